@@ -5,13 +5,17 @@ The command reference comes from the parsers, the reference of options from the 
 comment stands for a table in a page that is written by hand. Pages of the API name modules only; mkdocstrings reads their docstrings.
 """
 
+import argparse
 import ast
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
+from functools import cache
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,16 @@ API = {
         ("runs", "training", "interop"),
     ),
 }
+# Titles of argparse's groups of its own.
+TITLES = {"positional arguments": "Arguments"}
+OF_KEYS = (
+    "Flags of keys",
+    "Each sets a key of the configuration and has its default, which may depend on the task, "
+    "criterion and so on; here it is that of a run that chooses none. There are [more "
+    "keys](../options/index.md), which are set by `key=value`.",
+)
+SAME = re.compile(r"the same as (\S+)=V")  # the help of a flag that stands for a key
+DEFAULT = re.compile(r"^default: (.+)|\(default: ([^()]*(?:\([^()]*\)[^()]*)*)\)")
 LIMITS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
 
 
@@ -59,42 +73,128 @@ def main() -> None:
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
-    """Yield a page per command with its help, and an index."""
+    """Yield a page per command with its options, and an index."""
     from metaseq_lm.cli import COMMANDS, build_parser
 
-    parser = build_parser()
-    choices = next(a.choices for a in parser._actions if a.dest == "command")
-    helps = {
-        action.dest: action.help
-        for a in parser._actions
-        if a.dest == "command"
-        for action in a._choices_actions
-    }
-    assert isinstance(choices, dict)
+    (commands,) = (a for a in build_parser()._actions if a.dest == "command")
+    assert isinstance(commands.choices, dict)
+    helps = {action.dest: action.help for action in commands._get_subactions()}
     lines = [f"| [`metaseq-lm {name}`]({name}.md) | {helps[name]} |" for name in COMMANDS]
     yield (
         "reference/commands/index.md",
         "# Commands\n\nOne program, `metaseq-lm`, with a sub-command for each step. These pages are "
-        "generated from the parsers: they show what `metaseq-lm COMMAND --help` prints.\n\n"
+        "generated from the parsers, whose text `metaseq-lm COMMAND --help` prints.\n\n"
         "| command | does |\n|---|---|\n" + "\n".join(lines) + "\n",
     )
     for name in COMMANDS:
-        more = (
-            "\n`metaseq-lm train --task T --criterion C --help` prints the keys of that choice as "
-            "well. All keys are in the [reference of options](../options/index.md).\n"
-            if name == "train"
-            else ""
-        )
-        text = choices[name].format_help().rstrip()
-        yield (
-            f"reference/commands/{name}.md",
-            f"# metaseq-lm {name}\n{more}\n```text\n{text}\n```\n",
-        )
+        yield f"reference/commands/{name}.md", command_page(name, commands.choices[name])
+
+
+def command_page(name: str, parser: argparse.ArgumentParser) -> str:
+    """Return what a command does, and its options: a section for each group of them."""
+    keys = base_keys()
+    sections: dict[str, str] = {}
+    for group in parser._action_groups:
+        actions = [a for a in group._group_actions if a.help != argparse.SUPPRESS]
+        named = TITLES.get(str(group.title), str(group.title).capitalize())
+        header = ("argument" if named == "Arguments" else "option", "default", "what")
+        for is_key, title, about in ((False, named, group.description), (True, *OF_KEYS)):
+            chosen = [a for a in actions if bool(SAME.match(a.help or "")) == is_key]
+            rows = [option_row(action, parser, keys) for action in chosen]
+            if rows:
+                text = f"{about}\n\n" if about else ""
+                sections[title] = text + table(header, rows)
+    first, _, rest = (parser.description or "").strip().partition("\n\n")
+    page = [f"# metaseq-lm {name}", escape_lines(first), f"```text\n{synopsis(parser)}\n```"]
+    page += [contents(list(sections)), prose(rest)]
+    page += [f"## {title}\n\n{text}" for title, text in sections.items()]
+    return "\n\n".join(part for part in page if part) + "\n"
+
+
+@cache
+def base_keys() -> dict[str, tuple[str, str]]:
+    """Return default and help of each key of the base configuration."""
+    from omegaconf import OmegaConf
+
+    from metaseq_lm.core.config import dotted, format_value, load_config, sections
+
+    config = load_config([])
+    helps = {
+        prefix + item.name: item.metadata.get("help", "")
+        for prefix, schema in sections(config).items()
+        for item in fields(schema)
+    }
+    values = {key: format_value(OmegaConf.select(config, key)) for key in dotted(config)}
+    links = {f"{kind}._name": f"one of [these](../options/{kind}.md)" for kind in KINDS}
+    return {
+        key.removesuffix("._name"): (value, links.get(key) or escape(helps.get(key, "")))
+        for key, value in values.items()
+    }
+
+
+def synopsis(parser: argparse.ArgumentParser) -> str:
+    """Return the usage in short: what is required, and the words that are no options."""
+    if parser.usage is not None:
+        return textwrap.dedent(" " * 7 + parser.usage.replace("%(prog)s", parser.prog))
+    flags = [a for a in parser._actions if a.option_strings and a.required]
+    words = [a for a in parser._actions if not a.option_strings]
+    required = [f"{a.option_strings[-1]} {value_name(a)}" for a in flags]
+    return " ".join([parser.prog, *required, "[options]", *map(value_name, words)])
+
+
+def value_name(action: argparse.Action) -> str:
+    """Return how the value of an option, or a word, is written: V, [V], [V ...] or V [V ...]."""
+    if action.nargs == 0:
+        return ""
+    metavar = action.metavar or ("V" if action.choices else action.dest)
+    name = metavar if isinstance(metavar, str) else " ".join(metavar)
+    if not action.metavar and action.option_strings:
+        name = name.upper()
+    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
+    return forms.get(str(action.nargs), name)
+
+
+def option_row(
+    action: argparse.Action, parser: argparse.ArgumentParser, keys: dict[str, tuple[str, str]]
+) -> tuple[str, str, str]:
+    """Return option, default and meaning of an action of a parser, as cells."""
+    value = value_name(action)
+    link = action.option_strings[-1] if action.option_strings else action.dest
+    names = [f"{flag} {value}".strip() for flag in action.option_strings] or [value]
+    option = ", ".join(f"[`{name}`](#{link})" for name in names) + f"{{ #{link} }}"
+    text = " ".join(parser._get_formatter()._expand_help(action).split())
+    if same := SAME.match(text):
+        default, about = keys[same[1]]
+        return option, code(default), f"{code(same[1])}: {about}{text[same.end() :]}"
+    if default := DEFAULT.search(text):
+        text = f"{text[: default.start()].rstrip()}{text[default.end() :]}"
+    is_required = action.required and action.nargs not in ("?", "*")
+    shown = (default[1] or default[2]) if default else "required" * is_required
+    unnamed = [
+        f"`{c}`" for c in action.choices or () if not re.search(rf"\b{re.escape(str(c))}\b", text)
+    ]
+    return option, escape(shown), escape("; one of ".join(filter(None, (text, ", ".join(unnamed)))))
+
+
+def prose(text: str) -> str:
+    """Return the description of a parser as Markdown: lines that are indented are code."""
+    parts = []
+    for is_code, lines in groupby(text.splitlines(), key=lambda line: line[:1] == " "):
+        block = "\n".join(lines).strip("\n")
+        parts.append(f"```text\n{textwrap.dedent(block)}\n```" if is_code else escape_lines(block))
+    return "\n\n".join(parts)
+
+
+def contents(titles: list[str]) -> str:
+    """Return links to the sections of a page, if there are several."""
+    slugs = [re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles]
+    links = [f"[{title}](#{slug})" for title, slug in zip(titles, slugs)]
+    return " · ".join(links) if len(links) > 1 else ""
 
 
 def option_pages() -> Iterator[tuple[str, str]]:
     """Yield a page per registry with a table of options for each name, and one for every run's."""
-    from metaseq_lm.core.config import EngineConfig, RunConfig, TrainerConfig
+    from metaseq_lm.core.config import FOLDER, EngineConfig, RunConfig, TrainerConfig
     from metaseq_lm.core.registry import ALL
     from metaseq_lm.tasks import tasks_for
 
@@ -104,17 +204,20 @@ def option_pages() -> Iterator[tuple[str, str]]:
         "Every option is a key of the configuration and is set by `key=value` on the command line "
         "or in a YAML file. The first table holds the keys of every run. What else there is depends "
         f"on what is chosen: {groups}. These pages are generated from the registries.",
+        contents(["run", "trainer", "engine"]),
         "## run",
-        table(RunConfig, "", skip=(*ALL, "trainer", "engine")),
+        key_table(RunConfig, "", skip=(*ALL, "trainer", "engine")),
         "## trainer",
-        table(TrainerConfig, "trainer."),
+        key_table(TrainerConfig, "trainer."),
         "## engine",
-        table(EngineConfig, "engine."),
+        key_table(EngineConfig, "engine."),
     ]
     yield "reference/options/index.md", "\n\n".join(page) + "\n"
     for kind, (title, about) in KINDS.items():
         registry = ALL[kind]
         page = [f"# {title}", f"{about} Chosen by `--{kind} NAME` or `{kind}=NAME`."]
+        presets = sorted((FOLDER / kind).glob("*.yaml"))
+        page.append(contents([*registry.names(), *["Sizes"] * bool(presets)]))
         for name in registry.names():
             entry = registry.entries[name]
             page.append(f"## {name}")
@@ -123,21 +226,53 @@ def option_pages() -> Iterator[tuple[str, str]]:
             summary = (entry.value.__doc__ or "").strip().split("\n\n")[0]
             page.append(f"{escape(summary)}{suited} Defined in `{entry.origin}`.")
             if entry.dataclass is not None and fields(entry.dataclass):
-                page.append(table(entry.dataclass, f"{kind}."))
+                page.append(key_table(entry.dataclass, f"{kind}.", name))
+        if presets:
+            page.append(f"## Sizes\n\nNames of a {kind} with its options set.\n\n" + sizes(presets))
         yield f"reference/options/{kind}.md", "\n\n".join(page) + "\n"
 
 
-def table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
-    """Return the options of a dataclass as a table."""
+def sizes(presets: list[Path]) -> str:
+    """Return a table of the files that set the options of a registered name."""
+    from omegaconf import OmegaConf
+
     from metaseq_lm.core.config import format_value
 
-    lines = ["| key | default | range | help |", "|---|---|---|---|"]
+    rows = []
+    for file in presets:
+        summary = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        changes = dict(OmegaConf.load(file))
+        base = changes.pop("defaults")[0]
+        changed = " ".join(f"`{key}={format_value(value)}`" for key, value in changes.items())
+        rows.append(
+            (
+                f"[`{file.stem}`](#{file.stem}){{ #{file.stem} }}",
+                f"`{base}`",
+                f"{escape(summary)} {changed}",
+            )
+        )
+    return table(("name", "as", "what"), rows)
+
+
+def key_table(config: type, prefix: str, name: str = "", skip: tuple[str, ...] = ()) -> str:
+    """Return the options of a dataclass as a table; `name` is what they are options of."""
+    from metaseq_lm.core.config import format_value
+
+    rows = []
     for item in fields(config):
         if item.name not in skip and not item.name.startswith("_"):
-            default = f"`{format_value(default_of(item))}`"
-            row = (f"`{prefix}{item.name}`", default, limits(item), item.metadata.get("help", ""))
-            lines.append("| " + " | ".join(escape(cell) for cell in row) + " |")
-    return "\n".join(lines)
+            link = f"{name}.{item.name}" if name else prefix + item.name
+            key = f"[`{prefix}{item.name}`](#{link}){{ #{link} }}"
+            default = code(format_value(default_of(item)))
+            rows.append((key, default, limits(item), escape(item.metadata.get("help", ""))))
+    return table(("key", "default", "range", "what"), rows)
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table of options, which narrow screens show as a list (site.css)."""
+    lines = [header, ("---",) * len(header), *rows]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f'<div class="options" markdown>\n\n{text}\n\n</div>'
 
 
 def default_of(item: Field) -> Any:
@@ -155,8 +290,22 @@ def limits(item: Field) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text for a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """Return a text for a cell of a table: one line, in which only `code` is Markdown."""
+    return escape_lines(" ".join(text.split())).replace("|", "\\|")
+
+
+def escape_lines(text: str) -> str:
+    """Return a text in which only `code` is Markdown."""
+    parts = text.split("`")
+    plain = [re.sub(r"([*{}\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(
+        part for pair in zip_longest(plain, parts[1::2]) for part in pair if part is not None
+    )
+
+
+def code(text: str) -> str:
+    """Return a text as code in a cell; "" for none."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 def api_pages() -> Iterator[tuple[str, str]]:

@@ -1,11 +1,14 @@
 """Hooks of mkdocs: add the pages that docs/generate.py makes of the package, and put its tables in.
 
+A page that loads something from elsewhere is refused.
+
 The package is imported in a process of its own, by the `python` on PATH, so that mkdocs may be
 installed elsewhere.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+REMOTE = re.compile(r'<(?:script|link|img|source|iframe)\b[^>]*\b(?:src|href)="https?://[^"]*"')
 TABLES: dict[str, str] = {}  # by the comment that a page has in place of each
 
 
@@ -42,3 +46,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     for comment, table in TABLES.items():
         markdown = markdown.replace(comment, table)
     return markdown
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Refuse a page that a browser cannot show without a network."""
+    if loaded := REMOTE.search(output):
+        raise PluginError(f"{page.file.src_uri} loads from elsewhere: {loaded[0]}")
+    return output

@@ -1,6 +1,4 @@
-"""Write the documentation that every Python carries as a corpus and an end task.
-
-usage: python documentation.py OUT
+"""Write the documentation that every Python carries as a corpus and an end task: `documentation.py OUT`.
 
 OUT/{train,valid}.txt: pydoc's topics and the docstrings of the standard library, a sentence per
 line, a blank line after each document; every tenth document is held out.
@@ -8,6 +6,7 @@ OUT/{train,dev,test}.tsv: which of the eight packages with the most text a sente
 OUT/pairs.jsonl: held-out sentences and what they become when two of their words are swapped.
 """
 
+import argparse
 import ast
 import json
 import pydoc_data.topics
@@ -24,6 +23,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_OUT = ("site-packages", "test", "tests", "idlelib", "pydoc_data")
 HELD_OUT = 10
 PACKAGES, PAIRS = 8, 500
+REPORTED = 200  # files between two lines of progress
 
 
 def documents() -> Iterator[tuple[str, str]]:
@@ -31,10 +31,11 @@ def documents() -> Iterator[tuple[str, str]]:
     for name in sorted(pydoc_data.topics.topics):
         yield "topics", pydoc_data.topics.topics[name]
     library = Path(sysconfig.get_paths()["stdlib"])
-    for file in sorted(library.rglob("*.py")):
-        parts = file.relative_to(library).with_suffix("").parts
-        if any(part in LEFT_OUT for part in parts):
-            continue
+    paths = {f: f.relative_to(library).with_suffix("").parts for f in sorted(library.rglob("*.py"))}
+    paths = {file: parts for file, parts in paths.items() if not set(parts) & set(LEFT_OUT)}
+    for number, (file, parts) in enumerate(paths.items()):
+        if number % REPORTED == 0:
+            print(f"{number:,} of {len(paths):,} files of Python are read", file=sys.stderr)
         try:
             tree = ast.parse(file.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
@@ -100,4 +101,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder that gets the files")
+    main(parser.parse_args().out)

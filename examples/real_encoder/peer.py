@@ -29,6 +29,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import overridden
 from metaseq_lm.core.errors import run_script, say
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.interop.check import library
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.finetuning import labelled_metrics
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
@@ -65,8 +66,7 @@ def reopen(run: str, overrides: Sequence[str] = ()) -> Parts:
 
 def peer_of(parts: Parts, source: str) -> nn.Module:
     """Return the model of transformers in `source`; its head gets the first weights of ours."""
-    import transformers
-
+    transformers = library("the comparison")
     weights, options = parts.model.state_dict(), parts.config.model
     settings: dict[str, Any] = {
         "hidden_dropout_prob": options.dropout,
@@ -253,10 +253,7 @@ def main() -> None:
         return
     if not (args.runs and args.source and args.out):
         parser.error("give RUN, --source and --out, or --table")
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    library("the comparison")
     for run in args.runs:
         result = measure(run, args.source, args.float64, args.updates)
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 import argparse
 
-from transformers import AutoTokenizer, BertConfig, BertModel, set_seed
+from metaseq_lm.core.errors import run_script
+from metaseq_lm.interop.check import library
 
 
 def main() -> None:
@@ -11,10 +12,12 @@ def main() -> None:
     parser.add_argument("source", metavar="HF_DIR", help="folder of a BERT")
     parser.add_argument("out", metavar="OUT", help="folder to make")
     args = parser.parse_args()
-    set_seed(1)
-    BertModel(BertConfig.from_pretrained(args.source)).save_pretrained(args.out)
-    AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)
+    transformers = library("this program")
+    transformers.set_seed(1)
+    config = transformers.BertConfig.from_pretrained(args.source)
+    transformers.BertModel(config).save_pretrained(args.out)
+    transformers.AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

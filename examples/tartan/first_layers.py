@@ -2,7 +2,8 @@
 
 import argparse
 
-from transformers import AutoTokenizer, BertModel
+from metaseq_lm.core.errors import run_script
+from metaseq_lm.interop.check import library
 
 
 def main() -> None:
@@ -12,9 +13,11 @@ def main() -> None:
     parser.add_argument("layers", metavar="N", type=int, help="layers to keep")
     parser.add_argument("out", metavar="OUT", help="folder to make")
     args = parser.parse_args()
-    BertModel.from_pretrained(args.source, num_hidden_layers=args.layers).save_pretrained(args.out)
-    AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)
+    transformers = library("this program")
+    model = transformers.BertModel.from_pretrained(args.source, num_hidden_layers=args.layers)
+    model.save_pretrained(args.out)
+    transformers.AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

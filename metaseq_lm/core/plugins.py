@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.registry import FAILED
 
-ENTRY_POINTS = "metaseq_lm.core.plugins"
+ENTRY_POINTS = "metaseq_lm.plugins"
 CORE = ("tasks", "criterions", "models")
 
 

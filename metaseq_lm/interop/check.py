@@ -48,12 +48,14 @@ def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
     return f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are equal"
 
 
-def library() -> Any:
-    """Return the transformers module, quiet; MetaseqError if it is not installed."""
+def library(user: str = "--check") -> Any:
+    """Return the transformers module, quiet; MetaseqError, which names `user`, if it is not installed."""
     try:
         import transformers
     except ImportError as error:
-        raise MetaseqError("--check needs transformers: pip install transformers") from error
+        raise MetaseqError(
+            f"{user} needs transformers: pip install 'metaseq-lm[transformers]'"
+        ) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

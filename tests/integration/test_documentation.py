@@ -19,14 +19,17 @@ import shlex
 import shutil
 import subprocess
 import sys
+from argparse import SUPPRESS
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from imported import imported
 from markdown_blocks import ROOT, blocks, calls, name, share
 
-from metaseq_lm.cli import build_parser, main, overrides
+from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
@@ -150,6 +153,43 @@ def test_named_modules_exist() -> None:
             if not any((place / file).is_file() for place in places):
                 missing.append(f"{name(page)}: {file}")
     assert not missing, "\n".join(missing)
+
+
+def test_reference_pages_have_each_option_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a link to it, and with the text of the parser's help, filled in."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    generate = imported(ROOT / "docs" / "generate.py")
+    pages = dict(generate.command_pages())
+    for command in COMMANDS:
+        page = pages[f"reference/commands/{command}.md"]
+        (parser,) = build_parser(command)._subparsers._group_actions[0].choices.values()
+        shown = [a for a in parser._actions if a.option_strings and a.help != SUPPRESS]
+        missing = [a for a in shown if page.count(f"{{ #{a.option_strings[-1]} }}") != 1]
+        assert not missing and "%(" not in page and "SUPPRESS" not in page, command
+    for page, text in [*pages.items(), *generate.option_pages()]:
+        anchors = re.findall(r"\{ #(\S+) \}|^## (.+)$", text, re.MULTILINE)
+        assert len(set(anchors)) == len(anchors), page
+
+
+def test_named_extras_exist() -> None:
+    """Those that pages and messages tell to install are extras of the package."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    sources = [*PAGES, *(ROOT / "metaseq_lm").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    named = re.compile(r"(?:metaseq-lm|-e '?\"?\.)\[([a-z,]+)\]")
+    extras = {e for s in sources for m in named.findall(s.read_text("utf-8")) for e in m.split(",")}
+    assert (
+        {"transformers", "arrow", "zstd", "hub"} <= extras <= set(setup["options.extras_require"])
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pictures_are_described(page: Path) -> None:
+    """What a picture shows is in its text, for those who do not see it."""
+    for text, file in re.findall(r"!\[(.*?)\]\((\S+?)\)", page.read_text(encoding="utf-8")):
+        assert len(text) > 60, file
+        assert (page.parent / file).is_file(), file
+        assert file.endswith(".svg") or len(re.findall(r"\d+", text)) > 2, f"{file}: no values"
 
 
 def test_documentation_has_code_blocks() -> None:

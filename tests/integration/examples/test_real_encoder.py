@@ -1,6 +1,8 @@
 """The programs of examples/real_encoder on small files of GLUE and a small random BERT."""
 
 import json
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,26 @@ def test_the_peer_is_measured(fine_tuned: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["peer.py", "--table", str(results)])
     peer.main()
     assert capsys.readouterr().out.count("| STS-B | ") == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (EXAMPLE / "exported.py", "RUN --source S --out O --results R"),
+        (EXAMPLE / "peer.py", "RUN --source S --out O"),
+        (EXAMPLE / "untrained.py", "HF OUT"),
+        (EXAMPLE.parent / "tartan" / "first_layers.py", "HF 3 OUT"),
+    ],
+    ids=lambda value: getattr(value, "stem", None),
+)
+def test_without_transformers_programs_say_what_to_install(
+    program: Path, words: str, monkeypatch, capsys
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("sys.argv", [str(program), *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(program), run_name="__main__")
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"{program.name}: ") and error.count("\n") == 1
+    assert "pip install 'metaseq-lm[transformers]'" in error

@@ -78,7 +78,7 @@ def test_installed_entry_points(
     monkeypatch.setattr(
         importlib.metadata,
         "entry_points",
-        lambda **query: points if query == {"group": "metaseq_lm.core.plugins"} else real(**query),
+        lambda **query: points if query == {"group": "metaseq_lm.plugins"} else real(**query),
     )
     monkeypatch.setattr(registry, "FAILED", plugins.FAILED)
     plugins.load_all()

@@ -1,0 +1,32 @@
+"""The sizes that `list` and the pages state are those of the presets."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from metaseq_lm.core.config import FOLDER, load_config, typed_options
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.models.transformer.encoder import TransformerLM
+
+CLASSES: dict[str, type[nn.Module]] = {"electra": Electra, "transformer": TransformerLM}
+STATED = re.compile(r"([\d,]+) parameters .*?with ([\d,]+) symbols")
+# What a preset says in its first line, and what else the pages say.
+SIZES = [
+    (file.stem, *match.groups())
+    for file in sorted((FOLDER / "model").glob("*.yaml"))
+    if (match := STATED.search(file.read_text(encoding="utf-8").split("\n")[0]))
+] + [("transformer_tiny", "687,952", "2,000")]
+
+
+@pytest.mark.parametrize(("preset", "stated", "symbols"), SIZES)
+def test_stated_sizes(preset: str, stated: str, symbols: str) -> None:
+    config = load_config([f"model={preset}"]).model
+    with torch.device("meta"):
+        model = CLASSES[config._name](typed_options("model", config), int(symbols.replace(",", "")))
+    assert f"{sum(p.numel() for p in model.parameters()):,}" == stated
+
+
+def test_the_smallest_preset_states_its_size() -> None:
+    assert ("transformer_tiny", "945,952", "4,000") in SIZES
