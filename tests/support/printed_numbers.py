@@ -16,7 +16,7 @@ What a page says has to be in what its sources print:
 * each line of a text block, as it is, in the same output;
 * in sentences numbers with a decimal point, those with ± and those in points or per cent, in the output of
   a source of the section, or, if it has none, of the page. Not those in `code`, in brackets that begin
-  with "paper" or "dissertation", and not those of sections, tables and versions.
+  with "paper" or "dissertation", in descriptions of pictures, and not those of sections, tables and versions.
 
 `python tests/support/printed_numbers.py PAGE ...` says what is missing.
 
@@ -60,6 +60,7 @@ NUMBER = re.compile(
 )
 SPREAD = re.compile(r"\s*±\s*")
 FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim|setting)", re.IGNORECASE)
+PICTURE = re.compile(r"!\[.*?\]\(\S+?\)", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)[^)\s]*\)")
 # Parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
 NAMES = re.compile(
@@ -404,8 +405,8 @@ def cells(line: str) -> list[str]:
 
 
 def without_code(text: str) -> str:
-    """Return a text of the same length without code, targets of links and numbers that are names."""
-    for pattern in (re.compile(r"`[^`]*`"), LINK, NAMES):
+    """Return a text of the same length without code, pictures, targets of links and numbers that are names."""
+    for pattern in (re.compile(r"`[^`]*`"), PICTURE, LINK, NAMES):
         text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     return text.replace("*", " ")
 
