@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
+from metaseq_lm.data.storage.text_files import COLUMN_REMEDY, TextFile, blocks, format_suffix
 
 HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
 MOST = 0.95  # of the lines looked at
@@ -26,10 +26,11 @@ _SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
 _BLANK = re.compile(r"[ \t\r\f\v]+")
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
 _WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
-_CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
+# An id, a head (the seventh field) that is a number, and as many fields as these: tables have ids, too.
+_CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){5}\t(?:\d*|_)(?:\t[^\t]*){3}")
 # A quoted text or a number, with the next field right behind it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
-_COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
+_COLUMN_NAME = re.compile(r"\w[\w .:/()#-]{0,39}")
 DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
@@ -55,13 +56,10 @@ JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
 JSON = JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
 RECORDS = JSON_RECORDS | {Kind.TABLE}
 PLAIN = frozenset((Kind.TEXT,))
-_COLUMN = (
-    "name the column of the text with --text-column NAME (and --columns A,B,... in a table without "
-    "header row), or make a labelled set of it with --labelled NAME"
-)
 # What to type for a file of each kind.
 REMEDIES = {
-    **dict.fromkeys(RECORDS, _COLUMN),
+    **dict.fromkeys(RECORDS, COLUMN_REMEDY),
+    Kind.TABLE: f"{COLUMN_REMEDY}; --columns A,B,... names those of a table without header row",
     Kind.TEXT: "a corpus is made of it with --trainpref alone, sentences of words with --words",
     Kind.JSON_LISTS: "write an object for each row, for example with jq -c '{text: .[0], label: .[1]}'",
     Kind.JSON_COLUMNS: "write an object for each row, for example with pandas' "

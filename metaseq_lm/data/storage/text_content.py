@@ -42,6 +42,9 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     if file.is_utf8:
         if meaning := describe_bytes(head):
             raise MetaseqError(f"{file}: is {meaning}")
+    elif meaning := next((SIGNS[s] for s in SIGNS if len(s) > 3 and head.startswith(s)), ""):
+        if not meaning.startswith("UTF"):  # shorter signs may be text in some encoding
+            raise MetaseqError(f"{file}: is {meaning}")
     elif _is_other_utf8(head, file.encoding):
         raise MetaseqError(f"{file}: is UTF-8, not {file.encoding}; leave --encoding out")
     if damage_allowed:

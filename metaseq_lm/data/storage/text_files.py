@@ -83,12 +83,13 @@ OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 PICKLE = (
     "a Python pickle, which is not opened, because it can run code; write its text to a file first"
 )
+COLUMN_REMEDY = "name the column of the text with --text-column NAME, or make a labelled set of it with --labelled NAME"
 # The first bytes of what is no text in UTF-8, with the remedy.
 SIGNS = {
     b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
-    b"PAR1": "a Parquet file; name the column of the text with --text-column NAME",
-    b"ARROW1": "an Arrow file; name the column of the text with --text-column NAME",
-    b"\xff\xff\xff\xff": "an Arrow stream; name the column of the text with --text-column NAME",
+    b"PAR1": f"a Parquet file; {COLUMN_REMEDY}",
+    b"ARROW1": f"an Arrow file; {COLUMN_REMEDY}",
+    b"\xff\xff\xff\xff": f"an Arrow stream; {COLUMN_REMEDY}",
     b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text or CSV, first",
     b"\xd0\xcf\x11\xe0": "a Word or Excel document; save it as plain text or CSV first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",

@@ -28,6 +28,7 @@ _BLANKS, _TAB, _TABS = re.compile(f"[{_WHITE}]+"), re.compile("\t"), re.compile(
 MOST_BLANKS = 2  # in the words of a file, on average
 WORD_NAMES = frozenset("word words token tokens form text".split())
 LABEL_NAMES = frozenset("tag tags label labels pos upos xpos ner ner_tag ner_tags chunk".split())
+_ID = re.compile(r"\d+(?:[-.]\d+)?")
 _HEAD = re.compile(r"(0|[1-9][0-9]*)-(.+)")
 
 
@@ -164,9 +165,12 @@ class ColumnReader(SentenceReader):
     def _check_words(self, sentence: Sentence) -> None:
         """Raise a MetaseqError if the first sentence shows that its words stand in another column."""
         words, column = sentence.words, self.word_column
-        numbers = [[str(i + first) for i in range(len(words))] for first in (0, 1)]
+        # Of CoNLL-U without its tabs, too, with the ids of multi-word tokens (1-2) and empty nodes (3.1).
+        ids = [word for word in words if word.isdecimal()]
+        numbers = [[str(i + first) for i in range(len(ids))] for first in (0, 1)]
+        counts = all(map(_ID.fullmatch, words)) and ids in numbers
         is_constant = len(words) > 4 and len({*words}) == 1
-        if self.n_columns > 2 and len(words) > 1 and (words in numbers or is_constant):
+        if self.n_columns > 2 and len(words) > 1 and (counts or is_constant):
             fault = "is the same in each row" if is_constant else "counts the words"
             raise MetaseqError(
                 f"{sentence.place(0)}: column {column} {fault} of the sentence ({words[0]}, {words[1]}, "

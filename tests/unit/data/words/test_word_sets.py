@@ -306,6 +306,8 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
         ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
         ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
         ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words of the sentence"),
+        (TREES.replace("10 000", "9").replace("\t", " "), [], "column 0 counts the words"),
+        ("Sentence #,Word,Tag\n1,the,O\n1,cat,B-X\n", [], "is a table (Sentence #, Word, Tag)"),
         ("d/1 0 a D\n" + "d/1 1 b N\n" * 5, [], "column 0 is the same in each row"),
     ],
 )
