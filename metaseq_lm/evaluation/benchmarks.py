@@ -184,8 +184,15 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
 
 
 def _gender_parity(task: Scored) -> dict[str, float]:
-    """Return accuracy, and the share of pairs (one word of gender changed) with one prediction."""
-    facts = facts_of("superglue/AX-g", task.rows, len(task.gold), ("pair_id",))
+    """Return accuracy, and the share of pairs (one word of gender changed) with one prediction.
+
+    The share is nan for rows that do not say which are a pair.
+    """
+    name, count = "superglue/AX-g", len(task.gold)
+    if not any("pair_id" in row for row in facts_of(name, task.rows, count, ())):
+        # As on the Hub.
+        return {"accuracy": accuracy(task.gold, task.predicted), "gender_parity": nan}
+    facts = facts_of(name, task.rows, count, ("pair_id",))
     pairs: dict[Any, set[int]] = {}
     for row, label in zip(facts, task.predicted.tolist()):
         pairs.setdefault(row["pair_id"], set()).add(label)

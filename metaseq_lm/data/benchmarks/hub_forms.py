@@ -68,9 +68,9 @@ def label_words(name: str) -> dict[str, str]:
 
 
 def official_label(label: str, words: dict[str, str]) -> str:
-    """Return the label that the official file has for one of an export; NO_LABEL for -1."""
+    """Return the label that the official file has for one of an export; "-1" means none."""
     key = spelling_key(label)
-    return NO_LABEL if key == NO_NUMBER else words.get(key, label)
+    return "-1" if key == NO_NUMBER else words.get(key, label)
 
 
 def with_official_label(row: Row, words: dict[str, str]) -> Row:

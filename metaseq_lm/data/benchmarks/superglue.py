@@ -63,11 +63,13 @@ class SuperglueReader:
                 yield Row(line, texts, label, bad, spans, facts)
 
 
-def _pair(first: str, second: str) -> Examples:
+def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:
     def examples(record: Record) -> Iterator[Example]:
         facts = {"idx": record.number("idx")}
         if "pair_id" in record.fields:
             facts["pair_id"] = record.number("pair_id")
+        elif has_pairs:
+            record.counts["no_pair_id"] += 1
         yield (record.text(first), record.text(second)), record.label(), (), facts
 
     return examples
@@ -222,5 +224,5 @@ EXAMPLES: dict[str, Examples] = {
     "WiC": _wic,
     "WSC": _wsc,
     "AX-b": _pair("sentence1", "sentence2"),
-    "AX-g": _pair("premise", "hypothesis"),
+    "AX-g": _pair("premise", "hypothesis", has_pairs=True),
 }

@@ -198,10 +198,11 @@ def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fin
 # -------------------------------------------------------------------- labelled sets, SQuAD
 
 
-# What preprocess counts and warns of.
-LEFT_OUT = {
+# What preprocess counts of rows that are not as they should be.
+ROW_FAULTS = {
     "no_text": "rows without text were left out",
     "no_gold_label": "rows without a gold label were left out",
+    "no_pair_id": "rows have no pair_id, as on the Hub, so there is no gender_parity",
     "joined_rows": "rows join lines that look like rows, because of quotation marks; see --quoting",
 }
 
@@ -223,7 +224,7 @@ def labelled_set(subject: Subject) -> Iterator[Finding]:
         text = f"{len(data):,} rows; {distribution(labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
         counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
-        for name, meaning in LEFT_OUT.items():
+        for name, meaning in ROW_FAULTS.items():
             if count := counts_read.get(name):
                 yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
         yield from unseen_labels(f"{folder}: {split}", labels, names, train)
@@ -387,7 +388,7 @@ def image_set(subject: Subject) -> Iterator[Finding]:
         text = f"{len(data):,} images {described(shape)}; {distribution(data.labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
         counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
-        for name, meaning in LEFT_OUT.items():
+        for name, meaning in ROW_FAULTS.items():
             if count := counts_read.get(name):
                 yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
         yield from unseen_labels(f"{folder}: {split}", data.labels, names, train)

@@ -278,12 +278,14 @@ def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Col
             return columns
     if not may_lack and benchmark.header and len(names) == len(benchmark.header):
         return replace(columns, names=benchmark.header, texts=benchmark.texts, quoting="none")
-    official = ", ".join(benchmark.header or (*benchmark.texts, benchmark.label))
+    forms = [", ".join(benchmark.header or (*benchmark.texts, benchmark.label))]
+    if benchmark.header:
+        forms[0] += ", without a header row"
+    if (*exported, "label") != (*benchmark.texts, benchmark.label) or benchmark.header:
+        forms.append(f"{', '.join(exported)}, label where datasets wrote it")
     raise MetaseqError(
-        f"{file}: its columns are {abbreviated(names)}; {name} has "
-        f"{f'{official}, without a header row' if benchmark.header else official}, or "
-        f"{', '.join(exported)}, label where datasets wrote it. Rename them, or make a labelled set "
-        "with --labelled NAME and --text-columns"
+        f"{file}: its columns are {abbreviated(names)}; {name} has {', or '.join(forms)}. Rename them, "
+        "or make a labelled set with --labelled NAME and --text-columns"
     )
 
 

@@ -279,7 +279,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         text = (
                             f"label {row.label!r} means" if row.label else "the empty label means"
                         )
-                        remedy = " (--labels can make it a class)" if row.label else ""
+                        may_be_class = row.label and self.form.labels is None
+                        remedy = " (--labels can make it a class)" if may_be_class else ""
                         self._warnings.append(
                             f"{path}:{row.line}: {text} that the row has no gold label; it and others "
                             f"like it are left out{remedy}"

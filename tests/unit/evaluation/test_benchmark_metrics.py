@@ -206,6 +206,10 @@ def test_gender_parity(case):
     pairs = [predicted[i : i + 2] for i in range(0, len(predicted), 2)]
     assert found["gender_parity"] == pytest.approx(np.mean([len(set(p)) == 1 for p in pairs]))
     assert list(found) == ["accuracy", "gender_parity"]
+    without = metrics(
+        "superglue/AX-g", gold, scores, [{"idx": i} for i in range(len(gold))], labels
+    )
+    assert without["accuracy"] == found["accuracy"] and np.isnan(without["gender_parity"])
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
