@@ -181,9 +181,13 @@ def check_parts(config: DictConfig) -> None:
     """Raise UsageError if the configured task or its networks cannot be built.
 
     The networks get no memory. One that computes with its first weights cannot be built so, and
-    passes; nor is a run looked at that starts from another one which is not there yet.
+    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as long as
+    these are still to be made.
     """
     check_pair(config)
+    require_data_folder(config.data)
+    if not any(Path(config.data).iterdir()):
+        return
     sources = [OmegaConf.select(config, key) for key in options_with("source", config)]
     paths = [
         path
