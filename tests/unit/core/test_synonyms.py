@@ -61,6 +61,7 @@ def test_every_word_is_answered_in_either_spelling(row: Synonyms) -> None:
         ("--gradient-accumulation-steps", "engine.micro_batch_size=VALUE: task.batch_size"),
         ("--total-num-update", "schedule.total_updates=VALUE"),
         ("--arch", "--model."),
+        ("--betas", "optimizer.betas=VALUE"),
     ],
 )
 def test_answers_of_train(word: str, ours: str) -> None:
@@ -75,7 +76,7 @@ def test_answers_of_train(word: str, ours: str) -> None:
         ("trainer.max_steps", "trainer.max_update"),
         ("trainer.batch_size", "task.batch_size"),
         ("optimizer.LR", "optimizer.lr"),
-        ("engine.precison", "engine.precision"),
+        ("engine.prezision", "engine.precision"),
     ],
 )
 def test_answers_for_keys(key: str, ours: str) -> None:
