@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 
 BLOCK = 1 << 20
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
@@ -259,7 +259,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file") from error
+        raise MissingError(f"{path}: no such file") from error
     except OSError as error:
         raise MetaseqError(f"{path}: cannot be opened: {error.strerror}") from error
     if stat.S_ISDIR(status.st_mode):

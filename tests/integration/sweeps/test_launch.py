@@ -66,7 +66,7 @@ def test_a_failing_run_and_what_is_launched_again(
     failed = [name for name, state in found.items() if state.state == "failed"]
     assert len(failed) == 2 and all("source" in name for name in failed)
     assert (
-        "exit code 1" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
+        "exit code 2" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
     )
     good = next(name for name in found if name not in failed)
     assert (found[good].update, found[good].max_update) == (3, 3)
