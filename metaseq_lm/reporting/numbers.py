@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -130,18 +129,3 @@ def bytes_text(size: float | None) -> str:
         return "-"
     mebi = size / 2**20
     return f"{mebi:.0f} MiB" if mebi < 1023.5 else f"{mebi / 1024:.1f} GiB"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return a time as 4.2 s, 12 min 5 s, 3 h 20 min or 2 d 4 h, or "-" if unknown."""
-    if seconds is None:
-        return "-"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
-        # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
-        rounded = round(seconds / unit) * unit
-        if rounded >= size:
-            first, rest = divmod(rounded, size)
-            return f"{first} {big} {rest // unit} {small}" if rest else f"{first} {big}"
-    raise AssertionError(seconds)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import seconds_text
 from metaseq_lm.reporting.numbers import (
     SPREAD_TITLES,
     Metric,
     Summary,
     bytes_text,
     flops_text,
-    seconds_text,
     summarise,
 )
 from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
@@ -132,7 +132,8 @@ def setting_table(
                 *map(Cell, cost_texts),
             ]
         )
-        records.append(record(setting, keys, metric, spread, comparison))
+        line = record(setting, keys, metric, spread, comparison)
+        records.append({**line, "is_best": marks[i]})
     p_titles = ["p", "p (Holm)"] if comparisons else []
     p_titles += ["difference", DETECTABLE] if shows_detectable else []
     below = significance.notes() if significance else []
@@ -293,8 +294,8 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between them; {REMEDY}."
         )
     for same in repeated(settings):
-        names = [setting.name for setting in same]
-        lines.append(f"{', '.join(names[:-1])} and {names[-1]} are the same runs.")
+        *first, last = (setting.name for setting in same)
+        lines.append(f"{', '.join(first)} and {last} are the same runs.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)
