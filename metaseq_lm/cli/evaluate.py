@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def report(
     from metaseq_lm.tasks.protocols import submissions_of
 
     show(to_json({"split": split, **source, **metrics}))
+    if not metrics:
+        say(f"metaseq-lm: {split} has no targets, so no score")
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,12 +142,17 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     The metric is the first one of validation if none is named. Which end is best is what the runs
     kept their best checkpoint by, or else what its name says.
     """
+    from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.runs import checkpoint, manifests
+    from metaseq_lm.reporting.objectives import describe, other_functions
+    from metaseq_lm.reporting.runs import Run
+    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.runs.manifests import read_manifest
     from metaseq_lm.training.restore import stored_config
 
-    valid = [manifests.read_manifest(path).get("valid") or {} for path in paths]
+    manifests = [read_manifest(path) for path in paths]
+    valid = [manifest.get("valid") or {} for manifest in manifests]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:
@@ -153,6 +160,10 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             raise UsageError(
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
+    configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in manifests]
+    runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]
+    if differing := other_functions(f"valid.{name}", runs):
+        raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
     trainer = stored_config(checkpoint.load(paths[0])).trainer
     direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"

@@ -21,14 +21,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
-from metaseq_lm.reporting.formats import WRITERS
+from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_curves,
@@ -40,7 +42,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
+from metaseq_lm.reporting.settings import Setting, group, where
 from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
@@ -108,6 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
     )
+    add(
+        "--json",
+        action="store_true",
+        help="print the table as one JSON document with unrounded numbers, and nothing else",
+    )
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
     add(
         "--archive",
@@ -174,6 +181,8 @@ def formats(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files."""
+    if args.json and (args.out or args.format):
+        raise UsageError("--json prints one document; leave --out and --format out")
     output_formats = args.format or (list(FORMATS) if args.out else ["text"])
     draws = not {*DRAWN}.isdisjoint(output_formats)
     if args.out is None and (draws or args.curve or args.x or args.control):
@@ -200,11 +209,11 @@ def run(args: argparse.Namespace) -> int:
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
     controls = choose_controls(settings, args.control)
+    compared = None
     if args.rows or args.columns:
         rows = args.rows or "label"
         table = pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
     else:
-        compared = None
         if args.baseline:
             compared = compare(
                 settings, metric, args.baseline, args.test, args.spread, args.detectable
@@ -213,6 +222,9 @@ def run(args: argparse.Namespace) -> int:
     table = replace(table, notes=[*table.notes, *planned])
     if args.archive:
         archive.write(args.archive, archived)
+    if args.json:
+        show(to_json(to_document(table, metric, args.spread, compared), 1))
+        return 0
     paths = [args.archive] if args.archive else []
     for name in ["text"] if args.out else output_formats:
         show(WRITERS[name][1](table), end="")
@@ -300,6 +312,9 @@ def draw(
         paths.append(out / file_name("curves", curve))
         drawn = draw_together if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
+    if differing := scored_functions(metric.name, pictures.settings):
+        notes.append(f"No picture of scores: {describe(metric.name, differing)}; {REMEDY}.")
+        return paths, notes
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:

@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_definition(parser)
     add_resubmit(parser)
+    add_status(parser)
     add_launch(parser)
     # Not argparse's own help: `sweep status --help` shows what belongs to status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
@@ -114,6 +115,12 @@ def add_resubmit(parser: argparse.ArgumentParser) -> None:
     add("--new-code", action="store_true", help="take a new snapshot of the code")
 
 
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """Declare what belongs to `status`."""
+    add = parser.add_argument_group("status").add_argument
+    add("--json", action="store_true", help="status: print one JSON document")
+
+
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Declare the launch options, from their dataclass."""
     from metaseq_lm.sweeps.options import Launch
@@ -135,8 +142,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not verb:
         return launch_sweep(args)
+    from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
-    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.states import document, lines, states, summary
     from metaseq_lm.sweeps.submit import cancel
 
     allowed = {a.dest for a in verb_parser(verb)._actions}
@@ -152,7 +160,10 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args)
     if verb == "status":
         rows = states(folder)
-        show("\n".join([*lines(rows), summary(rows)]))
+        shown = (
+            to_json(document(rows), 1) if args.json else "\n".join([*lines(rows), summary(rows)])
+        )
+        show(shown)
     else:
         output = [f"cancelled {name}" for name in cancel(folder)]
         show("\n".join(output or ["nothing was pending or running"]))
@@ -163,6 +174,8 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     """Return a parser that knows what belongs to a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
+    if verb == "status":
+        add_status(parser)
     if verb == "resubmit":
         add_resubmit(parser)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
@@ -233,6 +246,8 @@ def launch_sweep(args: argparse.Namespace) -> int:
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
+    if args.json:
+        raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if args.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
     plugins.early(lambda _: check_early(*plan(args)[:2]), args.user_dir)

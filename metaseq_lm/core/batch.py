@@ -228,6 +228,16 @@ def number_of(mask: Tensor) -> Tensor:
     return mask.sum().double()
 
 
+def count_targets(targets: Any) -> dict[str, Any]:
+    """Return the sizes of targets (..., B, M), -1 where there is none: how many, and rows with any.
+
+    Those of an array are integers, those of a tensor tensors of its leading axes.
+    """
+    counts = (targets >= 0).sum(-1)
+    sizes = {"targets": counts.sum(-1), "rows_with_targets": (counts > 0).sum(-1)}
+    return sizes if isinstance(targets, Tensor) else {k: int(v) for k, v in sizes.items()}
+
+
 Logs = dict[str, Any]
 
 
@@ -258,6 +268,11 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     return loss
 
 
+def has_loss(terms: Terms) -> bool:
+    """Return whether a term counts in the loss."""
+    return any(term.is_loss for term in terms.values())
+
+
 def to_python(value: Any) -> Any:
     """Return nested containers with each tensor as a float or a list of floats."""
     if isinstance(value, Tensor):
@@ -268,7 +283,10 @@ def to_python(value: Any) -> Any:
 
 
 def means(replicas: list[Any]) -> Logs:
-    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
+    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss".
+
+    A term of no items has no mean and is left out, and so is a loss of such terms only.
+    """
     terms: Terms = {}
     sizes: dict[str, Any] = {}
     for parts, counts in replicas:
@@ -282,6 +300,9 @@ def means(replicas: list[Any]) -> Logs:
         for name, count in counts.items():
             sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
     logs: Logs = {}
-    if terms:
-        weighted_loss(terms, sizes, logs)
+    counted = {n: t for n, t in terms.items() if t.per not in sizes or sizes[t.per].any()}
+    if counted:
+        weighted_loss(counted, sizes, logs)
+    if has_loss(terms) and not has_loss(counted):
+        logs.pop("loss", None)
     return {name: value.item() for name, value in logs.items()}

@@ -1,6 +1,7 @@
 """Texts of users and files as they may be shown: on terminals, in spreadsheets, in Markdown."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
@@ -57,3 +58,18 @@ def escape_markdown(text: str) -> str:
     """Return the text so that Markdown shows it as it is; which_moon_10 needs no escape."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time as 4.2 s, 12 min 5 s, 3 h 20 min or 2 d 4 h, or "-" if unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
+        # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
+        rounded = round(seconds / unit) * unit
+        if rounded >= size:
+            first, rest = divmod(rounded, size)
+            return f"{first} {big} {rest // unit} {small}" if rest else f"{first} {big}"
+    raise AssertionError(seconds)

@@ -52,20 +52,19 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
 @torch.no_grad()
 def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return each row's share of correct positions, 1 for a row without targets; float64 (...)."""
+    """Return each row's share of correct positions, 0 for a row without targets; float64 (...)."""
     counted = targets != IGNORE
     hits = ((logits.argmax(-1) == targets) & counted).sum(-1)
-    n_targets = counted.sum(-1)
-    return torch.where(n_targets > 0, hits.double() / n_targets.clamp(min=1), 1.0)
+    return hits.double() / counted.sum(-1).clamp(min=1)
 
 
 def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
-    """Return the mean loss over targets and the mean over rows of the rows' accuracy."""
+    """Return the mean loss over targets, and the mean over rows with targets of their accuracy."""
     assert batch.targets is not None
     losses, accuracies = cross_entropy(logits, batch.targets), row_accuracy(logits, batch.targets)
     return {
         "mlm": Term(copy_sums(losses, batch), "targets"),
-        "accuracy": Term(copy_sums(accuracies, batch), "rows", weight=0.0),
+        "accuracy": Term(copy_sums(accuracies, batch), "rows_with_targets", weight=0.0),
     }
 
 

@@ -102,6 +102,8 @@ class Engine:
         self.defers = False
         self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
         self.loss_terms: set[str] = set()  # parts of a loss: lower is better
+        # Whether a loss that was differentiated has had an item, such as a target; None before any.
+        self.has_items: bool | None = None
         self._update = 0
         self._calls = 0
         self._saved: dict[str, dict[str, Any] | None] = {}
@@ -158,7 +160,7 @@ class Engine:
             for number, batch in enumerate(batches):
                 with self._pass(batch, rng_key, full_precision=full_precision):
                     terms = self._terms(loss_fn, batch)
-                    loss = weighted_loss(self._record_losses(terms), totals, logs)
+                    loss = weighted_loss(self._record_losses(terms, totals), totals, logs)
                 last = number == len(batches) - 1
                 # By layer, whole gradients must not outlive a micro-batch either.
                 reduces = by_layer or (last and self.replicas > 1)
@@ -399,7 +401,11 @@ class Engine:
         terms: Terms = self._compiled(loss_fn, batch, keys)
         return terms
 
-    def _record_losses(self, terms: Terms) -> Terms:
+    def _record_losses(self, terms: Terms, totals: dict[str, Any] | None = None) -> Terms:
+        losses = [term for term in terms.values() if term.is_loss]
+        if totals is not None and losses and not self.has_items:
+            counts = [totals.get(term.per, 1) if term.per else 1 for term in losses]
+            self.has_items = any(bool(torch.as_tensor(count).any()) for count in counts)
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
         return terms
 
@@ -495,7 +501,8 @@ class Engine:
         logs: Logs,
     ) -> list[Tensor | None]:
         with self._pass(batch, rng_key, double_backward=True):
-            loss = weighted_loss(self._record_losses(loss_fn(batch)), totals, logs)
+            terms = self._record_losses(loss_fn(batch), totals)
+            loss = weighted_loss(terms, totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
 
     def _differences(

@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from metaseq_lm.core.output import clean
+from metaseq_lm.core.output import clean, seconds_text
 from metaseq_lm.reporting.formats import numeric_columns
-from metaseq_lm.reporting.numbers import Metric, flops_text, seconds_text
+from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.table import Cell, Table
 

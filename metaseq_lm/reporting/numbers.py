@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class Metric:
 
         Only values within [-1, 1] are fractions: some scorers give per cent already.
         """
-        words = set(re.split(r"[._/\-\s]+", name.lower()))
+        words = words_of(name)
         finite = [value for value in values if math.isfinite(value)]
         percent = bool(words & FRACTIONS) and all(abs(value) <= 1 for value in finite)
         lower = bool(words & LOWER_IS_BETTER) if better is None else better == "lower"
@@ -66,6 +65,11 @@ class Metric:
         """Return a value as it is shown, with `digits` after the point or as many as it needs."""
         digits = self.decimals(value) if digits is None else digits
         return f"{value * self.scale:.{digits}f}"
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words in the name of a metric."""
+    return set(re.split(r"[._/\-\s]+", name.lower()))
 
 
 @dataclass(frozen=True)
@@ -125,18 +129,3 @@ def bytes_text(size: float | None) -> str:
         return "-"
     mebi = size / 2**20
     return f"{mebi:.0f} MiB" if mebi < 1023.5 else f"{mebi / 1024:.1f} GiB"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return a time as 4.2 s, 12 min 5 s, 3 h 20 min or 2 d 4 h, or "-" if unknown."""
-    if seconds is None:
-        return "-"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
-        # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
-        rounded = round(seconds / unit) * unit
-        if rounded >= size:
-            first, rest = divmod(rounded, size)
-            return f"{first} {big} {rest // unit} {small}" if rest else f"{first} {big}"
-    raise AssertionError(seconds)

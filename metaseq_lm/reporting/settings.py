@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, bare_key, is_number, natural
 
 
@@ -277,67 +274,3 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
         return None
     numbers = [float(digits) for _, digits in parts]
     return (numbers, parts[0][0]) if all(map(math.isfinite, numbers)) else None
-
-
-# ---------------------------------------------------------------- choosing a value
-
-
-def chosen_values(
-    runs: Sequence[Run], key: str, metric: Metric | None = None
-) -> tuple[list[Run], list[str]]:
-    """Return the runs of the best value of `key` in each setting, and a note that names the values.
-
-    The best mean over seeds of `metric`, by default of the one by which each run kept its best
-    checkpoint, at that checkpoint. A value with a run that has not finished is passed over; where
-    that leaves none, all stay. Raises UsageError for an unknown key, and without `metric` for runs
-    that kept no best checkpoint.
-    """
-    chosen: list[Run] = []
-    lines = []
-    buckets: dict[tuple[Any, ...], list[Setting]] = {}
-    for setting in group(runs, [key]):
-        rest = tuple((k, identity(v)) for k, v in setting.values.items() if k != key)
-        buckets.setdefault(rest, []).append(setting)
-    for settings in buckets.values():
-        known = [(value, s) for s in settings if (value := validated(s, metric)) is not None]
-        if not known:
-            chosen += [run for setting in settings for run in setting.runs]
-            continue
-        # The first of equals, as everywhere: max keeps it.
-        best = max(known, key=lambda pair: pair[0])[1]
-        chosen += best.runs
-        lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
-    if not lines:
-        return chosen, [f"No {key} was chosen: no value has a score in all of its runs."]
-    names = sorted({metric.name if metric else metric_of(run) for run in chosen})
-    by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
-    return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
-
-
-def metric_of(run: Run) -> str:
-    """Return the validation metric by which a run kept its best checkpoint, as "valid.score"."""
-    name = run.values.get("trainer.best_checkpoint_metric")
-    if not name:
-        raise UsageError(
-            f"--choose: {run.name} kept no best checkpoint, so nothing says which value is better; train "
-            "with trainer.best_checkpoint_metric, or give --choose-by METRIC"
-        )
-    return f"{run.values.get('trainer.valid_split')}.{name}"
-
-
-def validated(setting: Setting, metric: Metric | None) -> float | None:
-    """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
-
-    Without `metric` that of the best checkpoints.
-    """
-    values = []
-    for run in setting.runs:
-        name = metric.name if metric else metric_of(run)
-        if run.why_unscored(name) is not None:
-            return None
-        if metric:
-            lower_is_better = metric.lower_is_better
-        else:
-            lower_is_better = not run.values.get("trainer.maximize_best_checkpoint_metric")
-        values.append(-run.metrics[name] if lower_is_better else run.metrics[name])
-    return float(np.mean(values))

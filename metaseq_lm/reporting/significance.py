@@ -15,6 +15,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
+from metaseq_lm.reporting.objectives import describe, scored_functions
 from metaseq_lm.reporting.settings import Setting, show, where
 
 RESAMPLES = 10_000
@@ -35,7 +36,8 @@ class Comparison:
 
     `sizes` are the numbers of seeds of the two, `difference` that of their centres and `detectable`
     the true one that the test finds with a probability of POWER, see `detectable`. `baseline` is None where none is
-    equal to the setting in the other keys, and the setting itself for a baseline.
+    equal to the setting in the other keys, and the setting itself for a baseline. `other_function` says
+    why their scores are not of one function, "" if they are.
     """
 
     setting: Setting
@@ -45,6 +47,7 @@ class Comparison:
     holm: float | None = None
     difference: float | None = None
     detectable: float | None = None
+    other_function: str = ""
 
     @property
     def is_baseline(self) -> bool:
@@ -63,7 +66,7 @@ class Comparison:
             return p_text(self.p), p_text(self.holm)
         if self.is_baseline:
             return "", "baseline" if self.setting is self.baseline else "same runs"
-        return ("-", "-") if self.baseline is None else (f"n<{FEWEST}",) * 2
+        return ("-", "-") if self.baseline is None or self.other_function else (f"n<{FEWEST}",) * 2
 
     def detectable_texts(self, metric: Metric) -> tuple[str, str]:
         """The texts of the cells difference and detectable, "never" where no difference is enough."""
@@ -106,6 +109,10 @@ class Significance:
             if c.baseline is None:
                 equal = ", ".join(f"{k}={show(c.setting.values[k])}" for k in self.keys)
                 lines.append(f"Not compared: {c.setting.name}: no baseline has {equal}.")
+            elif c.other_function:
+                lines.append(
+                    f"Not compared: {c.setting.name} with {c.baseline.name}: {c.other_function}."
+                )
             elif c.p is None and not c.is_baseline:
                 lines.append(
                     f"Not compared: {c.setting.name} ({c.sizes[0]} scored seeds) with "
@@ -180,8 +187,10 @@ def compare(
             comparisons.append(Comparison(setting, base))
             continue
         a, b = ([*s.seed_means(metric.name).values()] for s in (setting, base))
-        comparison = Comparison(setting, base, (len(a), len(b)))
-        if min(len(a), len(b)) >= FEWEST:
+        differing = scored_functions(metric.name, [setting, base])
+        reason = describe(metric.name, differing) if differing else ""
+        comparison = Comparison(setting, base, (len(a), len(b)), other_function=reason)
+        if not reason and min(len(a), len(b)) >= FEWEST:
             comparison = replace(
                 comparison,
                 p=p_value(a, b, metric.lower_is_better, test, centre),

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import seconds_text
 from metaseq_lm.reporting.numbers import (
     SPREAD_TITLES,
     Metric,
     Summary,
     bytes_text,
     flops_text,
-    seconds_text,
     summarise,
 )
+from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
 from metaseq_lm.reporting.runs import Run, is_number
 from metaseq_lm.reporting.settings import (
     Setting,
@@ -107,7 +108,7 @@ def setting_table(
     shows_detectable = significance is not None and significance.with_detectable
     baselines = [c.baseline or c.setting for c in comparisons] or None
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
-    marks = best_of(summaries, metric, baselines)
+    marks = best_of(settings, summaries, metric, baselines)
     rows, records = [], []
     for i, (setting, summary) in enumerate(zip(settings, summaries)):
         values = [setting.values[key] for key in keys]
@@ -131,7 +132,8 @@ def setting_table(
                 *map(Cell, cost_texts),
             ]
         )
-        records.append(record(setting, keys, metric, spread, comparison))
+        line = record(setting, keys, metric, spread, comparison)
+        records.append({**line, "is_best": marks[i]})
     p_titles = ["p", "p (Holm)"] if comparisons else []
     p_titles += ["difference", DETECTABLE] if shows_detectable else []
     below = significance.notes() if significance else []
@@ -172,13 +174,15 @@ def pivot_table(
     body = [[Cell(show(value), number=False)] for value in down]
     for column in zip(*grid):
         summaries = [summarise(c.scores(metric.name), spread) if c else None for c in column]
-        marks = best_of(summaries, metric)
+        marks = best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
             row.append(Cell(f"{text} ({count_text(cell, metric)})" if cell else "", is_best))
     if mean:
         means = [mean_over(line, metric, spread) for line in grid]
-        for row, summary, is_best in zip(body, means, best_of(means, metric)):
+        is_one = not any(scored_functions(metric.name, column) for column in zip(*grid))
+        marks = best_of([None] * len(means), means, metric) if is_one else [False] * len(means)
+        for row, summary, is_best in zip(body, means, marks):
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
@@ -205,22 +209,26 @@ def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> S
 
 
 def best_of(
-    summaries: Sequence[Summary | None], metric: Metric, groups: Sequence[Any] | None = None
+    cells: Sequence[Setting | None],
+    summaries: Sequence[Summary | None],
+    metric: Metric,
+    groups: Sequence[Any] | None = None,
 ) -> list[bool]:
     """Return for each summary whether it is the best of its group; equal printed values tie.
 
-    A value without a competitor is not marked.
+    `cells` are what they are of. Nothing is marked without a competitor, nor in a group whose cells
+    have other functions of the metric.
     """
     groups = groups or [None] * len(summaries)
-    marks = []
-    for summary, group in zip(summaries, groups):
-        known = [s for s, other in zip(summaries, groups) if s is not None and other is group]
-        if summary is None or len(known) < 2:
-            marks.append(False)
+    marks = [False] * len(summaries)
+    for members in {id(g): [i for i, h in enumerate(groups) if h is g] for g in groups}.values():
+        known = [(i, s) for i in members if (s := summaries[i]) is not None]
+        if len(known) < 2 or scored_functions(metric.name, [cells[i] for i in members]):
             continue
-        top = (min if metric.lower_is_better else max)(s.centre for s in known)
+        top = (min if metric.lower_is_better else max)(s.centre for _, s in known)
         digits = metric.decimals(top)
-        marks.append(metric.text(summary.centre, digits) == metric.text(top, digits))
+        for i, summary in known:
+            marks[i] = metric.text(summary.centre, digits) == metric.text(top, digits)
     return marks
 
 
@@ -281,9 +289,13 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     lines: list[str] = []
     if metric.guessed:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
+    if differing := scored_functions(metric.name, settings):
+        lines.append(
+            f"{describe(metric.name, differing)}: no best is marked and nothing is tested between them; {REMEDY}."
+        )
     for same in repeated(settings):
-        names = [setting.name for setting in same]
-        lines.append(f"{', '.join(names[:-1])} and {names[-1]} are the same runs.")
+        *first, last = (setting.name for setting in same)
+        lines.append(f"{', '.join(first)} and {last} are the same runs.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import is_altered
+from metaseq_lm.core.output import seconds_text
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
@@ -45,6 +46,13 @@ class State:
     requeued: int = 0
     job: str = ""
     reason: str = ""
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until a running stage has made its updates, at its speed so far, if that is known."""
+        if self.state != "running" or not 0 < self.update <= self.max_update:
+            return None
+        return self.seconds / self.update * (self.max_update - self.update)
 
     @property
     def text(self) -> str:
@@ -336,6 +344,12 @@ def summary(states: list[State]) -> str:
     return f"{len(states)} run{'s' if len(states) > 1 else ''}: {', '.join(parts)}"
 
 
+def document(states: list[State]) -> dict[str, Any]:
+    """Return the states for JSON: runs with the attributes of `State`, and how many are in each state."""
+    runs = [{**asdict(state), "remaining": state.remaining} for state in states]
+    return {"runs": runs, "counts": dict(Counter(state.state for state in states))}
+
+
 def lines(states: list[State]) -> list[str]:
     """Return one line per run, in columns."""
     rows = [
@@ -343,16 +357,17 @@ def lines(states: list[State]) -> list[str]:
             s.run,
             s.stage,
             s.state,
-            f"{s.update}/{s.max_update or '?'}",
+            f"{s.update}/{s.max_update}" if s.max_update else str(s.update or ""),
             f"{s.seconds:.0f} s",
+            f"{seconds_text(s.remaining)} left" if s.remaining is not None else "",
             f"requeued {s.requeued}" if s.requeued else "",
             f"job {s.job}" if s.job else "",
             s.reason,
         )
         for s in states
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(7)]
+    widths = [max(len(row[i]) for row in rows) for i in range(8)]
     return [
-        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[7]]).rstrip()
+        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[8]]).rstrip()
         for row in rows
     ]

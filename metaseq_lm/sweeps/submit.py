@@ -30,6 +30,7 @@ from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 
 SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
+PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of the time so far
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
@@ -128,8 +129,12 @@ class LocalRuns:
         self.stop: list[int] = []
 
     def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
-        """Run all; `report` is called for a run that started or ended. Returns a signal or 0."""
+        """Run all; returns a signal or 0.
+
+        `report` is called for a run that started or ended, and now and then for those that run.
+        """
         waiting = list(runs)
+        started = shown = time.monotonic()
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
         last_signal = 0.0
@@ -145,9 +150,14 @@ class LocalRuns:
                         del self.running[name]
                         self.slots.append(slot)
                         report(run)
-                if self.stop and time.monotonic() - last_signal > 1:
+                now = time.monotonic()
+                if now - shown > max(PROGRESS, (now - started) / 20):
+                    shown = now
+                    for run, *_ in self.running.values():
+                        report(run)
+                if self.stop and now - last_signal > 1:
                     # Repeatedly, because a job that is just starting may miss a signal.
-                    last_signal = time.monotonic()
+                    last_signal = now
                     for _, _, entry, _ in self.running.values():
                         entry.send(signal.SIGTERM)
                 time.sleep(0.1)

@@ -67,7 +67,7 @@ class LanguageModelingTask(TextTask):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the losses per token, and the perplexity, of their mean over both directions."""
         logs = super().evaluate(engine, model, passes).metrics
-        if logs:
+        if "loss" in logs:
             # numpy: exp of a diverged loss is infinite, not an error.
             logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
         return Scored(logs)

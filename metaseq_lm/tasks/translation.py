@@ -139,7 +139,8 @@ class TranslationTask(Task):
 
         logs, translated = judged(engine, batches, judge)
         # numpy: exp of a diverged loss is infinite, not an error.
-        logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
+        if "loss" in logs:
+            logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
         if not bleu:
             return Scored(logs)
         references = ParallelSet(self.data, split).references

@@ -117,7 +117,8 @@ class TrainingRun:
                 files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
-            self.log.message(f"{split}  {text}", is_result=True)
+            line = f"{split}  {text or 'no targets, so no score'}"
+            self.log.message(line, is_result=True)
         self.record("finished", metrics=metrics)
 
     def _load_best(self, metrics: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from metaseq_lm.core.errors import DivergedError, Interrupted, UsageError
+from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.manifests import CheckpointError
@@ -18,6 +18,8 @@ from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describ
 from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
+
+MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
 
 
 class Trainer:
@@ -90,12 +92,27 @@ class Trainer:
             if signal or self.stopped_by or self._is_due(options.log_interval, *intervals):
                 self._check_skipped()
             if self.stopped_by or self._is_due(options.log_interval):
-                values = self.window.means() | engine_values(self.engine)
-                self.log.values("train", self.update, self.seconds, values)
-                check_finite(self.update, values)
+                self._log_window()
             self._between_updates(signal)
             if self.stopped_by:
                 return
+
+    def _log_window(self) -> None:
+        """Log the updates since the last line.
+
+        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so far.
+        """
+        values = self.window.means() | engine_values(self.engine)
+        if self.engine.has_items is not False:
+            self.log.values("train", self.update, self.seconds, values)
+            check_finite(self.update, values)
+            return
+        self._event("no targets so far")
+        if self.stopped_by or self.update >= MOST_WITHOUT_TARGETS:
+            raise MetaseqError(
+                f"no targets in {self.update} updates, so nothing was learnt: the text has no tokens to predict; "
+                "look at it with 'metaseq-lm doctor', and at options such as task.mask_prob"
+            )
 
     def _update(self, update: int, batches: Batches) -> None:
         """Make one update; one that is not finite is undone."""
@@ -201,10 +218,14 @@ class Trainer:
         # A checkpoint of this update lacks the validation.
         if trouble := self.checkpointer.outdate():
             self._event(trouble)
-        self.log.values("valid", self.update, self.seconds, self.last_valid)
+        if self.last_valid:
+            self.log.values("valid", self.update, self.seconds, self.last_valid)
         if texts := sample_texts(self.parts):
             self.log.record("samples", self.update, self.seconds, {"texts": texts})
         self.seconds = time.monotonic() - self._started
+        if not self.last_valid:
+            self._event(f"{self.options.valid_split} has no targets, so no score")
+            return False
         try:
             return self.best.improves(self.last_valid, self.update)
         except UsageError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.batch import TokenBatch, as_tensor
+from metaseq_lm.core.batch import TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
@@ -217,5 +217,5 @@ def masked_rows(
         segments=as_tensor(segments),
         positions=as_tensor(positions),
         targets=as_tensor(targets),
-        sizes={"targets": int((targets >= 0).sum()), "rows": len(rows)},
+        sizes={**count_targets(targets), "rows": len(rows)},
     )

@@ -167,7 +167,8 @@ class ElectraTask(Task):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the terms, and precision and recall of the fakes."""
         logs = super().evaluate(engine, model, passes).metrics
+        if logs.get("fakes"):
+            logs["recall"] = logs["caught"] / logs["fakes"]
         if "caught" in logs:
-            logs["recall"] = logs["caught"] / max(logs["fakes"], 1e-12)
             logs["precision"] = logs["caught"] / max(logs["flagged"], 1e-12)
         return Scored(logs)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import CopiesBatch, TokenBatch, as_tensor
+from metaseq_lm.core.batch import CopiesBatch, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -315,10 +315,10 @@ def common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
 
 
 def sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
-    """Return the sizes of a batch: targets, rows, and for unlabelled rows tokens; (C,) each."""
+    """Return the sizes of a batch: of targets, rows, and for unlabelled rows tokens; (C,) each."""
     assert batch.targets is not None
     copies, rows, width = batch.tokens.shape
-    sizes = {"targets": (batch.targets >= 0).sum((1, 2)), "rows": torch.full((copies,), rows)}
+    sizes = {**count_targets(batch.targets), "rows": torch.full((copies,), rows)}
     if isinstance(batch, UnlabelledBatch):
         padding = batch.padding
         everything = torch.full((copies,), rows * width)
@@ -348,7 +348,7 @@ def masked_rows(
         padding=as_tensor(padding_of(lengths, masked.shape[1])),
         positions=as_tensor(positions),
         targets=as_tensor(targets),
-        sizes={"targets": int((targets >= 0).sum()), "rows": len(samples)},
+        sizes={**count_targets(targets), "rows": len(samples)},
     )
 
 
@@ -392,6 +392,6 @@ def pseudo_batch(
         tokens=tokens,
         padding=padding,
         targets=targets,
-        sizes={"targets": (targets >= 0).sum()},
+        sizes=count_targets(targets),
         rows=batch.rows[number],
     )

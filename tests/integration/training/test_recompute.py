@@ -96,7 +96,7 @@ def stored_bytes(recompute: bool) -> tuple[int, list[Tensor]]:
         positions=torch.arange(8).expand(4, 8),
         targets=tokens[:, :8],
         rows=np.arange(4),
-        sizes={"targets": 32, "rows": 4},
+        sizes={"targets": 32, "rows_with_targets": 4, "rows": 4},
     )
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     stored: dict[int, Tensor] = {}

@@ -8,8 +8,8 @@ from synthetic import make_run
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.settings import chosen_values
 
 TRAINER = {
     "max_update": 400,

@@ -7,7 +7,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.output import escape_markdown
+from metaseq_lm.core.output import escape_markdown, seconds_text
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import (
     escape_tex,
@@ -16,7 +16,7 @@ from metaseq_lm.reporting.formats import (
     to_tex,
     to_text,
 )
-from metaseq_lm.reporting.numbers import Metric, flops_text, seconds_text, summarise
+from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
