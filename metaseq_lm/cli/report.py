@@ -27,7 +27,7 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
-from metaseq_lm.reporting.formats import WRITERS
+from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
@@ -110,8 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
     )
-    text = "print one JSON object: title, notes, and the rows with raw numbers and p-values"
-    add("--json", action="store_true", help=text)
+    add(
+        "--json",
+        action="store_true",
+        help="print the table as one JSON document with unrounded numbers, and nothing else",
+    )
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
     add(
         "--archive",
@@ -178,12 +181,12 @@ def formats(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files."""
+    if args.json and (args.out or args.format):
+        raise UsageError("--json prints one document; leave --out and --format out")
     output_formats = args.format or (list(FORMATS) if args.out else ["text"])
     draws = not {*DRAWN}.isdisjoint(output_formats)
     if args.out is None and (draws or args.curve or args.x or args.control):
         raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
-    if args.json and (args.out or args.format or args.archive):
-        raise UsageError("--json prints, and writes nothing: leave --out, --format, --archive out.")
     if args.baseline and (args.rows or args.columns):
         raise UsageError(
             "--baseline compares the settings of the plain table: leave --rows and --columns out."
@@ -206,22 +209,22 @@ def run(args: argparse.Namespace) -> int:
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
     controls = choose_controls(settings, args.control)
+    compared = None
     if args.rows or args.columns:
         rows = args.rows or "label"
         table = pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
     else:
-        compared = None
         if args.baseline:
             compared = compare(
                 settings, metric, args.baseline, args.test, args.spread, args.detectable
             )
         table = setting_table(settings, metric, args.spread, compared)
     table = replace(table, notes=[*table.notes, *planned])
-    if args.json:
-        show(to_json({"title": table.title, "rows": table.records, "notes": table.notes}, 1))
-        return 0
     if args.archive:
         archive.write(args.archive, archived)
+    if args.json:
+        show(to_json(to_document(table, metric, args.spread, compared), 1))
+        return 0
     paths = [args.archive] if args.archive else []
     for name in ["text"] if args.out else output_formats:
         show(WRITERS[name][1](table), end="")

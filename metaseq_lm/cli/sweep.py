@@ -35,14 +35,13 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
-from metaseq_lm.core.files import to_json
 from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_definition(parser)
     add_resubmit(parser)
+    add_status(parser)
     add_launch(parser)
-    add_json(parser)
     # Not argparse's own help: `sweep status --help` shows what belongs to status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
@@ -116,6 +115,12 @@ def add_resubmit(parser: argparse.ArgumentParser) -> None:
     add("--new-code", action="store_true", help="take a new snapshot of the code")
 
 
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """Declare what belongs to `status`."""
+    add = parser.add_argument_group("status").add_argument
+    add("--json", action="store_true", help="status: print one JSON document")
+
+
 def add_launch(parser: argparse.ArgumentParser) -> None:
     """Declare the launch options, from their dataclass."""
     from metaseq_lm.sweeps.options import Launch
@@ -137,8 +142,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not verb:
         return launch_sweep(args)
+    from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
-    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.states import document, lines, states, summary
     from metaseq_lm.sweeps.submit import cancel
 
     allowed = {a.dest for a in verb_parser(verb)._actions}
@@ -154,10 +160,10 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args)
     if verb == "status":
         rows = states(folder)
-        if args.json:
-            show(to_json([{**asdict(row), "remaining": row.remaining} for row in rows], 1))
-        else:
-            show("\n".join([*lines(rows), summary(rows)]))
+        shown = (
+            to_json(document(rows), 1) if args.json else "\n".join([*lines(rows), summary(rows)])
+        )
+        show(shown)
     else:
         output = [f"cancelled {name}" for name in cancel(folder)]
         show("\n".join(output or ["nothing was pending or running"]))
@@ -169,18 +175,12 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     if verb == "status":
-        add_json(parser)
+        add_status(parser)
     if verb == "resubmit":
         add_resubmit(parser)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
         add_launch(parser)
     return parser
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare the format of what `sweep status` prints."""
-    text = "status: print one JSON list, with the update, the seconds and the reason of every run"
-    parser.add_argument("--json", action="store_true", help=text)
 
 
 def resubmit(folder: Any, args: argparse.Namespace) -> int:
@@ -246,6 +246,8 @@ def launch_sweep(args: argparse.Namespace) -> int:
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
+    if args.json:
+        raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if args.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
     plugins.early(lambda _: check_early(*plan(args)[:2]), args.user_dir)

@@ -385,7 +385,14 @@ def wrong_as_unreadable(module: Module) -> Iterator[None]:
     """Raise UnreadableError for what a wrong expression of a module raises."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError, ImportError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ImportError,
+        RecursionError,
+    ) as error:
         raise UnreadableError(f"{module.file}: {error}") from error
 
 

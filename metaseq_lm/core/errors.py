@@ -31,6 +31,12 @@ class UsageError(MetaseqError):
     exit_code = 2
 
 
+class MissingError(MetaseqError):
+    """A path that was typed is not there, or is not what the command needs."""
+
+    exit_code = UsageError.exit_code
+
+
 class DivergedError(MetaseqError):
     """Loss or gradient stopped being finite; the last good checkpoint is untouched."""
 

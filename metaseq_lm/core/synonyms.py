@@ -141,7 +141,7 @@ def answer(word: str, flags: Sequence[str] = (), flag_keys: Mapping[str, str] | 
         if normal(flag) == spelling:
             return f" Here it is {flag}."
     named = {flag: flag for flag in flags} | {key: flag for flag, key in (flag_keys or {}).items()}
-    rows = [row for row in TABLE if spelling in row.words.split()]
+    rows = [row for row in TABLE if spelling in (normal(row.option), *row.words.split())]
     answers = [(named[row.option], row) for row in rows if row.option in named]
     if flag_keys is not None:
         answers += [(f"{row.option}=VALUE", row) for row in rows if row.option[0] != "-"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.batch import ImageBatch, as_tensor
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.manifest import FILE_NAME, Manifest
 
@@ -93,7 +93,7 @@ def load_images(folder: str | Path, split: str) -> Images:
     """Read a split of a data folder of images; MetaseqError if it is missing or damaged."""
     path = Path(folder) / FILE
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; make it with examples/tartan/images.py")
+        raise MissingError(f"{path}: no such file; make it with examples/tartan/images.py")
     try:
         with np.load(path, allow_pickle=False) as file:
             names = sorted(n.removesuffix("_images") for n in file if n.endswith("_images"))

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import read_json, write_atomic
 from metaseq_lm.data.storage.text_files import check_text_file
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
@@ -36,9 +36,9 @@ def read_folder_config(folder: Path) -> dict[str, Any]:
     """Return the content of `config.json`; MetaseqError if there is none that can be read."""
     path = folder / CONFIG_FILE
     if folder.is_file():
-        raise UsageError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
+        raise MissingError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; give a folder that save_pretrained wrote")
+        raise MissingError(f"{path}: no such file; give a folder that save_pretrained wrote")
     try:
         return read_json(path)
     except ValueError as error:

@@ -4,8 +4,11 @@ import csv
 import io
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
@@ -76,6 +79,24 @@ def to_csv(table: Table) -> str:
     writer.writerow(map(inert, head))
     writer.writerows([inert(record[key]) for key in head] for record in table.records)
     return out.getvalue()
+
+
+def to_document(
+    table: Table, metric: Metric, spread: str, significance: Significance | None
+) -> dict[str, Any]:
+    """Return a table for JSON: a row for each setting or cell as csv has it, the test, the notes."""
+    test = None
+    if significance:
+        test = {"name": significance.test, "of": significance.centre, "level": LEVEL}
+        test |= {"baseline": significance.baseline, "keys": list(significance.keys)}
+    return {
+        "metric": metric.name,
+        "better": "lower" if metric.lower_is_better else "higher",
+        "spread": spread,
+        "test": test,
+        "rows": table.records,
+        "notes": table.notes,
+    }
 
 
 def to_tex(table: Table) -> str:

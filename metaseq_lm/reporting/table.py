@@ -132,7 +132,8 @@ def setting_table(
                 *map(Cell, cost_texts),
             ]
         )
-        records.append(record(setting, keys, metric, spread, comparison))
+        line = record(setting, keys, metric, spread, comparison)
+        records.append({**line, "is_best": marks[i]})
     p_titles = ["p", "p (Holm)"] if comparisons else []
     p_titles += ["difference", DETECTABLE] if shows_detectable else []
     below = significance.notes() if significance else []

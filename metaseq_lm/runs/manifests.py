@@ -25,7 +25,7 @@ from metaseq_lm.core.config import (
     with_current_names,
     without_environment,
 )
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import as_numbers, misfit, read_json
 from metaseq_lm.runs.folder import check_hidden
 
@@ -55,10 +55,10 @@ class CheckpointError(MetaseqError):
     """A checkpoint cannot be used; the message says which and why."""
 
 
-class NoCheckpointError(CheckpointError):
+class NoCheckpointError(CheckpointError, MissingError):
     """There is no checkpoint at a path: the wrong one was typed."""
 
-    exit_code = UsageError.exit_code
+    exit_code = MissingError.exit_code
 
 
 def folder_of(folder: Path, update: int) -> Path:

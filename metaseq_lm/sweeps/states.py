@@ -8,8 +8,7 @@ import socket
 import subprocess
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
 OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
 LARGEST = 1e18  # of updates and seconds
-MAX_UPDATE = "trainer.max_update="
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ class State:
 
     @property
     def remaining(self) -> float | None:
-        """The seconds that a running run still needs at its speed so far; None if that is not known."""
-        if self.state != "running" or not self.update or self.max_update < self.update:
+        """Seconds until a running stage has made its updates, at its speed so far, if that is known."""
+        if self.state != "running" or not 0 < self.update <= self.max_update:
             return None
         return self.seconds / self.update * (self.max_update - self.update)
 
@@ -194,7 +192,7 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     place = folder.path / stage.folder
-    update, max_update, seconds = progress(place, stage.arguments)
+    update, max_update, seconds = progress(place)
     common: dict[str, Any] = {
         "run": run.name,
         "stage": stage.name or "train",
@@ -230,8 +228,8 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     return State(state=state, reason=reason, **common)
 
 
-def progress(place: Path, arguments: Sequence[str]) -> tuple[int, int, float]:
-    """Return updates made, updates to make and seconds of a stage, from its folder and command line."""
+def progress(place: Path) -> tuple[int, int, float]:
+    """Return updates made, updates to make and seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
     log = place / "log.jsonl"
     if log.is_file():
@@ -248,20 +246,17 @@ def progress(place: Path, arguments: Sequence[str]) -> tuple[int, int, float]:
                 continue
     results_file = place / "results.json"
     results = read_json_if_valid(results_file)
-    max_update = number(results, "max_update", 0, results_file) or configured(
-        place / "config.yaml", arguments
-    )
+    max_update = number(results, "max_update", 0, results_file) or configured(place / "config.yaml")
     done = number(results, "updates", update, results_file)
     return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
 
 
-def configured(config: Path, arguments: Sequence[str]) -> float:
-    """Return trainer.max_update of a run's config, or before there is one of its command line, or 0."""
+def configured(config: Path) -> float:
+    """Return trainer.max_update of a run's config, 0 if there is none yet."""
     from omegaconf import OmegaConf
 
     if not config.exists():
-        values = [a.removeprefix(MAX_UPDATE) for a in arguments if a.startswith(MAX_UPDATE)]
-        return int(values[-1]) if values and values[-1].isdigit() else 0
+        return 0
     content: Any = OmegaConf.to_container(read_config(config))  # no reference in it is followed
     options = content.get("trainer")
     return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
@@ -349,6 +344,12 @@ def summary(states: list[State]) -> str:
     return f"{len(states)} run{'s' if len(states) > 1 else ''}: {', '.join(parts)}"
 
 
+def document(states: list[State]) -> dict[str, Any]:
+    """Return the states for JSON: runs with the attributes of `State`, and how many are in each state."""
+    runs = [{**asdict(state), "remaining": state.remaining} for state in states]
+    return {"runs": runs, "counts": dict(Counter(state.state for state in states))}
+
+
 def lines(states: list[State]) -> list[str]:
     """Return one line per run, in columns."""
     rows = [
@@ -356,9 +357,9 @@ def lines(states: list[State]) -> list[str]:
             s.run,
             s.stage,
             s.state,
-            f"{s.update}/{s.max_update or '?'}",
+            f"{s.update}/{s.max_update}" if s.max_update else str(s.update or ""),
             f"{s.seconds:.0f} s",
-            "" if s.remaining is None else f"about {seconds_text(s.remaining)} left",
+            f"{seconds_text(s.remaining)} left" if s.remaining is not None else "",
             f"requeued {s.requeued}" if s.requeued else "",
             f"job {s.job}" if s.job else "",
             s.reason,

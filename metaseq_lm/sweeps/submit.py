@@ -30,7 +30,7 @@ from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 
 SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
-PROGRESS = 10.0  # seconds between lines on a run of this machine
+PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of the time so far
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
@@ -131,13 +131,13 @@ class LocalRuns:
     def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
         """Run all; returns a signal or 0.
 
-        `report` is called for a run that started or ended, and for those that run every PROGRESS
-        seconds.
+        `report` is called for a run that started or ended, and now and then for those that run.
         """
         waiting = list(runs)
+        started = shown = time.monotonic()
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
-        last_signal, last_report = 0.0, time.monotonic()
+        last_signal = 0.0
         try:
             while self.running or (waiting and not self.stop):
                 while waiting and self.slots and not self.stop:
@@ -150,13 +150,14 @@ class LocalRuns:
                         del self.running[name]
                         self.slots.append(slot)
                         report(run)
-                if time.monotonic() - last_report > PROGRESS:
-                    last_report = time.monotonic()
+                now = time.monotonic()
+                if now - shown > max(PROGRESS, (now - started) / 20):
+                    shown = now
                     for run, *_ in self.running.values():
                         report(run)
-                if self.stop and time.monotonic() - last_signal > 1:
+                if self.stop and now - last_signal > 1:
                     # Repeatedly, because a job that is just starting may miss a signal.
-                    last_signal = time.monotonic()
+                    last_signal = now
                     for _, _, entry, _ in self.running.values():
                         entry.send(signal.SIGTERM)
                 time.sleep(0.1)

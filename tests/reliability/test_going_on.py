@@ -116,10 +116,10 @@ def test_a_signal_in_an_update_that_is_validated(
         run.train()
     train(config)
     assert results(tmp_path / "whole")["metrics"] == results(tmp_path / "parts")["metrics"]
-    manifests = [
+    stored = [
         manifests.read_manifest(tmp_path / n / "checkpoints/best") for n in ("whole", "parts")
     ]
-    assert manifests[0]["valid"] == manifests[1]["valid"] != {}
+    assert stored[0]["valid"] == stored[1]["valid"] != {}
     assert not list((tmp_path / "parts/checkpoints").glob(".*"))
 
 

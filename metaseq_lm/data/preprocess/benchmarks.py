@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
@@ -157,7 +157,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     A missing one is left out with a message; MetaseqError if all are.
     """
     if not source.is_dir():
-        raise UsageError(f"{source}: no such folder; --source is the folder of {name}'s files")
+        raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():

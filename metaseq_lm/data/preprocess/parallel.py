@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,
@@ -238,7 +238,7 @@ def find_side(prefix: Path, language: str) -> Path:
     name = f"{prefix}.{language}"
     if path := find_packed(name):
         return path
-    raise UsageError(
+    raise MissingError(
         f"{name}: no such file (nor with {', '.join(OPENERS)} behind it); --trainpref and the like "
         "take what stands before .LANGUAGE"
     )

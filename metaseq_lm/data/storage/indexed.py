@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import full_disk_message, sync_folder
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -120,7 +120,7 @@ class IndexedDataset:
         index, data = prefix_path(prefix, ".idx"), prefix_path(prefix, ".bin")
         for path in (index, data):
             if not path.is_file():
-                raise UsageError(
+                raise MissingError(
                     f"{path}: no such file. A data set is a pair .bin and .idx made by "
                     "'metaseq-lm preprocess'."
                 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm import __version__
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
@@ -81,7 +81,7 @@ class Manifest:
         """Read and check the manifest of a folder; MetaseqError if missing, damaged or newer."""
         path = Path(folder) / MANIFEST_FILE
         if not path.is_file():
-            raise UsageError(
+            raise MissingError(
                 f"{path}: no such file; the folder is not a data set of 'metaseq-lm preprocess', "
                 "or its preprocessing did not end"
             )
@@ -238,7 +238,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
     else:
         pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())
         if not pairs:
-            raise UsageError(f"{folder}: holds no .bin and .idx files")
+            raise MissingError(f"{folder}: holds no .bin and .idx files")
         parts = {p.name: list(block_checksums(p)) for p in pairs}
     return _checksum(parts)[:16]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import human_bytes
 
 BLOCK = 1 << 20
@@ -270,7 +270,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file") from error
+        raise MissingError(f"{path}: no such file") from error
     except OSError as error:
         raise MetaseqError(f"{path}: cannot be opened: {error.strerror}") from error
     if stat.S_ISDIR(status.st_mode):

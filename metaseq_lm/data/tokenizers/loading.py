@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import read_json
 from metaseq_lm.core.registry import TOKENIZERS
 from metaseq_lm.data.tokenizers import byte_bpe, plain, sentencepiece_models, wordpiece
@@ -121,7 +121,7 @@ def transformers_source(folder: Path) -> Source:
         raise MetaseqError(f"{folder}: its tokenizer cannot be read: {error}") from error
     if pieces.is_file():
         return Source("sentencepiece_unigram", pieces, pieces.read_bytes())
-    raise UsageError(
+    raise MissingError(
         f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json, vocab.txt, vocab.json with "
         "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, or write "
         "the tokenizer of a transformers model into its folder with save_pretrained"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
@@ -46,7 +46,7 @@ def save_symbols(path: Path, symbols: Sequence[str], counts: Sequence[int]) -> N
 def load_symbols(path: Path) -> tuple[list[str], list[int]]:
     """Read what `save_symbols` wrote; a malformed file is a MetaseqError naming the line."""
     if not path.is_file():
-        raise UsageError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
+        raise MissingError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
     rows = path.read_bytes().split(b"\n")
     if rows.pop():
         raise MetaseqError(f"{path}: the last line is cut off; preprocess again")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
@@ -150,7 +150,7 @@ class WordVocabulary:
         """Read the vocabulary of a data folder; MetaseqError with the file if it is damaged."""
         folder = Path(folder)
         if not (folder / WORDS_FILE).is_file():
-            raise UsageError(
+            raise MissingError(
                 f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a data "
                 "folder with a vocabulary of words (a subword encoder is fine-tuned on tags by --task "
                 "token_classification)"

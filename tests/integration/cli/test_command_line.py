@@ -136,7 +136,7 @@ def test_a_path_that_is_not_there_is_wrong_usage(
     words: str, folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(words.split()) == 2
-    said = capsys.readouterr().err
+    said = "".join(capsys.readouterr())
     assert "nope" in said or "text.txt" in said
 
 

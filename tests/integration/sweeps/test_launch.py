@@ -14,6 +14,7 @@ from sweeping import (
     LONG,
     ROOT,
     SHORT,
+    TINY,
     processes,
     result_of,
     start_sweep,
@@ -41,7 +42,8 @@ def undisturbed(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def launched(output: str) -> list[str]:
-    return [line.split()[0] for line in output.splitlines() if re.search(r"\srunning\s", line)]
+    running = (line for line in output.splitlines() if re.search(r"\srunning\s", line))
+    return list(dict.fromkeys(line.split()[0] for line in running))
 
 
 def test_a_failing_run_and_what_is_launched_again(
@@ -54,19 +56,21 @@ def test_a_failing_run_and_what_is_launched_again(
     command = [moons, "--out", out, *grid, *SHORT]
     assert sweep(*command) == 1
     shown = capsys.readouterr().out
-    count, most = 0, 0
+    running: set[str] = set()
+    most = 0
     for line in shown.splitlines():
         words = line.split()
         if len(words) > 3 and words[0].startswith("init_from="):
-            count += 1 if words[2] == "running" else -1
-            most = max(most, count)
-    assert most == 2 and count == 0
+            change = running.add if words[2] == "running" else running.discard
+            change(words[0])
+            most = max(most, len(running))
+    assert most == 2 and not running
     assert "4 runs: 2 finished, 2 failed" in shown
     found = states_of(out)
     failed = [name for name, state in found.items() if state.state == "failed"]
     assert len(failed) == 2 and all("source" in name for name in failed)
     assert (
-        "exit code 1" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
+        "exit code 2" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
     )
     good = next(name for name in found if name not in failed)
     assert (found[good].update, found[good].max_update) == (3, 3)
@@ -82,6 +86,17 @@ def test_a_failing_run_and_what_is_launched_again(
     assert "4 runs: 4 finished" in capsys.readouterr().out
     assert sweep("resubmit", "--failed", out) == 0
     assert len(submitted(out)) == 6
+
+
+def test_a_local_sweep_shows_updates_and_the_remaining_time(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metaseq_lm.sweeps.submit.PROGRESS", 0.3)
+    assert sweep(moons, "--out", tmp_path / "out", *TINY, "trainer.max_update=400") == 0
+    shown = capsys.readouterr().out
+    running = re.findall(r"seed=1 +train +running +(\d+)/400 .* s left", shown)
+    assert running and "?" not in shown
+    assert list(map(int, running)) == sorted(map(int, running))
 
 
 def test_diverged_runs_are_launched_again_only_when_asked_for(moons: Path, tmp_path: Path) -> None:

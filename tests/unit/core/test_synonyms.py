@@ -61,6 +61,7 @@ def test_every_word_is_answered_in_either_spelling(row: Synonyms) -> None:
         ("--gradient-accumulation-steps", "engine.micro_batch_size=VALUE: task.batch_size"),
         ("--total-num-update", "schedule.total_updates=VALUE"),
         ("--arch", "--model."),
+        ("--betas", "optimizer.betas=VALUE"),
     ],
 )
 def test_answers_of_train(word: str, ours: str) -> None:

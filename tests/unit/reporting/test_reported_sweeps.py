@@ -154,6 +154,11 @@ def test_report_and_status_tell_the_same_of_runs_without_a_score(tmp_path, capsy
         (note,) = [note for note in report if names[name] in note]
         assert line.partition("job 1  ")[2] in note and reason in line and "failed" in note
     assert f"Missing: {names['later']} (never started)." in report
+    assert main(["sweep", "status", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["counts"] == {"finished": 2, "failed": 2, "waiting": 1}
+    told = {run["run"]: run for run in document["runs"]}
+    assert told[names["wrong"]]["reason"] in next(x for x in report if names["wrong"] in x)
     assert any(
         "failed after 400 of 400 updates: no results.json; killed" in line for line in report
     )

@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import math
 import re
 
@@ -8,6 +9,7 @@ import pytest
 from scipy import stats
 from synthetic import make_run
 
+from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
@@ -372,6 +374,20 @@ def test_runs_that_scored_the_same_with_other_options_are_two(tmp_path):
     compared = compare(settings, choose_metric(find_runs([tmp_path]), "test.accuracy"), ["MLM"])
     assert "2 comparisons of this table." in compared.notes()[0]
     assert not any("same runs" in line for line in compared.notes())
+
+
+def test_the_table_as_json_has_unrounded_numbers_and_the_test(tmp_path, capsys):
+    sweep(tmp_path, 4, MLM=0.1, soft=0.2)
+    words = [str(tmp_path), "--baseline", "MLM", "--metric", "test.accuracy"]
+    assert main(["report", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = document["rows"]
+    assert document["test"]["name"] == "permutation" and document["better"] == "higher"
+    assert [row["is_best"] for row in rows] == [False, False, True, True]
+    assert rows[-1]["p"] == pytest.approx(1 / 70) and rows[0]["p"] is None
+    assert all(row["baseline"].startswith("MLM") and row["scored"] == 4 for row in rows)
+    assert any(note.startswith("p: permutation test") for note in document["notes"])
+    assert main(["report", *words, "--json", "--out", str(tmp_path / "x")]) == 2
 
 
 def test_numbers_are_written_short():
