@@ -361,11 +361,11 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, fault, capsys):
 
 def test_what_is_no_run_folder_names_the_import(root, tmp_path, moons, capsys):
     folder = root / "BertForMaskedLM"
-    assert main(["import", f"{folder}/model.safetensors", "--out", f"{tmp_path}/own"]) == 1
+    assert main(["import", f"{folder}/model.safetensors", "--out", f"{tmp_path}/own"]) == 2
     assert "is a file; give its folder" in capsys.readouterr().err
     for source in (folder, folder / "model.safetensors", "bert-base-uncased"):
         options = ["--task", "masked_lm", "--model", "inherit", "--save-dir", f"{tmp_path}/run"]
-        assert main(["train", str(moons), "--init-from", str(source), *options]) == 1
+        assert main(["train", str(moons), "--init-from", str(source), *options]) == 2
         assert "metaseq-lm import" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
@@ -396,10 +396,10 @@ def test_wrong_usage(root, tmp_path, capsys):
         )
         == 1
     )
-    assert main(["import", "/nowhere", *out[:2]]) == 1
+    assert main(["import", "/nowhere", *out[:2]]) == 2
     assert "/nowhere/config.json: no such file" in capsys.readouterr().err
     assert main(["export", f"{root}/own/BertModel", *out[:2], "--part", "generator"]) == 2
-    assert main(["export", "/nowhere", *out[:2]]) == 1
+    assert main(["export", "/nowhere", *out[:2]]) == 2
     assert not (tmp_path / "own").exists()
 
 
