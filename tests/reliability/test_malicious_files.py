@@ -136,7 +136,7 @@ def test_report_follows_no_link_out_of_its_folder(
     """Except one to a run; the link is named."""
     runs, outside = tmp_path / "runs", tmp_path / "outside"
     make_run(runs / "a")
-    make_run(outside / "b")
+    make_run(outside / "b", seed=2)
     place = {"outside": outside, "above": tmp_path}.get(target, Path(target))
     (runs / "link").symlink_to(place)
     started = time.monotonic()

@@ -153,7 +153,7 @@ def test_a_run_without_a_checkpoint_needs_its_start(
     assert go_on("other") == 2
     assert "init_from is 'first' there, 'other' here" in capsys.readouterr().err
     shutil.rmtree("first")
-    assert go_on(None) == 1
+    assert go_on(None) == 2
     assert "first: there is no such checkpoint or run folder" in capsys.readouterr().err
 
 

@@ -62,7 +62,7 @@ def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
     failed = [name for name, state in found.items() if state.state == "failed"]
     good = [name for name, state in found.items() if state.state == "finished"]
     assert len(failed) == len(good) == 2 and all("source" in name for name in failed)
-    assert "exit code 1" in found[failed[0]].reason
+    assert "exit code 2" in found[failed[0]].reason
     accounting = ["sacct", "-X", "-n", "-P", "-o", "State", "-j", found[failed[0]].job]
     wait_until(lambda: subprocess.check_output(accounting, text=True).strip() == "FAILED")
 

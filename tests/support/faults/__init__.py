@@ -127,9 +127,9 @@ def weighted_loss(real: Callable) -> Callable:
 
 @replaces(Reduction, "finish")
 def finish(real: Callable) -> Callable:
-    def wrapped(self: Reduction, logs: Any) -> Any:
+    def wrapped(self: Reduction, *args: Any) -> Any:
         act(due("collective", Now.update))
-        return real(self, logs)
+        return real(self, *args)
 
     return wrapped
 
