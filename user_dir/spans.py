@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, count_targets
 from metaseq_lm.core.random_streams import subkeys, uniforms, words
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, hide, random_counts
 from metaseq_lm.data.corpus.rows import Samples, padding_of
@@ -102,6 +102,6 @@ def span_batch(
         padding=padding_of(lengths, rows.shape[1]),
         segments=corpus.segments(samples, rows.shape[1]),
         targets=targets,
-        sizes={"targets": int(counted.sum()), "rows": len(rows)},
+        sizes={**count_targets(targets), "rows": len(rows)},
         **drawn,
     )

@@ -97,18 +97,6 @@ def test_shards_of_two_go_to_four_and_to_whole_parameters(moons: Path, tmp_path:
     assert {line["moments"] for line in records(whole)} == {2 * parameters}
 
 
-@pytest.mark.parametrize("count", [4])
-def test_a_count_that_cannot_be_is_refused(count: int, moons: Path, tmp_path: Path) -> None:
-    """Exit code 2 before the first update, one message, with the counts that are possible."""
-    save = tmp_path / "run"
-    more = ["task.batch_size=3", "--nproc", str(count)]
-    run = Started(command(moons, save, *more), tmp_path / "err")
-    assert run.wait() == 2 and not run.members()
-    text = run.text()
-    assert text.count("use 1 to 3 processes") == 1 and "Traceback" not in text
-    assert not rows(save, "train") and not list((save).glob("checkpoints/*"))
-
-
 # ---------------------------------------------------------------- limits
 
 

@@ -96,6 +96,7 @@ def batch_of(vocabulary: Vocabulary, kinds: int) -> Rows:
             "tokens": sum(LENGTHS),
             "candidates": int(candidates.sum()),
             "rows": len(LENGTHS),
+            "rows_with_targets": len(LENGTHS),
         },
     )
 

@@ -92,7 +92,7 @@ def test_messages_name_the_remedy(folder: Path, capsys) -> None:
     data = str(folder / "data")
     assert topic(folder, data, "--tokenizer-from", str(folder / "hf")) == 0
     run = ["--save-dir", str(folder / "run"), "--init-from", str(folder / "hf")]
-    assert main(["train", data, *TRAIN, *run]) == 1
+    assert main(["train", data, *TRAIN, *run]) == 2
     assert "metaseq-lm import" in capsys.readouterr().err
 
 

@@ -42,5 +42,5 @@ def test_the_same_text_gives_the_same_vectors(tmp_path: Path) -> None:
 
 def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     done = run(tmp_path / "none.txt", tmp_path / "out.txt", 1)
-    assert done.returncode == 1 and "none.txt" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "none.txt" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.txt").exists()
