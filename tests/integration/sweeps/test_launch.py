@@ -110,7 +110,9 @@ def test_diverged_runs_are_launched_again_only_when_asked_for(moons: Path, tmp_p
     assert len(submitted(tmp_path / "out")) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
 def test_interrupted_and_gone_on_with(
     moons: Path, tmp_path: Path, undisturbed: tuple, number: int
 ) -> None:

@@ -70,6 +70,15 @@ VIEWS = [
     "model.directed_layers=1",
     "model.encoder_layers=1",
 ]
+# Run always. The others are like them: one encoder, and a loss of a few lines.
+ALWAYS = [
+    *DERIVATIVES_TRACED,
+    ("meta_pseudo_label_hard", 0),
+    ("electric_nce", 0),
+    ("tartan_meta", 5),
+    ("masked_lm", 1),
+    ("squad", 0),
+]
 WARMUP = "criterion.unlabelled_warmup=9"
 
 
@@ -104,7 +113,7 @@ def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(c, marks=[pytest.mark.slow] * (c != ("masked_lm", 0)))
+        pytest.param(c, marks=[pytest.mark.exhaustive] * (c not in ALWAYS))
         for c in [*COMPILED, *FURTHER]
     ],
     ids=lambda c: f"{c[0]}-{c[1]}",
@@ -131,10 +140,12 @@ def test_no_graph_break(
 @pytest.mark.parametrize(
     "name, more",
     [
-        ("tagging", []),
-        ("parsing", ["task.labelled=[dep]", "task.parser_dim=4"]),
+        pytest.param("tagging", [], marks=pytest.mark.exhaustive),
+        pytest.param(
+            "parsing", ["task.labelled=[dep]", "task.parser_dim=4"], marks=pytest.mark.exhaustive
+        ),
         ("cvt_aux", [WARMUP]),
-        ("word_dropout", [WARMUP]),
+        pytest.param("word_dropout", [WARMUP], marks=pytest.mark.exhaustive),
     ],
 )
 def test_no_graph_break_in_attention_views(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import word_data
 
 from metaseq_lm.data.words.sets import WordSet
@@ -49,6 +50,7 @@ def sources(folder: Path, files: Path) -> None:
             (folder / f"scibert-ner-{name}" / place).write_text(chunks[split])
 
 
+@pytest.mark.exhaustive  # trains word vectors three times, twice
 def test_the_data_of_the_example(tmp_path: Path) -> None:
     word_data.write(tmp_path / "files", 1600, 20)
     sources(tmp_path / "given", tmp_path / "files")
