@@ -84,7 +84,7 @@ def to_csv(table: Table) -> str:
 def to_document(
     table: Table, metric: Metric, spread: str, significance: Significance | None
 ) -> dict[str, Any]:
-    """Return a table for JSON: a row for each setting or cell as csv has it, the test, the notes."""
+    """Return a table for JSON: its rows as csv has them, the test, and the notes."""
     test = None
     if significance:
         test = {"name": significance.test, "of": significance.centre, "level": LEVEL}

@@ -49,7 +49,7 @@ class State:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until a running stage has made its updates, at its speed so far, if that is known."""
+        """Seconds until a running stage is at its last update, at its speed so far; None if unknown."""
         if self.state != "running" or not 0 < self.update <= self.max_update:
             return None
         return self.seconds / self.update * (self.max_update - self.update)
@@ -345,7 +345,7 @@ def summary(states: list[State]) -> str:
 
 
 def document(states: list[State]) -> dict[str, Any]:
-    """Return the states for JSON: runs with the attributes of `State`, and how many are in each state."""
+    """Return the states for JSON: runs with the attributes of `State`, and counts by state."""
     runs = [{**asdict(state), "remaining": state.remaining} for state in states]
     return {"runs": runs, "counts": dict(Counter(state.state for state in states))}
 

@@ -157,8 +157,8 @@ def test_report_and_status_tell_the_same_of_runs_without_a_score(tmp_path, capsy
     assert main(["sweep", "status", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["counts"] == {"finished": 2, "failed": 2, "waiting": 1}
-    told = {run["run"]: run for run in document["runs"]}
-    assert told[names["wrong"]]["reason"] in next(x for x in report if names["wrong"] in x)
+    by_name = {run["run"]: run for run in document["runs"]}
+    assert by_name[names["wrong"]]["reason"] in next(x for x in report if names["wrong"] in x)
     assert any(
         "failed after 400 of 400 updates: no results.json; killed" in line for line in report
     )
