@@ -19,7 +19,7 @@ from meta_pseudo_data import make_even, make_ragged
 from small_data import make_moons
 from superglue_data import make_superglue
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 
 ROOT = Path(__file__).resolve().parents[1]
 # A busy machine is no failure: no test has a time limit of its own.

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm import plugins
 from metaseq_lm.core.batch import as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.files import write_atomic
@@ -111,6 +112,7 @@ def measure_runs(paths: Sequence[str], baseline: str) -> list[Places]:
 
     Raises MetaseqError for a run of another task.
     """
+    plugins.load_all()
     places = []
     for run in read_runs(paths):
         if run.status != "finished":

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from metaseq_lm import plugins
 from metaseq_lm.cli.rerank import Lists, parse_grid, rerank
 from metaseq_lm.cli.score import accuracy
 from metaseq_lm.core.errors import run_script
@@ -74,6 +75,7 @@ def main() -> None:
     add("--out", required=True, type=Path, metavar="FILE", help="archive to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    plugins.load_all()
     pairs = {path.stem: read_pairs(str(path), "fail")[0][: args.first] for path in args.pairs}
     sets = {
         name: Lists(path, read_nbest(path), ".")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from metaseq_lm import plugins
 from metaseq_lm.cli import main as metaseq_lm
 from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.data.benchmarks import find_benchmark
@@ -66,6 +67,7 @@ def majority(data: LabelledSet, train: LabelledSet) -> float | None:
 
 def compare(run: str, source: Path, out: Path) -> dict[str, Any]:
     """Export and evaluate a run; return how its predictions differ from those of transformers."""
+    plugins.load_all()
     config = open_run(run).config
     name = config.task.labelled
     place = out / f"{name}-{config.label}-{config.seed}"

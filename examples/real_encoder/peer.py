@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.config import overridden
 from metaseq_lm.core.errors import run_script, say
 from metaseq_lm.data.streams import Shard

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import MAGIC
 from metaseq_lm.data.streams import Shard

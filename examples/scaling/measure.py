@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols

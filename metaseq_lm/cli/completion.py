@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from metaseq_lm.core import declarations, plugins
+from metaseq_lm import plugins
+from metaseq_lm.core import declarations
 from metaseq_lm.core.declarations import PACKAGE, UnreadableError
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL

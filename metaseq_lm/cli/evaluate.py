@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
+    from metaseq_lm import plugins
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.ensemble and (args.best is not None or args.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
     paths = [manifests.resolve(name, prefer="best") for name in names]
-    manifests.check_early(names, args.user_dir, overrides)
+    plugins.check_runs(names, args.user_dir, overrides)
+    plugins.load_all(args.user_dir)
     if args.ensemble:
         return run_ensemble(args, paths, overrides)
     from metaseq_lm.training.restore import open_run

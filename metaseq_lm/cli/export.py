@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.runs import manifests
 
     source = manifests.resolve(args.checkpoint, prefer="best")

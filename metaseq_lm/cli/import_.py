@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import, and compare if asked."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.data.tokenizers.loading import load_tokenizer
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_part

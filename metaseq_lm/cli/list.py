@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
     """Return a row for each registered name, of one kind or of all."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
 
     rows = None
     if user_dir is None and not plugins.installed():  # plug-ins are imported, so that faults show

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
+from metaseq_lm import plugins
 from metaseq_lm.cli import NOT_OPTIONS
-from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline

@@ -89,9 +89,9 @@ class Lists:
 
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
+    from metaseq_lm import plugins
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
-    from metaseq_lm.runs.manifests import check_early
 
     runs, options = split_overrides(args.runs + args.overrides)
     sources = [(path, False) for path in runs] + [(path, True) for path in args.scores]
@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         name: Lists(Path(path), read_nbest(Path(path)), append)
         for name, path in (("dev", args.dev), ("test", args.test))
     }
-    check_early(runs, args.user_dir, options)
+    plugins.check_runs(runs, args.user_dir, options)
+    plugins.load_all(args.user_dir)
     rows = []
     for number, (source, saved) in enumerate(sources, 1):
         folder = Path(args.out) / str(number) if args.out else None

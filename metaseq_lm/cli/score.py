@@ -76,10 +76,10 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the input with the run and write the result."""
+    from metaseq_lm import plugins
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.core.errors import UsageError
     from metaseq_lm.data.labelled.files import read_pairs, read_sentences
-    from metaseq_lm.runs.manifests import check_early
 
     if args.pairs and args.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--out {args.out} is a folder; give the name of a file")
     read: Callable[..., tuple[list[Any], int]] = read_pairs if args.pairs else read_sentences
     files = {source: read(source, args.on_bad_utf8) for source in sources}
-    check_early([args.run_path], args.user_dir, options)
+    plugins.check_runs([args.run_path], args.user_dir, options)
+    plugins.load_all(args.user_dir)
     from metaseq_lm.training.restore import open_run
     from metaseq_lm.training.scoring import SentenceScorer
 

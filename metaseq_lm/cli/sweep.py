@@ -240,7 +240,7 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 
 def launch_sweep(args: argparse.Namespace) -> int:
     """Launch a new sweep, or go on with one."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.options import slurm_parameters
     from metaseq_lm.sweeps.states import AGAIN
@@ -363,9 +363,9 @@ def composed(
     runs: list[Any], definition: dict[str, Any]
 ) -> Iterator[tuple[Any, Any, "DictConfig"]]:
     """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
+    from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
-    from metaseq_lm.core import plugins
     from metaseq_lm.core.config import Composer
 
     parser, composer = build_parser("train"), Composer()
@@ -414,7 +414,7 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
     """
     from omegaconf import OmegaConf
 
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.training.parts import check_parts
 
     plugins.load_all(definition["user_dir"])

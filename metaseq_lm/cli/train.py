@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.core.config import common_config, describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
@@ -156,7 +156,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 def compose(args: argparse.Namespace) -> DictConfig:
     """Return the configuration; UsageError for what is wrong with it or with the other arguments."""
-    from metaseq_lm.core import plugins
+    from metaseq_lm import plugins
     from metaseq_lm.core.config import load_config
     from metaseq_lm.data.storage.manifest import require_data_folder
 

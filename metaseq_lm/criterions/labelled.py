@@ -17,7 +17,7 @@ from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.data.squad.windows import AnswerBatch
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.forward.context import full_precision
 
 ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
 

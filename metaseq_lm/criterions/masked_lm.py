@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 IGNORE = -1

@@ -26,7 +26,13 @@ from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.reduction import Reduction
-from metaseq_lm.models import layers
+from metaseq_lm.forward.context import (
+    ForwardContext,
+    Noise,
+    TracedNoise,
+    current_context,
+    use_context,
+)
 from metaseq_lm.optim import Optimizer
 
 LossFn = Callable[[Any], Terms]  # of a Batch of some kind
@@ -503,7 +509,7 @@ class Engine:
         """Return the terms of a loss inside a pass; not compiled where operations are counted."""
         if self._compiled is None or _get_current_dispatch_mode() is not None:
             return loss_fn(batch)
-        noise = layers.current_context().noise
+        noise = current_context().noise
         keys = None if noise is None else noise.traced_keys()
         terms: Terms = self._compiled(loss_fn, batch, keys)
         return terms
@@ -532,12 +538,12 @@ class Engine:
         full_precision: bool = False,
     ) -> Iterator[None]:
         root = random_streams.key(self.seed, "noise", self._update, rng_key)
-        noise = None if batch.rows is None else layers.Noise(root, batch.rows, self.device)
+        noise = None if batch.rows is None else Noise(root, batch.rows, self.device)
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self._is_low(double_backward or full_precision)
-        context = layers.ForwardContext(noise, double_backward, self._ahead, self.recompute)
+        context = ForwardContext(noise, double_backward, self._ahead, self.recompute)
         autocast = torch.autocast(self.device.type, torch.bfloat16)
-        with layers.use_context(context), autocast if low else contextlib.nullcontext():
+        with use_context(context), autocast if low else contextlib.nullcontext():
             yield
         if noise is not None and noise.position:
             self._ahead = noise.position
@@ -678,8 +684,8 @@ class Engine:
 
 def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
     """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
-    noise = None if keys is None else layers.TracedNoise(keys)
-    with layers.use_context(layers.ForwardContext(noise)):
+    noise = None if keys is None else TracedNoise(keys)
+    with use_context(ForwardContext(noise)):
         return loss_fn(batch)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
-from metaseq_lm.models.layers import Dropout, Embedding, Linear, current_context, reverse, select
+from metaseq_lm.forward.context import current_context
+from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse, select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")

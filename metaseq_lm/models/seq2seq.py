@@ -18,8 +18,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
+from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.bilstm import lengths_of, projected_lstm
-from metaseq_lm.models.layers import Dropout, Embedding, Linear, full_precision, reverse
+from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
 
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]

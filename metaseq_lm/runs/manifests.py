@@ -8,14 +8,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core import plugins
 from metaseq_lm.core.config import (
     GROUPS,
     RunConfig,
@@ -191,14 +190,3 @@ def reopened_config(
     config = usable_config(path, manifest, user_dir)
     check_hidden(path, OmegaConf.to_container(config), overrides)
     return overridden(config, overrides)
-
-
-def check_early(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
-    """Raise UsageError for a run that is not there, or a wrong override, before torch is imported."""
-    folders = [resolve(run, prefer="best") for run in runs]
-
-    def check(_: object) -> None:
-        for folder in folders:
-            reopened_config(folder, read_manifest(folder), user_dir, overrides)
-
-    plugins.early(check, user_dir)

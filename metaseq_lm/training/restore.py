@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
@@ -27,7 +26,7 @@ def open_run(
 ) -> Parts:
     """Return the run of a checkpoint, or of the best one in a run folder, with its weights loaded.
 
-    Nothing is written.
+    Nothing is written. What the run uses must be registered: see `metaseq_lm.plugins.load_all`.
 
     Args:
         path: checkpoint or run folder.
@@ -39,7 +38,6 @@ def open_run(
         CheckpointError: the checkpoint cannot be used.
         UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
-    plugins.load_all(user_dir)
     folder = manifests.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
     config = manifests.reopened_config(folder, stored.manifest, user_dir, overrides)

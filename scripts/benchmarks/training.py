@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 from timing import Step
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest

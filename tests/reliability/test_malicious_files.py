@@ -242,7 +242,7 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
     content["config"]["user_dir"] = str(plugin)
     manifest.write_text(json.dumps(content))
     (run / "sweep.yaml").write_text(f"user_dir: {plugin}\n")
-    load = f"metaseq_lm.core.plugins.load, name_or_path: {plugin}"
+    load = f"metaseq_lm.plugins.load, name_or_path: {plugin}"
     hydras = {
         "callbacks": f"callbacks: {{evil: {{_target_: {load}}}}}",
         "logging": f"hydra_logging: {{handlers: {{evil: {{(): {load}}}}}}}",

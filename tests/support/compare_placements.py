@@ -32,7 +32,7 @@ import small_data
 import torch
 from battery import Case, Run
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 
 LIMIT = 1e-12
 PLACEMENTS = {"R": "replicate", "S": "shard", "H": "hybrid"}

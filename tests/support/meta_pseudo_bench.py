@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core import plugins, random_streams
+from metaseq_lm import plugins
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
-from metaseq_lm.models import layers
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 
@@ -92,8 +93,8 @@ class Bench:
     def replay(self, rows: Any, update: int, draw: Any) -> AbstractContextManager:
         """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
         root = random_streams.key(self.config.seed, "noise", update, draw)
-        noise = layers.Noise(root, rows)
-        return layers.use_context(layers.ForwardContext(noise, double_backward=True))
+        noise = Noise(root, rows)
+        return use_context(ForwardContext(noise, double_backward=True))
 
     @property
     def copies(self) -> int:

@@ -15,8 +15,8 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
-from metaseq_lm.models.layers import full_precision
 
 LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
 

@@ -20,6 +20,7 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
+from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.cvt.model import (
     PARSING,
     TAGGING,
@@ -29,7 +30,6 @@ from metaseq_lm.methods.cvt.model import (
     student_dropout,
     unit,
 )
-from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ParsingModule,

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.models.layers import RAW, AveragedWeights, current_context
+from metaseq_lm.forward.context import current_context
+from metaseq_lm.models.layers import RAW, AveragedWeights
 from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
@@ -109,7 +110,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gaussian(like: Tensor) -> Tensor:
-    """Return normal numbers shaped as `like` (B, ...), drawn by row (see models.layers.Noise)."""
+    """Return normal numbers shaped as `like` (B, ...), drawn by row (see forward.context.Noise)."""
     noise = current_context().noise
     if noise is None:
         return torch.randn_like(like)

@@ -27,13 +27,14 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.forward.context import current_context
 from metaseq_lm.methods.cvt.criterion import UnlabelledWeightConfig
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
     labelled_first,
     student_dropout,
 )
-from metaseq_lm.models.layers import AveragingConfig, current_context
+from metaseq_lm.models.layers import AveragingConfig
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored

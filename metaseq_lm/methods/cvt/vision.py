@@ -32,6 +32,7 @@ from metaseq_lm.data.images import (
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
     adversarial_direction,
@@ -40,7 +41,7 @@ from metaseq_lm.methods.cvt.model import (
     student_dropout,
     unit,
 )
-from metaseq_lm.models.layers import AveragingConfig, full_precision
+from metaseq_lm.models.layers import AveragingConfig
 from metaseq_lm.models.vision import (
     POSITIONAL,
     ConvLarge,

@@ -22,6 +22,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
     NOISES,
@@ -33,7 +34,7 @@ from metaseq_lm.methods.electra.model import (
     replaced,
     sample,
 )
-from metaseq_lm.models.layers import current_context, full_precision, select
+from metaseq_lm.models.layers import select
 
 
 @dataclass

@@ -18,8 +18,9 @@ from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
+from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.models.layers import Linear, current_context, full_precision, select
+from metaseq_lm.models.layers import Linear, select
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,

@@ -15,10 +15,11 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.criterion import binary_losses
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import DIFFICULTY, Electra
-from metaseq_lm.models.layers import current_context, full_precision, select
+from metaseq_lm.models.layers import select
 
 
 @dataclass

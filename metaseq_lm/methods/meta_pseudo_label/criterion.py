@@ -30,9 +30,9 @@ from metaseq_lm.criterions.masked_lm import (
     softmax_hvp,
 )
 from metaseq_lm.distributed import vectors
+from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
-from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 

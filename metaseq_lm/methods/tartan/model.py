@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ImageBatch
+from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
-from metaseq_lm.models.layers import Dropout, full_precision
+from metaseq_lm.models.layers import Dropout
 
 META = "meta"  # the meta head
 

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_model
+from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (
     Dropout,
     Embedding,
     LayerNorm,
     Linear,
     SelfAttention,
-    apply_block,
     gelu_linear,
     linear,
     select,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.models.layers import Linear, full_precision, select
+from metaseq_lm.forward.context import full_precision
+from metaseq_lm.models.layers import Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
 
 HIDDEN = 512

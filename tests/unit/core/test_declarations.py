@@ -6,7 +6,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from metaseq_lm.core import declarations, plugins
+from metaseq_lm import plugins
+from metaseq_lm.core import declarations
 from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.registry import ALL, tasks_for
 from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS

@@ -12,8 +12,13 @@ from scipy import stats
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.random_streams import GOLDEN
-from metaseq_lm.models import layers
-from metaseq_lm.models.layers import Noise
+from metaseq_lm.forward.context import (
+    ForwardContext,
+    Noise,
+    _torch_words,
+    current_context,
+    use_context,
+)
 
 MASK = (1 << 64) - 1
 
@@ -37,7 +42,7 @@ def test_words_are_splitmix64_in_numpy_and_torch(keys: list[int], start: int) ->
     assert random_streams.words(array, start, 7).tolist() == wanted
     tensor = torch.from_numpy(array.view(np.int64))
     numbers = torch.arange(start, start + 7)
-    assert layers._torch_words(tensor, numbers).numpy().view(np.uint64).tolist() == wanted
+    assert _torch_words(tensor, numbers).numpy().view(np.uint64).tolist() == wanted
 
 
 def test_published_numbers() -> None:
@@ -236,12 +241,12 @@ def test_generator() -> None:
 
 
 def test_the_current_pass() -> None:
-    outer, inner = layers.ForwardContext(), layers.ForwardContext(None, True)
-    default = layers.current_context()
+    outer, inner = ForwardContext(), ForwardContext(None, True)
+    default = current_context()
     assert default.noise is None and not default.double_backward
-    with layers.use_context(outer):
-        with pytest.raises(RuntimeError), layers.use_context(inner):
-            assert layers.current_context() is inner
+    with use_context(outer):
+        with pytest.raises(RuntimeError), use_context(inner):
+            assert current_context() is inner
             raise RuntimeError
-        assert layers.current_context() is outer
-    assert layers.current_context() is default
+        assert current_context() is outer
+    assert current_context() is default

@@ -300,7 +300,7 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
         first = engine.inner(squares(net), batches(sizes), parameters, replay=replay)
         engine.hypergradients(first, [torch.ones_like(p) for p in parameters], parameters)
         engine.evaluate(squares(net), [batches(sizes)])
-        from metaseq_lm.models.layers import current_context
+        from metaseq_lm.forward.context import current_context
 
         drawn = engine.map(lambda b: current_context().noise.uniform((len(b.x), 2)), batches(sizes))
         return torch.cat(drawn)

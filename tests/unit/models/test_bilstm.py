@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models import layers
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig, BiLSTMLM, reverse
 
 SIZES = BiLSTMConfig(encoder_layers=2, encoder_embed_dim=4, encoder_hidden_dim=6, dropout=0.0)
@@ -111,7 +111,7 @@ def test_second_derivatives() -> None:
         return torch.func.functional_call(net, named, (tokens,)).pow(2).sum()
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
-    with layers.use_context(layers.ForwardContext(None, double_backward=True)):
+    with use_context(ForwardContext(None, double_backward=True)):
         assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6, fast_mode=True)
 
 
@@ -120,7 +120,7 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
     keys = torch.arange(3).numpy()
 
     def run(chosen: slice) -> Tensor:
-        with layers.use_context(layers.ForwardContext(layers.Noise(7, keys[chosen]))):
+        with use_context(ForwardContext(Noise(7, keys[chosen]))):
             return net(tokens[chosen])
 
     before = torch.random.get_rng_state()

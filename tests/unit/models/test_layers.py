@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.models import layers
 from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention
 
@@ -21,8 +22,8 @@ def fixed() -> None:
     torch.manual_seed(0)
 
 
-def double_backward() -> layers.ForwardContext:
-    return layers.ForwardContext(None, double_backward=True)
+def double_backward() -> ForwardContext:
+    return ForwardContext(None, double_backward=True)
 
 
 def stacked(module: nn.Module) -> dict[str, Tensor]:
@@ -50,7 +51,7 @@ def compare(module: nn.Module, inputs: list[Tensor], rest: tuple = ()) -> None:
     module = module.double()
     parameters = stacked(module)
     leaves = [*parameters.values(), *[i for i in inputs if i.requires_grad]]
-    with layers.use_context(double_backward()):
+    with use_context(double_backward()):
         at_once = functional_call(module, parameters, (*inputs, *rest))
         loop = torch.stack(
             [
@@ -148,7 +149,7 @@ def test_attention_copies(mask: Tensor | None) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     parameters = stacked(module)
     x = hidden()
-    with layers.use_context(double_backward()):
+    with use_context(double_backward()):
         at_once = functional_call(module, parameters, (x, mask))
         loop = torch.stack(
             [
@@ -170,8 +171,8 @@ def test_fused_and_explicit_attention_agree(mask: Tensor | None) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64).requires_grad_()
     found = []
-    for this in (layers.ForwardContext(), double_backward()):
-        with layers.use_context(this):
+    for this in (ForwardContext(), double_backward()):
+        with use_context(this):
             output = module(x, mask)
         found.append(
             (output, *torch.autograd.grad(output.square().sum(), [x, *module.parameters()]))
@@ -196,12 +197,12 @@ def naive_attention(module: SelfAttention, x: Tensor, mask: Tensor | None) -> Te
     return module.out_proj(out)
 
 
-@pytest.mark.parametrize("this", [layers.ForwardContext, double_backward])
+@pytest.mark.parametrize("this", [ForwardContext, double_backward])
 @pytest.mark.parametrize("mask", [None, mask_of(5, 3)])
 def test_attention_written_out(mask: Tensor | None, this: Callable) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    with torch.no_grad(), layers.use_context(this()):
+    with torch.no_grad(), use_context(this()):
         torch.testing.assert_close(module(x, mask), naive_attention(module, x, mask))
 
 
@@ -217,14 +218,14 @@ def test_the_fused_kernel_is_used_where_it_can_be(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(BATCH, LENGTH, WIDTH)
     dropping, plain = SelfAttention(WIDTH, 2, 0.1), SelfAttention(WIDTH, 2, 0.0)
     for module, training, this, wanted in (
-        (plain, True, layers.ForwardContext(), 1),
-        (dropping, True, layers.ForwardContext(), 0),
-        (dropping, False, layers.ForwardContext(), 1),
+        (plain, True, ForwardContext(), 1),
+        (dropping, True, ForwardContext(), 0),
+        (dropping, False, ForwardContext(), 1),
         (plain, True, double_backward(), 0),
         (plain, False, double_backward(), 0),
     ):
         calls.clear()
-        with layers.use_context(this):
+        with use_context(this):
             module.train(training)(x, None)
         assert len(calls) == wanted
 
@@ -252,8 +253,8 @@ def test_fused_attention_of_a_cpu_is_in_full_precision(monkeypatch: pytest.Monke
 def test_dropout() -> None:
     x = torch.ones(4, 1000)
     layer = Dropout(0.25)
-    noise = layers.Noise(9, torch.arange(4).numpy())
-    with layers.use_context(layers.ForwardContext(noise)):
+    noise = Noise(9, torch.arange(4).numpy())
+    with use_context(ForwardContext(noise)):
         one, other = layer(x), layer(x)
     assert one.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert abs((one == 0).double().mean() - 0.25) < 0.03
@@ -282,8 +283,8 @@ def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPa
     along, results = torch.randn(4, 1000), []
     for many, size in ((0, 1), (1 << 18, 4)):
         monkeypatch.setattr(layers, "MANY", many)
-        context = layers.ForwardContext(layers.Noise(9, torch.arange(4).numpy()))
-        with layers.use_context(context):
+        context = ForwardContext(Noise(9, torch.arange(4).numpy()))
+        with use_context(context):
             output, stored_bytes = stored(lambda: Dropout(0.25)(x), [x])
         assert stored_bytes == size * x.numel()
         results.append([output, *torch.autograd.grad((output * along).sum(), x)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models import layers
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM, attention_mask
@@ -98,7 +99,7 @@ def test_encoder_is_torchs(before: bool, double_backward: bool) -> None:
     for layer in torch_encoder(model):
         x = layer(x, src_key_padding_mask=padding)
     x = norm(x) if before else x
-    with layers.use_context(layers.ForwardContext(None, double_backward)):
+    with use_context(ForwardContext(None, double_backward)):
         found = encoder(tokens, padding)
     torch.testing.assert_close(found[~padding], x[~padding], rtol=1e-10, atol=1e-10)
 
@@ -139,7 +140,7 @@ def test_more_padding_changes_nothing(before: bool, double_backward: bool) -> No
     tokens, padding = tokens_and_padding()
     wide, wide_padding = F.pad(tokens, (0, 4)), F.pad(padding, (0, 4), value=True)
     grads = []
-    with layers.use_context(layers.ForwardContext(None, double_backward)):
+    with use_context(ForwardContext(None, double_backward)):
         for given, mask in ((tokens, padding), (wide, wide_padding)):
             logits = model(given, mask)[:, :7][~padding]
             loss = logits.square().sum()
@@ -153,7 +154,7 @@ def test_encoder_ignores_tokens_in_padding(double_backward: bool) -> None:
     model = enlarged(build())
     tokens, padding = tokens_and_padding()
     other = torch.where(padding, torch.randint(1, VOCABULARY, tokens.shape), tokens)
-    with layers.use_context(layers.ForwardContext(None, double_backward)):
+    with use_context(ForwardContext(None, double_backward)):
         found, wanted = model(other, padding), model(tokens, padding)
         unmasked = model(other)
     torch.testing.assert_close(found[~padding], wanted[~padding])
@@ -165,7 +166,7 @@ def test_a_row_of_padding_is_finite(double_backward: bool) -> None:
     model = build()
     tokens, padding = tokens_and_padding()
     tokens[1], padding[1] = 0, True
-    with layers.use_context(layers.ForwardContext(None, double_backward)):
+    with use_context(ForwardContext(None, double_backward)):
         logits = model(tokens, padding)
         grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
     assert torch.isfinite(logits).all() and all(torch.isfinite(g).all() for g in grads)
@@ -193,7 +194,7 @@ def test_copies_of_a_model(before: bool, soft: bool) -> None:
     given = F.one_hot(tokens, VOCABULARY).double() if soft else tokens
     if soft:
         given = (0.5 * given + 0.5 / VOCABULARY).requires_grad_()
-    with layers.use_context(layers.ForwardContext(None, double_backward=True)):
+    with use_context(ForwardContext(None, double_backward=True)):
         at_once = virtual(vector, given, padding)
         loop = torch.stack([virtual(vector[c], given[c], padding[c]) for c in range(3)])
         leaves = [vector, given] if soft else [vector]
@@ -213,10 +214,10 @@ def test_copies_see_the_dropout_of_their_rows() -> None:
     vector = virtual.vector().expand(3, -1)
     tokens = torch.randint(1, VOCABULARY, (3, 2, 7))
     rows = torch.arange(6).view(3, 2).numpy()
-    with layers.use_context(layers.ForwardContext(layers.Noise(4, rows), True)):
+    with use_context(ForwardContext(Noise(4, rows), True)):
         at_once = virtual(vector, tokens)
     for c in range(3):
-        with layers.use_context(layers.ForwardContext(layers.Noise(4, rows[c]), True)):
+        with use_context(ForwardContext(Noise(4, rows[c]), True)):
             torch.testing.assert_close(model(tokens[c]), at_once[c])
 
 

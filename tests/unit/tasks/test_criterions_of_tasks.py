@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.registry import CRITERIONS, TASKS, takes, tasks_for
 
 

@@ -14,9 +14,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.cvt.model import gaussian
 from metaseq_lm.methods.cvt.vision import PLACES, UNLABELLED, PlaceHeads, balanced, divergence
-from metaseq_lm.models.layers import ForwardContext, Noise, use_context
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun

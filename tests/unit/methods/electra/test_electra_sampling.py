@@ -19,8 +19,8 @@ from electra_bench import length as length_of
 from scipy.stats import chisquare
 from torch import Tensor
 
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.model import FixedNoise, replaced, sample
-from metaseq_lm.models.layers import ForwardContext, Noise, use_context
 
 DRAWS = 100_000
 LOGITS = torch.tensor([2.0, -1.0, 0.3, 0.0, 1.1, -3.0, 0.7])

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import CopiesBatch
+from metaseq_lm.forward.context import ForwardContext, Noise, current_context, use_context
 from metaseq_lm.methods.meta_pseudo_label.criterion import draw
 from metaseq_lm.methods.meta_pseudo_label.episodes import pseudo_batch
-from metaseq_lm.models import layers
 
 LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, -4.0, 1.1, 0.7])
 
 
 def drawn(logits: Tensor, root: int, rows: int = 1) -> Tensor:
     """Sample from logits whose first axis is rows."""
-    noise = layers.Noise(random_streams.key("sampling", root), np.arange(rows))
-    with layers.use_context(layers.ForwardContext(noise)):
+    noise = Noise(random_streams.key("sampling", root), np.arange(rows))
+    with use_context(ForwardContext(noise)):
         return draw(logits)
 
 
@@ -59,7 +59,7 @@ def test_the_ends_of_the_unit_interval(u: float, monkeypatch: pytest.MonkeyPatch
     logits = torch.full((1, 1, 7), -torch.inf)
     logits[..., [2, 5]] = 0.0
     fixed = lambda self, shape, dtype: torch.full(shape, u, dtype=dtype)
-    monkeypatch.setattr(layers.Noise, "uniform", fixed)
+    monkeypatch.setattr(Noise, "uniform", fixed)
     assert drawn(logits, 0).item() == (2 if u == 0 else 5)
 
 
@@ -101,7 +101,7 @@ def test_both_heads_are_sampled_from_the_masked_forward_pass(even: Path) -> None
         with bench.replay(batch.rows[c], 0, "teacher"):
             hidden = teacher.encoder(batch.original[c])
             probabilities = [teacher.predict(hidden, head=n).softmax(-1) for n in ("x", "y")]
-            noise = layers.current_context().noise
+            noise = current_context().noise
             assert noise is not None
             uniforms = [noise.uniform(p.shape[:2], torch.float64) for p in probabilities]
         for pair, p, u in zip(taken.pairs[0], probabilities, uniforms):

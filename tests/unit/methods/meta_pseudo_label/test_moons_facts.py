@@ -11,7 +11,7 @@ from meta_pseudo_bench import CONFIGS, Bench
 from meta_pseudo_data import preprocess
 from omegaconf import DictConfig
 
-from metaseq_lm.core import plugins
+from metaseq_lm import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sets import LabelledSet

@@ -1,4 +1,7 @@
-"""Loading of methods: the built-in families, installed plug-ins and --user-dir."""
+"""The composition root: loading of the built-in methods, installed plug-ins and --user-dir.
+
+Only commands and programs import this module: what they run finds the names in the registries.
+"""
 
 import gc
 import importlib
@@ -7,7 +10,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -102,6 +105,20 @@ def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | Non
         gc.enable()
         for kind, registry in ALL.items():
             registry.entries = loaded[kind]
+
+
+def check_runs(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
+    """Raise UsageError for a run that is not there, or a wrong override, before torch is imported."""
+    from metaseq_lm.runs import manifests
+
+    folders = [manifests.resolve(run, prefer="best") for run in runs]
+
+    def check(_: object) -> None:
+        for folder in folders:
+            manifest = manifests.read_manifest(folder)
+            manifests.reopened_config(folder, manifest, user_dir, overrides)
+
+    early(check, user_dir)
 
 
 def load_all(user_dir: str | None = None) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from metaseq_lm import plugins
 from metaseq_lm.cli import main
-from metaseq_lm.core import plugins, registry
+from metaseq_lm.core import registry
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, Registry
 
