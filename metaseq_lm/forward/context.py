@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,6 +48,14 @@ def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) 
     return z
 
 
+@functools.cache
+def cuda_kernels(device_type: str) -> ModuleType | None:
+    """Return the kernels that draw row noise on a CUDA device; None without one or without Triton."""
+    if device_type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("metaseq_lm.forward.cuda_noise")
+
+
 class Noise:
     """The random numbers of one pass of one micro-batch, drawn in the order the model asks for them.
 
@@ -57,13 +68,17 @@ class Noise:
         self.keys = row_keys(root, np.ravel(rows))
         self.device = torch.device(device)
         self.position = 0  # in words
+        self._device_keys: Tensor | None = None
         self._block: tuple[int, int] = (0, 0)
         self._lanes: Tensor | None = None
         self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def tensor(self) -> Tensor:
         """Return the keys of the rows (rows,), as int64 on the device."""
-        return on_device(torch.from_numpy(self.keys.view(np.int64)), self.device)
+        if self._device_keys is None:
+            keys = torch.from_numpy(self.keys.view(np.int64))
+            self._device_keys = on_device(keys, self.device)
+        return self._device_keys
 
     def traced_keys(self) -> Tensor:
         """Return what TracedNoise needs."""
@@ -113,9 +128,14 @@ class Noise:
         changes speed only.
         """
         numbers, count = self._take(shape, per_word=4)
+        threshold = round(p * 65536)
+        kernels = cuda_kernels(self.device.type)
+        if kernels is not None:
+            drawn = kernels.keep_masks(self.tensor(), self.position, numbers, threshold)
+            self.position += count
+            return scaled(drawn, p, dtype).reshape(shape)
         if self._lanes is None or self.position + count > self._block[1]:
             self._refill(count, ahead)
-        threshold = round(p * 65536)
         mask = self._masks.get((threshold, dtype))
         if mask is None:
             assert self._lanes is not None
@@ -128,8 +148,11 @@ class Noise:
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers in [0, 1), spread over the rows like `keep`."""
         numbers, count = self._take(shape, per_word=1)
+        kernels = cuda_kernels(self.device.type)
         if self.device.type == "cpu":
             drawn = torch.from_numpy(uniforms(self.keys, self.position, count))
+        elif kernels is not None:
+            drawn = kernels.uniforms(self.tensor(), self.position, count)
         else:
             keys = self.tensor()
             at = torch.arange(self.position, self.position + count, device=self.device)

@@ -195,7 +195,8 @@ class SelfAttention(nn.Module):
             scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
-            mixed = self.dropout(scores.softmax(-1)) @ v
+            # Under autocast softmax would return fp32, twice the memory of what the product takes.
+            mixed = self.dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         else:
             mixed = fused_attention(q, k, v, mask)
         projected: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))

@@ -21,6 +21,13 @@ VOCAB = 30522
 TARGET = 0.5  # of the rate of a matrix product
 ON_GPU = ["engine.device=cuda", "engine.precision=bf16"]
 # The number of targets is the same in every batch: FLOPs are counted once for each shape.
+# Variants of each family: with the paper's dropout, without any, and without in a compiled step. What takes
+# longest to start comes last, so that a run that is cut has printed the rest.
+VARIANTS = {
+    "": [],
+    "_no_dropout": ["model.dropout=0", "model.attention_dropout=0"],
+    "_compiled": ["model.dropout=0", "model.attention_dropout=0", "engine.compile=true"],
+}
 FAMILIES = {
     "gpu_mlm": ["task=masked_lm", "model=bert_base", "task.mask_rounding=nearest"],
     "gpu_electra": ["task=electra", "criterion=electra_rtd", "model=electra_base"],
@@ -71,7 +78,7 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
     run = build(folder, overrides)
     run.model.train()
     source = fetched(run)
-    found = []
+    measurements = []
     for number in range(rounds + 1):
         synchronise(run.engine.device.type)
         counted, tokens, began = run.flops.total, 0, time.perf_counter()
@@ -82,8 +89,8 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
             tokens += sum(real_tokens(micro) for micro in every)
         synchronise(run.engine.device.type)
         seconds = time.perf_counter() - began
-        found.append(Round(int(tokens), run.flops.total - counted, seconds))
-    return found[1:]
+        measurements.append(Round(int(tokens), run.flops.total - counted, seconds))
+    return measurements[1:]
 
 
 def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
@@ -117,7 +124,10 @@ def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     peak = matmul_rate("cuda", 4096 if quick else 8192, rounds)
     sizes = [f"task.batch_size={rows}", f"task.tokens_per_sample={length}"]
     note = f"{torch.cuda.get_device_name()}, {rows} rows of {length}, vocabulary {VOCAB}"
-    for name, overrides in FAMILIES.items():
-        found = measured(folder, [*overrides, *sizes, *ON_GPU], rounds, updates)
-        yield share_of(name, found, peak, note)
-        torch.cuda.empty_cache()
+    for variant, settings in VARIANTS.items():
+        for family, overrides in FAMILIES.items():
+            torch.cuda.reset_peak_memory_stats()
+            run = measured(folder, [*overrides, *sizes, *settings, *ON_GPU], rounds, updates)
+            memory = torch.cuda.max_memory_allocated() / 1e9
+            yield share_of(family + variant, run, peak, f"{note}, peak {memory:.3g} GB")
+            torch.cuda.empty_cache()

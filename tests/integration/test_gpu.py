@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import battery
+import numpy as np
 import pytest
 import torch
 
 from metaseq_lm.core.errors import DivergedError
+from metaseq_lm.forward.context import Noise, cuda_kernels
 from metaseq_lm.training.parts import build_parts, evaluate_split
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
@@ -95,3 +97,17 @@ def test_a_device_refuses_an_update(
     with pytest.raises(DivergedError, match="update 3: "):
         run.train()
     assert all(w.isfinite().all() for w in run.model.state_dict().values())
+
+
+@pytest.mark.parametrize("numbers", [1, 7, 1030, 100_000])
+def test_kernels_draw_the_numbers_of_the_cpu(numbers: int) -> None:
+    """Two tensors of each kind, one after the other; the kernels are Triton's."""
+    assert cuda_kernels("cuda") is not None
+    rows = np.arange(5)
+    here, there = Noise(3, rows), Noise(3, rows, "cuda")
+    for _ in range(2):
+        for dtype in (torch.bool, torch.bfloat16, torch.float64):
+            wanted = here.keep((5, numbers), 0.1, dtype)
+            assert torch.equal(wanted, there.keep((5, numbers), 0.1, dtype).cpu())
+        wanted = here.uniform((5, numbers), torch.float64)
+        assert torch.equal(wanted, there.uniform((5, numbers), torch.float64).cpu())
