@@ -53,7 +53,9 @@ def cuda_kernels(device_type: str) -> ModuleType | None:
     """Return the kernels that draw row noise on a CUDA device; None without one or without Triton."""
     if device_type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    return importlib.import_module("metaseq_lm.forward.cuda_noise")
+    from metaseq_lm.forward import cuda_noise
+
+    return cuda_noise
 
 
 class Noise:
