@@ -30,7 +30,7 @@ class LanguageModeling(Criterion):
         if not isinstance(model, BiLSTMLM):
             raise UsageError("criterion language_modeling needs --model bilstm_lm")
         tokens, padding = batch.tokens, batch.padding
-        forward, backward = model.directions(tokens, padding)
+        forward, backward = model.directions(tokens, batch.layout)
         known = model.encoder.known(tokens)
         following = without_padding(known[:, 1:], padding)
         previous = without_padding(known[:, :-1], padding)

@@ -13,7 +13,7 @@ from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
-from metaseq_lm.data.corpus.rows import Corpus, padding_of
+from metaseq_lm.data.corpus.rows import Corpus, layout_of
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
@@ -78,7 +78,7 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
     rows, lengths = corpus.rows(samples, width=width)
     return TokenBatch(
         tokens=as_tensor(rows),
-        padding=as_tensor(padding_of(lengths, rows.shape[1])),
+        layout=layout_of(lengths, rows.shape[1]),
         sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
     )
 
@@ -137,7 +137,7 @@ def sentence_batch(
     """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""
     rows = token_rows(data, samples, width)
     sizes = {"targets": rows.sizes["words"] + len(samples), **rows.sizes}
-    return TokenBatch(tokens=rows.tokens, padding=rows.padding, sizes=sizes)
+    return TokenBatch(tokens=rows.tokens, layout=rows.layout, sizes=sizes)
 
 
 def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:
