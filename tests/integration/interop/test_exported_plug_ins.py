@@ -155,13 +155,13 @@ PLUG_INS = {
         CAUSAL,
         ["task=causal", "criterion=next_token_lm"],
         "task causal",
-        "criterion next_token_lm cannot be computed with a BertForMaskedLM",
+        "criterion next_token_lm computes something else with a BertForMaskedLM",
     ),
     "blind": (
         BLIND,
         ["task=masked_lm", "criterion=blind_lm"],
         "criterion blind_lm",
-        "criterion blind_lm cannot be computed with a BertForMaskedLM",
+        "criterion blind_lm computes something else with a BertForMaskedLM",
     ),
     "positions": (
         LAST_FIRST,
