@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import ALL_VISIBLE, Layout
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -102,7 +102,8 @@ def random_rows(
     rows[padding] = vocabulary.pad
     kinds = part.foreign.model.segments
     segments = torch.tensor(random.integers(0, kinds, (ROWS, length))) if kinds else None
-    return rows, Layout(padding) if padded else ALL_VISIBLE, segments
+    reach = part.foreign.architecture.reach
+    return rows, Layout(padding if padded else None, reach=reach), segments
 
 
 def native_outputs(
