@@ -35,7 +35,7 @@ class SpanBoundary(Criterion):
 
     def __call__(self, model: nn.Module, batch: SpanBatch) -> Terms:
         assert isinstance(model, TransformerLM)
-        x = model.encoder(batch.tokens, batch.padding, batch.segments)  # (B, S, D)
+        x = model.encoder(batch.tokens, batch.layout, batch.segments)  # (B, S, D)
         logits = model.predict(x, batch.positions, "lm")  # (B, M, V)
         outside = model.heads[BOUNDARY](x, batch, model.encoder.embeddings.tokens.weight)
         loss = cross_entropy(outside, batch.targets).sum()

@@ -48,5 +48,5 @@ class Translation(Criterion):
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
         assert batch.targets is not None
         smoothing = self.gold_smoothing if model.training else 0.0
-        logits = model(batch.tokens, batch.padding, batch.inputs)
+        logits = model(batch.tokens, batch.layout, batch.inputs)
         return target_terms(logits, batch.targets, smoothing)

@@ -80,10 +80,12 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     if architecture.base == DISTIL:
         renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
-    for key, value in FIXED.items():
-        if config.get(key, value) != value:
+    for key, usual in FIXED.items():
+        value = architecture.reach == "causal" if key == "is_decoder" else usual
+        if config.get(key, usual) != value:
             raise MetaseqError(
-                f"{place}: {key} is {str(config[key])[:40]!r}; only models with {value!r} can be used"
+                f"{place}: {key} is {str(config.get(key, usual))[:40]!r}; only models with "
+                f"{value!r} can be used"
             )
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
@@ -134,15 +136,18 @@ def write_config(
     if base == "electra":
         values["embedding_size"] = model.embed_dim
     segments = model.segments or (1 if base == "roberta" else 2)
+    is_causal = architecture.reach == "causal"
+    has_ends = base == "roberta" or is_causal
     values |= {
         "vocab_size": len(vocabulary),
         "max_position_embeddings": model.max_positions + architecture.offset(pad),
         "type_vocab_size": segments,
         "hidden_act": "gelu",
         "pad_token_id": pad,
-        "bos_token_id": vocabulary.cls() if base == "roberta" else None,
-        "eos_token_id": vocabulary.sep if base == "roberta" else None,
+        "bos_token_id": vocabulary.cls() if has_ends else None,
+        "eos_token_id": vocabulary.sep if has_ends else None,
         "tie_word_embeddings": tied,
+        **({"is_decoder": True} if is_causal else {}),
         **({} if model.segments else {OUR_KEY: {"segments": 0}}),
     }
     if base == DISTIL:
@@ -175,7 +180,7 @@ def run_config(
     """Return the configuration of a run that continues an imported model.
 
     ELECTRA's discriminator gets task electra, BERT with next-sentence prediction sentence_pairs,
-    all others masked_lm.
+    a causal model causal_lm, all others masked_lm.
     """
     model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
     config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
@@ -194,6 +199,8 @@ def run_config(
         config = _with_groups(config, groups)
     elif "next_sentence" in heads:
         config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
+    elif foreign.architecture.reach == "causal":
+        config = _with_groups(config, {"task": "causal_lm", "criterion": "causal_lm"})
     config.model = {**config.model, **model}
     config.task.tokens_per_sample = foreign.model.max_positions
     config.data = config.save_dir = folder

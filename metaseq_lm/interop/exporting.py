@@ -182,7 +182,7 @@ def trained_part(
         )
     activation = config.task.get("pooler_activation", "tanh")
     if main:
-        architecture = choose(weights, model, vocabulary, activation, place)
+        architecture = choose(weights, model, vocabulary, activation, claim.reach, place)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
@@ -216,12 +216,13 @@ def choose(
     model: TransformerConfig,
     vocabulary: Vocabulary,
     activation: str,
+    reach: str,
     place: object,
 ) -> Architecture:
     """Return the class of the transformers library for the encoder and heads of `weights`.
 
     `activation` is that of the layer in a head for sentences, by which ELECTRA's and DistilBERT's
-    differ. MetaseqError if the library has the head for other encoders only.
+    differ, `reach` what a token sees. MetaseqError if the library has the head for other encoders only.
     """
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:
@@ -246,9 +247,16 @@ def choose(
         scores = weights[f"{SENTENCE}out.bias"]
         choices = len(scores) == 1 and LABEL_RANGE not in weights
         kind = "ForMultipleChoice" if choices else "ForSequenceClassification"
-    if base + kind not in ARCHITECTURES:
+    if reach == "causal":
+        kind = "LMHeadModel" if base == "Bert" else "ForCausalLM"
+    architecture = ARCHITECTURES.get(base + kind)
+    if architecture is None:
         raise MetaseqError(f"{place}: a {base}{kind} has other layers than its head")
-    return ARCHITECTURES[base + kind]
+    if architecture.reach != reach:
+        raise MetaseqError(
+            f"{place}: {base}{kind} sees {architecture.reach}, the objective {reach}"
+        )
+    return architecture
 
 
 def label_options(

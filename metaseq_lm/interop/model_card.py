@@ -13,6 +13,8 @@ from metaseq_lm.runs.checkpoint import Checkpoint
 # The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
 PIPELINES = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "ForCausalLM": ("text-generation", "AutoModelForCausalLM"),
+    "LMHeadModel": ("text-generation", "AutoModelForCausalLM"),
     "ForPreTraining": ("", "AutoModelForPreTraining"),
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
     "ForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.check import LIMIT, foreign_outputs, library
 from metaseq_lm.interop.heads import LABEL_RANGE
@@ -195,15 +196,17 @@ class LibraryEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
         """Return all outputs (..., S, K) for ids (..., S); one of a row stands at every position."""
-        length, self.padding = tokens.shape[-1], padding
-        absent = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
+        length, self.padding = tokens.shape[-1], layout.padding
+        rows = tokens.reshape(-1, length)
+        flat = Layout(layout.padding_of(tokens).reshape(-1, length))
+        if segments is not None:
+            segments = segments.reshape(-1, length)
         if self.part.foreign.model.segments < 2:
             segments = None
-        rows = [None if t is None else t.reshape(-1, length) for t in (tokens, absent, segments)]
-        outputs = foreign_outputs(self.model, *rows)  # type: ignore[arg-type]
+        outputs = foreign_outputs(self.model, rows, flat, segments)
         label_range = self.part.original.get(LABEL_RANGE)
         if label_range is not None:
             outputs["sentence"] = (outputs["sentence"] - label_range[0]) / label_range[1]

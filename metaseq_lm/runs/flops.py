@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Layout
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.distributed import process_group
 
@@ -24,7 +24,7 @@ def signature(value: Any) -> Any:
         return tuple(value.shape)
     if isinstance(value, dict):
         return tuple((name, signature(part)) for name, part in value.items())
-    if isinstance(value, Batch):
+    if isinstance(value, Batch | Layout):
         names = [item.name for item in dataclasses.fields(value) if item.name != "sizes"]
         return tuple((name, signature(getattr(value, name))) for name in names)
     if isinstance(value, (list, tuple)):

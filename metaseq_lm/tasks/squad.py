@@ -113,7 +113,7 @@ class SquadTask(LabelledSetTask):
         ((split, batches),) = passes.items()
 
         def judge(batch: AnswerBatch) -> tuple[Terms, list[WindowAnswers]]:
-            x = model(batch.tokens, batch.padding, batch.segments)
+            x = model(batch.tokens, batch.layout, batch.segments)
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, windows = judged(engine, batches, judge)

@@ -114,9 +114,9 @@ class TranslationTask(Task):
             length_penalty=self.config.length_penalty,
             banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
-        lengths = (~batch.padding).sum(-1) - 1
+        lengths = batch.layout.lengths(batch.tokens) - 1
         limits = lengths * LENGTH_FACTOR + LONGER
-        best: Tensor = model.translate(batch.tokens, batch.padding, limits, beam)[0]  # type: ignore[operator]
+        best: Tensor = model.translate(batch.tokens, batch.layout, limits, beam)[0]  # type: ignore[operator]
         return best
 
     def translations(self, model: nn.Module, batch: TranslationBatch) -> Translated:

@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.models.transformer.encoder import Stack
@@ -160,7 +160,7 @@ class SentenceScorer:
         at = np.arange(width)
         return ScoredBatch(
             tokens=as_tensor(rows),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             scored=as_tensor((at > 0) & (at < lengths[:, None] - 1)),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,

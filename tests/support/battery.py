@@ -159,6 +159,10 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *TWO_STEPS],
         ["task=meta_pretrain", *PACKED, *EXACT_STEPS],
     ],
+    "causal_lm": [
+        ["task=causal_lm", *TEXT],
+        ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
+    ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
         WORD_LM,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import config as configuration
-from metaseq_lm.core.batch import ScoredBatch, Terms, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch, Terms, weighted_loss
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.data import ElectraBatch
@@ -92,7 +92,7 @@ def make_batch(
     return Rows(
         tokens=tokens,
         masked=masked,
-        padding=padding if padding.any() else None,
+        layout=Layout(padding if padding.any() else None),
         positions=positions,
         targets=targets,
         candidates=candidates,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import blank_rows, padding_of
+from metaseq_lm.data.corpus.rows import blank_rows, layout_of
 from metaseq_lm.data.labelled.sets import CLOZE, LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -89,7 +89,7 @@ class ClozeRows:
                 candidates[number, column, : sizes[number, column]] = words[sample]
         return ClozeBatch(
             tokens=as_tensor(rows),
-            padding=as_tensor(padding_of(lengths, rows.shape[1])),
+            layout=layout_of(lengths, rows.shape[1]),
             positions=as_tensor(positions),
             candidates=as_tensor(candidates),
             targets=None if labels is None else as_tensor(labels[samples]),

@@ -19,7 +19,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
-from metaseq_lm.data.corpus.rows import cut_pair, padding_of, text_rows
+from metaseq_lm.data.corpus.rows import cut_pair, layout_of, text_rows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
@@ -159,7 +159,7 @@ class TokenLabels:
         labels = np.zeros(len(self), np.int64) if self.labels is None else self.labels
         return TokenLabelBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            layout=layout_of(lengths, tokens.shape[1]),
             targets=as_tensor(targets),
             classes=labels[samples],
             class_tokens=as_tensor(self.class_tokens),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import check_ids, padding_of, segments_of, text_rows
+from metaseq_lm.data.corpus.rows import check_ids, layout_of, segments_of, text_rows
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -131,7 +131,7 @@ class SquadWindows:
         segments = segments_of(query, lengths, tokens.shape[1])
         return AnswerBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            layout=layout_of(lengths, tokens.shape[1]),
             segments=as_tensor(segments),
             answer_mask=(segments == 1) | (np.arange(tokens.shape[1]) == 0),
             starts=self.targets[samples, 0],

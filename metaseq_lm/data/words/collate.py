@@ -5,7 +5,7 @@ Shapes: B sentences, S positions of a row (words, start and end), M characters o
 
 import numpy as np
 
-from metaseq_lm.core.batch import WordBatch, as_tensor
+from metaseq_lm.core.batch import Layout, WordBatch, as_tensor
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, WORD_END, WORD_START
 
@@ -25,7 +25,7 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatc
     tokens[np.arange(len(rows)), lengths + 1] = END
     return WordBatch(
         tokens=as_tensor(tokens),
-        padding=as_tensor(at > lengths[:, None] + 1),
+        layout=Layout(as_tensor(at > lengths[:, None] + 1)),
         scored=as_tensor(scored),
         lengths=as_tensor(lengths),
         sizes={"rows": len(rows), "words": int(lengths.sum())},

@@ -11,7 +11,7 @@ import numpy as np
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -111,7 +111,7 @@ class TaggedRows:
         targets[row, column] = self._targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             segments=as_tensor(np.zeros_like(tokens)),
             targets=as_tensor(targets),
             samples=samples,

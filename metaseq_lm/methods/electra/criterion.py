@@ -145,8 +145,7 @@ def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight
 
 def real_tokens(batch: ElectraBatch) -> Tensor:
     """Return a mask (B, S), false at padding."""
-    padding = batch.padding
-    return torch.ones_like(batch.candidates) if padding is None else ~padding
+    return ~batch.layout.padding_of(batch.tokens)
 
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:

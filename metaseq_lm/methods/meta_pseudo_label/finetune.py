@@ -59,7 +59,7 @@ class TokenLabelCriterion(Criterion):
     )
 
     def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
-        return self.terms(model(batch.tokens, batch.padding), batch)  # (B, S, V)
+        return self.terms(model(batch.tokens, batch.layout), batch)  # (B, S, V)
 
     def terms(self, logits: Any, batch: TokenLabelBatch) -> Terms:
         """Return the terms of logits (B, S, V)."""
@@ -171,7 +171,7 @@ class TokenLabelsTask(LabelledSetTask):
         rows = self.labelled(split)
 
         def judge(batch: TokenLabelBatch) -> tuple[Terms, list[WindowAnswer]]:
-            logits = model(batch.tokens, batch.padding)
+            logits = model(batch.tokens, batch.layout)
             terms = {} if rows.labels is None else self.criterion.terms(logits, batch)
             return terms, window_answers(logits, batch)
 

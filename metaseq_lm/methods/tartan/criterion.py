@@ -74,9 +74,7 @@ def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
         assert batch.targets is not None
         return CLASSES.terms(model, scores_of(model, batch), batch.targets)
     assert isinstance(model, TransformerLM)
-    logits = model(
-        batch.tokens, batch.padding, batch.positions, batch.head, segments=batch.segments
-    )
+    logits = model(batch.tokens, batch.layout, batch.positions, batch.head, segments=batch.segments)
     return labelled_terms(logits, batch)
 
 

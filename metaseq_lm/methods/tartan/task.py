@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import ALL_VISIBLE, Batch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -155,7 +155,7 @@ class TartanTask(EndTaskAware):
 
     def for_head(self, batch: Any, head: str) -> Batch:
         named = super().for_head(batch, head)
-        return named.replace(padding=None) if self.authors else named
+        return named.replace(layout=ALL_VISIBLE) if self.authors else named
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the streams of all tasks, or one pass over a split of the end task.

@@ -86,7 +86,7 @@ def test_the_states_are_those_of_the_language_model(
     run.model.train()
     batch = batch_of(run, "chunk")
     views = run.model.views(batch)
-    states = run.model.language_model.eval().states(batch.tokens, batch.padding)
+    states = run.model.language_model.eval().states(batch.tokens, batch.layout)
     assert len(views.layers) == 3
     for found, ahead, back in zip(views.layers, *states):
         assert torch.equal(found, torch.cat([ahead, back], -1)) and not found.requires_grad

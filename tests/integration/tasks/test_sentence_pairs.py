@@ -53,8 +53,8 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
     (batch,) = run.task.build_streams("train")["train"].micro_batches(0, Shard())
     model = run.model.eval()
     terms = run.task.criterion(model, batch)
-    x = model.encoder(batch.tokens, batch.padding, batch.segments)
-    logits = model(batch.tokens, batch.padding, segments=batch.segments)
+    x = model.encoder(batch.tokens, batch.layout, batch.segments)
+    logits = model(batch.tokens, batch.layout, segments=batch.segments)
     at = batch.targets >= 0
     rows = torch.arange(len(x))[:, None].expand_as(at)[at]
     wanted = F.cross_entropy(logits[rows, batch.positions[at]], batch.targets[at])

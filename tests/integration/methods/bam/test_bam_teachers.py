@@ -54,7 +54,7 @@ def test_outputs_are_those_of_a_pass_without_dropout(
         for some in np.split(np.arange(len(found)), range(rows, len(found), rows)):
             batch = teacher.task.labelled(name, "train").batch(some, some)
             with torch.no_grad():
-                outputs_now = teacher.model(batch.tokens, batch.padding, batch.segments)
+                outputs_now = teacher.model(batch.tokens, batch.layout, batch.segments)
                 wanted = outputs_now[name].numpy()
             if name == "values":  # on the scale of the labels, which are from -6 to 4
                 wanted = wanted * 4 - 6

@@ -198,7 +198,7 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
     )
 
     class Given(torch.nn.Module):
-        def forward(self, tokens, padding, segments):
+        def forward(self, tokens, layout, segments):
             return tokens
 
     criterion, model = Wnli(BatchSumConfig()), Given()

@@ -176,7 +176,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
     for name, stream in run.task.build_streams("train").items():
         (batch,) = stream.micro_batches(0, Shard())
         assert len(batch.tokens) == 4 and batch.sizes == {name: 4}
-        states = run.model.encoder(batch.tokens, batch.padding, batch.segments)
+        states = run.model.encoder(batch.tokens, batch.layout, batch.segments)
         scores = run.model.heads.sets[f"set_{name}"](states[:, 0])
         wanted += F.cross_entropy(scores, batch.targets).item()
     run.train()

@@ -159,7 +159,7 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
         name = list(wanted)[number]
         alone = run.task.labelled(name, "train").batch(np.array([sample - first[number]]), None)
         tokens, segments = alone.tokens, alone.segments
-        scores = run.model(tokens, None, segments)[name]
+        scores = run.model(tokens, alone.layout, segments)[name]
         target = alone.targets
         if name == "values":
             loss = ((scores[:, 0] - (target - -6) / 4) ** 2).sum()

@@ -132,7 +132,7 @@ def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) ->
     other[:, word] = (other[:, word] + 1) % 7 + 5  # what was said at word - 1
     losses = []
     for inputs in (batch.inputs, other):
-        memory = net.encode(batch.tokens, batch.padding)
+        memory = net.encode(batch.tokens, batch.layout)
         states, _ = net.decode(inputs, memory.first)
         later = batch.targets[:, 1:].clamp(min=0)
         future = cross_entropy(net.heads["future"](states[:, :-1], memory), later)
@@ -152,7 +152,7 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
     (batch,) = taught(run)
     terms = run.task.criterion(run.model, batch)
     net = run.model.net
-    memory = net.encode(batch.tokens, batch.padding)
+    memory = net.encode(batch.tokens, batch.layout)
     states, _ = net.decode(batch.inputs, memory.first)
     size = len(run.task.tokenizers[1].vocabulary)
     for name, shift in (("attention", 0), ("future", 1)):
