@@ -35,7 +35,7 @@ API = {
         "Configuration and registry",
         "Options, names, plug-ins, errors and random numbers.",
         (
-            *("core.config", "core.registry", "core.plugins", "core.errors"),
+            *("core.config", "core.options", "core.registry", "core.plugins", "core.errors"),
             "core.random_streams",
         ),
     ),

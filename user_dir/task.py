@@ -5,8 +5,9 @@ from functools import partial
 
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream

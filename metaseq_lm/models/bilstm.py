@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, current_context, reverse, select
 

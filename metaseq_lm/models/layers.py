@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from metaseq_lm.core.batch import on_device
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
 from metaseq_lm.distributed.vectors import is_dtensor, local
 from metaseq_lm.runs.flops import uncounted

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import lengths_of, projected_lstm
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, full_precision, reverse

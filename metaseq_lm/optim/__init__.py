@@ -11,8 +11,9 @@ import torch
 from omegaconf import II
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import build, option, typed_options
+from metaseq_lm.core.config import build, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import Cloze, class_terms
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows

@@ -14,8 +14,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Logs, Terms
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.data.images import Images
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows

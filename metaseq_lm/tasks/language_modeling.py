@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus.rows import Corpus, padding_of

@@ -9,8 +9,9 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking

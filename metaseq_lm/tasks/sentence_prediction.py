@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Terms, TokenBatch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.storage.manifest import Manifest

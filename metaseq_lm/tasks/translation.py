@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter

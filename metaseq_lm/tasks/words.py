@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, labels_in, tokenizer_hash

@@ -19,8 +19,9 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet

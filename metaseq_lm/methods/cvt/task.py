@@ -13,8 +13,8 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs, WordBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (

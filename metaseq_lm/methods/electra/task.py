@@ -9,8 +9,9 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus

@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Logs, TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy

@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Corpus

@@ -16,8 +16,9 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
     Images,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import (
     Dropout,
