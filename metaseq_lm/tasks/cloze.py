@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
@@ -56,7 +56,7 @@ class ClozeTask(LabelledSetTask):
     criterion: Cloze
     criterions = (Cloze,)
 
-    def __init__(self, config: ClozeConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: ClozeConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(self._labelled)
 

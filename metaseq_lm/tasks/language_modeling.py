@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
-from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
@@ -61,7 +60,7 @@ class LanguageModelingTask(TextTask):
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
         """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         model: nn.Module = model_class(self.run_config, BiLSTMLM)(sizes, *vocabulary)
         return model
 

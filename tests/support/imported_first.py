@@ -8,8 +8,8 @@ import torch._dynamo  # the first optimizer would import it
 import metaseq_lm.cli.train
 import metaseq_lm.distributed.launcher
 import metaseq_lm.training.run  # noqa: F401
-from metaseq_lm.core import config, plugins
+from metaseq_lm.core import loading, plugins
 
 plugins.load_all()
-config.load_config([])
+loading.load_config([])
 torch.set_num_threads(1)

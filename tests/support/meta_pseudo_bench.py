@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core import plugins, random_streams
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.models import layers
