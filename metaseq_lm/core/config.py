@@ -81,8 +81,8 @@ class EngineConfig:
     )
     reduce_precision: str = option(
         "fp32",
-        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what is part "
-        "of second derivatives is never summed in bf16",
+        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what is "
+        "part of second derivatives is never summed in bf16",
         choices=("fp32", "bf16"),
     )
     micro_batch_size: int = option(
@@ -92,25 +92,25 @@ class EngineConfig:
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
     parallel: str = option(
         "replicate",
-        "where parameters and moments rest: replicate (whole in each process), shard (divided among all "
-        "processes) or hybrid (among those of a node)",
+        "where parameters and moments rest: replicate (whole in each process), shard (divided among "
+        "all processes) or hybrid (among those of a node)",
         choices=("replicate", "shard", "hybrid"),
     )
     compile: bool = option(
         False,
-        "compile loss and gradient with torch.compile; batches of a new shape run without, to count "
-        "their FLOPs, and so do evaluations",
+        "compile loss and gradient with torch.compile; batches of a new shape run without, to "
+        "count their FLOPs, and so do evaluations",
     )
     recompute: str = option(
         "none",
-        "activations computed again in the backward pass, for less memory: none, or those inside each "
-        "block (Transformer layer)",
+        "activations computed again in the backward pass, for less memory: none, or those inside "
+        "each block (Transformer layer)",
         choices=("none", "block"),
     )
     gather: str = option(
         "layer",
-        "how a pass puts sharded parameters together: layer by layer, or the whole model at once (more "
-        "memory, fewer messages); passes of second derivatives take the model at once",
+        "how a pass puts sharded parameters together: layer by layer, or the whole model at once "
+        "(more memory, fewer messages); passes of second derivatives take the model at once",
         choices=("layer", "model"),
     )
     timeout: float = option(
@@ -118,7 +118,8 @@ class EngineConfig:
     )
     retain_heap: bool = option(
         True,
-        "keep freed CPU memory for the next update: faster, uses a little more memory (not with shards)",
+        "keep freed CPU memory for the next update: faster, uses a little more memory (not with "
+        "shards)",
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
     loggers: list[str] = option(
@@ -168,7 +169,7 @@ def named(base: type, name: str) -> type:
 
 
 def section(group: str, _name: str, **options: Any) -> Any:
-    """Return the section of a registered name: the options of its class, the others at their defaults.
+    """Return the section of a registered name: options of its class, the others at their defaults.
 
     Raises UsageError for a name that is not registered, or a value out of range.
     """

@@ -1,8 +1,8 @@
 """The loading of a run's configuration: composed by Hydra, or stored by a run, then typed once.
 
 Hydra composes the files and the choices of names, without types. What it gives, and then the values
-of the command line, are set in the schema of the chosen classes, where OmegaConf checks each. At last
-references (${key}) are resolved, and all becomes a `RunConfig`.
+of the command line, are set in the schema of the chosen classes, where OmegaConf checks each. Then
+references (${key}) are resolved, and the result becomes a `RunConfig`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def hydra_choices(whole: bool) -> Iterator[None]:
 
 
 def lacks_groups(folder: Path, name: str) -> bool:
-    """Return whether a primary config alone, without choices of a command line, has not all groups."""
+    """Return whether a primary config without choices of a command line lacks groups."""
     try:
         return not set(GROUPS) <= set(compose_choices(folder, name, ()))
     except UsageError:
@@ -205,7 +205,7 @@ def lacks_groups(folder: Path, name: str) -> bool:
 
 
 def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
-    """Raise UsageError for a composition without names of classes, or with a value for a section."""
+    """Raise UsageError if a composition lacks the name of a class, or has a value for a section."""
     file = folder / f"{name}.yaml"
     if not set(GROUPS) <= set(composed):
         raise UsageError(mistakes.without_base(file))
@@ -260,7 +260,10 @@ def schema_of(values: Mapping[str, Any]) -> DictConfig:
 
 
 def set_value(config: DictConfig, override: Override) -> None:
-    """Set an option in place; UsageError for a section, errors of OmegaConf for a wrong key or value."""
+    """Set an option in place.
+
+    Raises UsageError for a section or its name, OmegaConfBaseException for a wrong key or value.
+    """
     key, value = override.key_or_group, override.value()
     if key in SECTIONS and not isinstance(value, dict):
         raise UsageError(mistakes.no_section(key, value))
@@ -289,8 +292,8 @@ def without_environment() -> Iterator[None]:
 
     def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
         raise UsageError(
-            f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value would "
-            "stand in the run folder for all to read; write the value itself, or give key=value"
+            f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value "
+            "would stand in the run folder for all to read; write the value itself, or give key=value"
         )
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
@@ -307,7 +310,7 @@ def from_stored(values: Any) -> RunConfig:
     """Return the configuration that a run stored, typed; options it lacks have their defaults.
 
     Sections of classes that are not registered keep their values as they are. The file may be
-    damaged: raises ValueError, which names the option, for one that its class has not, or a wrong type.
+    damaged: raises ValueError, which names the option, for an unknown one or a wrong type.
     """
     if not isinstance(values, Mapping):
         raise ValueError("it is no mapping of keys to values")
@@ -335,7 +338,7 @@ def with_current_names(config: Any) -> Any:
 def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return the configuration of a run with key=value changes, checked as load_config does.
 
-    Every name in `config` must be registered. Raises UsageError for an unknown key or a wrong value.
+    Every name in `config` must be registered. Raises UsageError for an unknown key or wrong value.
     """
     try:
         changes = OmegaConf.from_dotlist(list(overrides))

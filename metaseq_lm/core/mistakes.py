@@ -18,7 +18,7 @@ MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, V
 
 
 def explain_composition(error: Exception, choices: Sequence[str], source: str) -> str:
-    """Return the message for configs that cannot be read or composed; `source` says which they are."""
+    """Return the message for configs, described by `source`, that cannot be read or composed."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}:{error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, RecursionError):

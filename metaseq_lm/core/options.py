@@ -79,8 +79,9 @@ def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) 
     choices = allowed.get("choices")
     if choices is not None and entry not in choices:
         names = [str(choice) for choice in choices]
+        verb = "is" if entry is value else "has"
         raise UsageError(
-            f"{name} {'is' if entry is value else 'has'} '{entry}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
+            f"{name} {verb} '{entry}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
         )
     if not isinstance(entry, (int, float)) or isinstance(entry, bool):
         return

@@ -67,7 +67,7 @@ def is_valid(override: str) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Return a string, number, boolean, None or a list of them in the syntax of a Hydra override."""
+    """Return a string, number, boolean, None or a list of them as in a Hydra override."""
     if isinstance(value, list):
         return f"[{','.join(map(format_value, value))}]"
     if value is None:
@@ -88,7 +88,7 @@ def quote_path(text: str) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Return one line per key of a configuration: key=value, as on the command line, and its help."""
+    """Return a line for each key of a configuration: key=value, as it can be typed, and its help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
     for prefix, schema in sections(config).items():
         for item in fields(schema):

@@ -39,7 +39,7 @@ def test_changes_get_the_type_of_their_option(monkeypatch: pytest.MonkeyPatch) -
         ("dropot=3", "dropot; runs/x was .*cnn_bilstm, which has no such.*'dropout'"),
         ("_name=transformer", "which has no such option"),
         ("dropout=x", r"model.changes=\['dropout=x'\]: model.dropout: Value 'x'"),
-        ("dropout=", "model.dropout: field 'model.dropout' is not Optional"),
+        ("dropout=", "model.dropout: Incompatible value 'None'"),
         ("dropout=[", "a value is no YAML"),
         ("dropout.x=3", "'model.dropout.x' is no option .*'model.dropout'"),
         ("char_widths=3", "give a list"),
