@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms

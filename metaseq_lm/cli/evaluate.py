@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
 

@@ -90,7 +90,7 @@ class Lists:
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
     runs, options = split_overrides(args.runs + args.overrides)

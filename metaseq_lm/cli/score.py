@@ -77,8 +77,8 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the input with the run and write the result."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
     from metaseq_lm.core.errors import UsageError
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.labelled.files import read_pairs, read_sentences
 
     if args.pairs and args.tokens:

@@ -45,7 +45,7 @@ from metaseq_lm.core.errors import Interrupted, UsageError
 from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from metaseq_lm.core.config import RunConfig
 
 PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
@@ -309,7 +309,8 @@ def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.core.config import TOP, quote, split_overrides
+    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.overrides import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
         absolute,
         absolute_sources,
@@ -359,23 +360,24 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def composed(
-    runs: list[Any], definition: dict[str, Any]
-) -> Iterator[tuple[Any, Any, "DictConfig"]]:
+def composed(runs: list[Any], definition: dict[str, Any]) -> Iterator[tuple[Any, Any, "RunConfig"]]:
     """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
     from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
-    from metaseq_lm.core.config import Composer
+    from metaseq_lm.core.loading import Compositions, load_config
 
-    parser, composer = build_parser("train"), Composer()
+    parser = build_parser("train")
+    compositions: Compositions = {}
     for run in runs:
         for stage in run.stages:
             args, rest = parser.parse_known_args(["train", *stage.arguments])
             args.overrides = overrides(args.parser, rest)
             try:
                 words = overrides_of(args)
-                config = composer.load(words, definition["config_dir"], args.config_name)
+                config = load_config(
+                    words, definition["config_dir"], args.config_name, compositions
+                )
                 check_no_secret(config)
                 if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
                     plugins.check_named(config, None)
@@ -389,14 +391,12 @@ def name_of(run: Any, stage: Any) -> str:
     return f"{run.name}, {stage.name}" if stage.name else str(run.name)
 
 
-def check_no_secret(config: "DictConfig") -> None:
+def check_no_secret(config: "RunConfig") -> None:
     """Raise UsageError for an option with a secret, which sweep.json and the jobs' files would hold."""
-    from omegaconf import OmegaConf
-
-    from metaseq_lm.core.config import flatten
+    from metaseq_lm.core.config import as_dict, flatten
     from metaseq_lm.core.secrets import mask_options
 
-    options = OmegaConf.to_container(config)
+    options = as_dict(config)
     shown = flatten(mask_options(options))
     for key, value in flatten(options).items():
         if value != shown[key]:
@@ -412,15 +412,15 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
     Every configuration is composed. Of those that differ only in what neither task nor networks are
     built from, one is built.
     """
-    from omegaconf import OmegaConf
 
     from metaseq_lm import plugins
+    from metaseq_lm.core.config import as_dict
     from metaseq_lm.training.parts import check_parts
 
     plugins.load_all(definition["user_dir"])
     checked = set()
     for run, stage, config in composed(runs, definition):
-        options: Any = OmegaConf.to_container(config)
+        options = as_dict(config)
         content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
         if content in checked:
             continue

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy

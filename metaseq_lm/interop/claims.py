@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions import Criterion, Exported
@@ -14,14 +13,14 @@ KINDS = ("task", "criterion", "model")
 HEADS = "heads."
 
 
-def claimed(config: DictConfig, place: object) -> Exported:
+def claimed(config: RunConfig, place: object) -> Exported:
     """Return what the criterion of a run declares, if its task and model may be exported, too.
 
     Raises:
         MetaseqError: One of the three does not, or does not say so; the message begins with `place`.
     """
     for kind in KINDS:
-        name = config[kind]._name
+        name = getattr(config, kind)._name
         entry = ALL[kind].entry(name)
         # Not an inherited one: a subclass may compute something else.
         declared = vars(entry.value).get("exported")

@@ -1,12 +1,11 @@
 """Conversion between a `config.json` of the transformers library and our model options."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig, untyped_section
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
@@ -157,26 +156,24 @@ def write_config(
     return values
 
 
-def model_options(config: DictConfig, place: object) -> TransformerConfig:
+def model_options(config: RunConfig, place: object) -> TransformerConfig:
     """Return the encoder options in a run's config; MetaseqError for another kind of model."""
-    node = config.model if OmegaConf.is_dict(config.model) else {}
+    values = vars(config.model) if config.model is not None else {}
     usual = {item.name: item.default for item in fields(TransformerConfig)}
-    options = {name: node[name] for name in usual if name in node}
+    options = {name: values[name] for name in usual if name in values}
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():
         kinds = (int, float) if isinstance(usual[name], float) else type(usual[name])
         wrong |= set() if isinstance(value, kinds) else {name}
     if wrong:
         raise MetaseqError(
-            f"{place}: its model is {node.get('_name')!r}, not an encoder like ours "
+            f"{place}: its model is {values.get('_name')!r}, not an encoder like ours "
             f"({', '.join(sorted(wrong))})"
         )
     return TransformerConfig(**options)
 
 
-def run_config(
-    foreign: Foreign, generator: Foreign | None, sharing: str, folder: str
-) -> DictConfig:
+def run_config(foreign: Foreign, generator: Foreign | None, sharing: str, folder: str) -> RunConfig:
     """Return the configuration of a run that continues an imported model.
 
     ELECTRA's discriminator gets task electra, BERT with next-sentence prediction sentence_pairs,
@@ -184,7 +181,6 @@ def run_config(
     """
     model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
     config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
-    OmegaConf.set_struct(config, False)
     heads = foreign.architecture.heads
     if "rtd" in heads:
         width = foreign.model.encoder_embed_dim
@@ -201,19 +197,27 @@ def run_config(
         config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
     elif foreign.architecture.reach == "causal":
         config = _with_groups(config, {"task": "causal_lm", "criterion": "causal_lm"})
-    config.model = {**config.model, **model}
-    config.task.tokens_per_sample = foreign.model.max_positions
-    config.data = config.save_dir = folder
-    config.label = foreign.architecture.name
-    return config
+    return replace(
+        config,
+        data=folder,
+        save_dir=folder,
+        label=foreign.architecture.name,
+        task=replace(config.task, tokens_per_sample=foreign.model.max_positions),
+        model=section_with(config.model, model),
+    )
 
 
-def _with_groups(config: DictConfig, names: dict[str, str]) -> DictConfig:
+def section_with(section: Any, values: dict[str, Any]) -> Any:
+    """Return a section with other values of options, and further ones if its class is not registered."""
+    if values.keys() <= vars(section).keys():
+        return replace(section, **values)
+    return untyped_section({**vars(section), **values})
+
+
+def _with_groups(config: RunConfig, names: dict[str, str]) -> RunConfig:
     """Return `config` with other choices of groups; only the names if they are not registered."""
     if names["task"] in TASKS.entries:
-        config = load_config([f"{group}={name}" for group, name in names.items()])
-        OmegaConf.set_struct(config, False)
-        return config
-    for group, name in names.items():
-        config[group] = {**config[group], "_name": name} if group == "task" else {"_name": name}
-    return config
+        return load_config([f"{group}={name}" for group, name in names.items()])
+    unregistered = {group: untyped_section({"_name": name}) for group, name in names.items()}
+    unregistered["task"] = untyped_section({**vars(config.task), "_name": names["task"]})
+    return replace(config, **unregistered)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import Tensor
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
@@ -42,7 +42,7 @@ SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 def export_checkpoint(
     stored: Checkpoint,
-    config: DictConfig,
+    config: RunConfig,
     out: Path,
     name: str,
     data: Path | None = None,
@@ -70,16 +70,16 @@ def export_checkpoint(
     return part, tokenizer
 
 
-def row_length(part: Part, config: DictConfig) -> int:
+def row_length(part: Part, config: RunConfig) -> int:
     """Return the tokens at which a fine-tuned model's tokenizer cuts texts, as its task does; else 0."""
     is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
     return int(config.task.tokens_per_sample) if is_fine_tuned else 0
 
 
-def longest_input(part: Part, config: DictConfig) -> str:
+def longest_input(part: Part, config: RunConfig) -> str:
     """Return how long inputs may be, and what else there is to know if rows in training were shorter."""
     positions = part.foreign.model.max_positions
-    rows = config.task.get("tokens_per_sample", positions)
+    rows = getattr(config.task, "tokens_per_sample", positions)
     if rows == positions:
         return f"{positions} tokens"
     if row_length(part, config):
@@ -87,7 +87,7 @@ def longest_input(part: Part, config: DictConfig) -> str:
     return f"{positions} tokens (in its training rows had at most {rows})"
 
 
-def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
+def tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
     """Return the folder with the tokenizer of a checkpoint: its run or its data; UsageError if gone."""
     run = stored.path.parent.parent
     folder = run if (run / DICT_FILE).is_file() else Path(config.data)
@@ -99,7 +99,7 @@ def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
 
 
 def export_part(
-    stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str, head: str = ""
+    stored: Checkpoint, config: RunConfig, vocabulary: Vocabulary, name: str, head: str = ""
 ) -> Part:
     """Return the net `name` of a checkpoint, with `head` of several, as a model of the transformers library.
 
@@ -127,7 +127,9 @@ def export_part(
         part = _imported_part(stored, name, weights)
     else:
         part = trained_part(weights, config, vocabulary, stored.path, main)
-        part.config |= label_options(part, config, stored, head or config.task.get("labelled"))
+        part.config |= label_options(
+            part, config, stored, head or getattr(config.task, "labelled", None)
+        )
     build(part, stored.path)
     return part
 
@@ -152,7 +154,7 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
 
 def trained_part(
     weights: dict[str, Tensor],
-    config: DictConfig,
+    config: RunConfig,
     vocabulary: Vocabulary,
     place: object,
     main: bool = True,
@@ -180,7 +182,7 @@ def trained_part(
             f"{place}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is post-LN; train "
             "with model.encoder_normalize_before=false (e.g. --model electra_small) to export it"
         )
-    activation = config.task.get("pooler_activation", "tanh")
+    activation = getattr(config.task, "pooler_activation", "tanh")
     if main:
         architecture = choose(weights, model, vocabulary, activation, claim.reach, place)
     else:
@@ -260,7 +262,7 @@ def choose(
 
 
 def label_options(
-    part: Part, config: DictConfig, stored: Checkpoint, labelled: Any
+    part: Part, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
     """Return the options of `config.json` that name the outputs of a classifier of the set `labelled`."""
     labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # of one set
@@ -270,7 +272,7 @@ def label_options(
     key = (
         "seq_classif_dropout" if part.foreign.architecture.base == DISTIL else "classifier_dropout"
     )
-    dropout = {key: config.task.get("head_dropout", 0.0)}
+    dropout = {key: getattr(config.task, "head_dropout", 0.0)}
     if LABEL_RANGE in part.original:
         names, kind = ["value"], "regression"
     else:
@@ -288,7 +290,7 @@ def label_options(
     return {**dropout, **kinds, "label2id": ids, "id2label": labels}
 
 
-def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) -> str:
+def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
     """Return why a model of these weights cannot be exported, "" if it can."""
     place = "model"
     try:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from metaseq_lm import __version__
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
 
@@ -26,7 +25,7 @@ PIPELINES = {
 
 def model_card(
     stored: Checkpoint,
-    config: DictConfig,
+    config: RunConfig,
     model: dict[str, Any],
     labelled: str = "",
     longest: str = "",
@@ -46,7 +45,7 @@ def model_card(
         "Class": f"`{name}`",
         "Trained by": f"metaseq-lm {__version__}, task `{task}`, criterion `{criterion}`",
         "Updates": str(stored.manifest.get("update", "")),
-        "Labelled set": escape_markdown(labelled or str(config.task.get("labelled", ""))),
+        "Labelled set": escape_markdown(labelled or str(getattr(config.task, "labelled", ""))),
         "Started from": escape_markdown(Path(config.init_from or "").name),
         "Labels": escape_markdown(", ".join(labels)),
         "Longest input": longest,

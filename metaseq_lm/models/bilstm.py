@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse, select

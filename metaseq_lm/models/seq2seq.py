@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.bilstm import projected_lstm

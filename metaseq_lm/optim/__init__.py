@@ -11,8 +11,9 @@ import torch
 from omegaconf import II
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import build, option, typed_options
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor
@@ -218,14 +219,13 @@ def layer_multipliers(names: Sequence[str], decay: float) -> dict[str, float]:
 
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
-    optimizer: Mapping[str, Any],
-    schedule: Mapping[str, Any],
+    config: OptimizerConfig,
+    schedule: Any,
 ) -> Optimizer:
-    """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
+    """Build an optimizer with its schedule from sections of the run's configuration.
 
     Parameters that need no gradient are left out.
     """
-    config: OptimizerConfig = typed_options("optimizer", optimizer)
     named = [(name, p) for name, p in parameters if p.requires_grad]
     rates = None
     if config.layer_decay != 1.0:
@@ -233,7 +233,7 @@ def build_optimizer(
         rates = {name: config.lr * scale for name, scale in scales.items()}
     local = [(name, placement.local_parameter(p)) for name, p in named]
     groups = parameter_groups(local, config.weight_decay, config.decay_norms_and_biases, rates)
-    inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
+    inner = build("optimizer", config, groups)
     return Optimizer(
         inner,
         build("schedule", schedule),

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_optimizer
 
 

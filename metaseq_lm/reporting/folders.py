@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from metaseq_lm.core.config import flatten
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
@@ -154,7 +152,7 @@ def read_values(
     `seen` are the runs that led here: moved folders can name each other in a circle.
     """
     # Written resolved. References are not followed, since they could lead to a secret.
-    content: Any = OmegaConf.to_container(run_folder.read_config(folder / "config.yaml"))
+    content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)

@@ -12,20 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from metaseq_lm.core.config import (
-    GROUPS,
-    RunConfig,
-    check_names,
-    check_stored,
-    overridden,
-    with_current_names,
-    without_environment,
-)
+from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, check_names
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import as_numbers, misfit, read_json
+from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
 FORMAT = 2
@@ -151,23 +141,15 @@ def resolve(path: str, prefer: str = "last") -> Path:
     )
 
 
-def config_of(manifest: Mapping[str, Any], path: Path) -> DictConfig:
+def config_of(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
     try:
-        with without_environment():
-            config: DictConfig = OmegaConf.structured(RunConfig)
-            config.merge_with(with_current_names(manifest.get("config")))
-            OmegaConf.resolve(config)
-        for group in GROUPS:
-            check_stored(group, config.get(group))
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CheckpointError(f"{path}: its config cannot be used: {reason}") from error
-    OmegaConf.set_struct(config, True)
-    return config
+        return from_stored(manifest.get("config"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its config cannot be used: {error}") from error
 
 
-def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> DictConfig:
+def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
     """Return the configuration of a checkpoint, all of whose names are registered.
 
     Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does not
@@ -185,8 +167,8 @@ def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None)
 
 def reopened_config(
     path: Path, manifest: Mapping[str, Any], user_dir: str | None, overrides: Sequence[str]
-) -> DictConfig:
+) -> RunConfig:
     """Return the `usable_config` of a checkpoint with key=value changes; UsageError if one is wrong."""
     config = usable_config(path, manifest, user_dir)
-    check_hidden(path, OmegaConf.to_container(config), overrides)
+    check_hidden(path, as_dict(config), overrides)
     return overridden(config, overrides)

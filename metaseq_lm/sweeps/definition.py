@@ -21,8 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import format_value, names_runs, quote
+from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import format_value, quote
 from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import names_runs, quote
+from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import quote
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.sweeps.definition import (
     PLACEHOLDER,

@@ -148,7 +148,6 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
 
     Data that are gone, or results that do not say which they were, count as the same.
     """
-    from omegaconf import OmegaConf
 
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
@@ -159,7 +158,7 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
         trained_on = results.get("data")
         if results.get("status") != "finished" or not trained_on:
             continue
-        config: Any = OmegaConf.to_container(read_config(place / "config.yaml"))
+        config: Any = read_config(place / "config.yaml")
         data, options = stage.arguments[0], config.get("task")
         key = json.dumps([data, options], default=str)
         if key not in present:
@@ -253,11 +252,10 @@ def progress(place: Path) -> tuple[int, int, float]:
 
 def configured(config: Path) -> float:
     """Return trainer.max_update of a run's config, 0 if there is none yet."""
-    from omegaconf import OmegaConf
 
     if not config.exists():
         return 0
-    content: Any = OmegaConf.to_container(read_config(config))  # no reference in it is followed
+    content: Any = read_config(config)  # no reference in it is followed
     options = content.get("trainer")
     return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
 

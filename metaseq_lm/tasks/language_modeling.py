@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
-from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
@@ -62,7 +62,7 @@ class LanguageModelingTask(TextTask):
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
         """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         model: nn.Module = model_class(self.run_config, BiLSTMLM)(sizes, *vocabulary)
         return model
 
@@ -92,7 +92,7 @@ class CausalLMTask(LanguageModelingTask):
         """
         if self.run_config.model._name != "transformer":
             return None
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
         flops: float = self.config.batch_size * masked_lm(row, share=1.0)
         return flops

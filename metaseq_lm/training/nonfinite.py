@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm.core.config import TrainerConfig
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine, copied
@@ -26,7 +26,7 @@ class NonfinitePolicy:
     next: before a line of the log, a validation, a checkpoint and the end.
     """
 
-    def __init__(self, options: DictConfig, model: nn.Module, engine: Engine) -> None:
+    def __init__(self, options: TrainerConfig, model: nn.Module, engine: Engine) -> None:
         self.policy: str = options.on_nonfinite
         self.limit: int = options.max_nonfinite
         self.model, self.engine = model, engine

@@ -82,7 +82,8 @@ class SentenceScorer:
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
         # Positions beyond the rows of the training were never trained.
-        sizes = [run.config.task.get("tokens_per_sample"), run.config.model.get("max_positions")]
+        longest = getattr(run.config.task, "tokens_per_sample", 0)
+        sizes = [longest, getattr(run.config.model, "max_positions", 0)]
         self.room = min((n for n in sizes if n), default=1 << 30) - 2
         self.cost = Cost()
 

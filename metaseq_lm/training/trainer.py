@@ -162,7 +162,7 @@ class Trainer:
             process_group.sum_([total])
             numbers = total.tolist()
         spent = {"max_flops": numbers[0], "max_seconds": numbers[1]}
-        reached = [name for name in spent if 0 < self.options[name] <= spent[name]]
+        reached = [name for name in spent if 0 < getattr(self.options, name) <= spent[name]]
         if self.update >= self.options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""

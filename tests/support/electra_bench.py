@@ -60,7 +60,7 @@ def criterion(name: str, **options: Any) -> Any:
     made: dict[str, Any] = {"noise_rate": RATE}
     names = {field.name for field in fields(CRITERIONS.entry(name).dataclass)}
     chosen = {key: value for key, value in (made | options).items() if key in names}
-    return configuration.build("criterion", {"_name": name, **chosen})
+    return configuration.build("criterion", configuration.section("criterion", name, **chosen))
 
 
 def make_batch(

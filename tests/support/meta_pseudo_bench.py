@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metaseq_lm import plugins
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.corpus.text_columns import ColumnFile

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline

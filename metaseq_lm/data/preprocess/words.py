@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,

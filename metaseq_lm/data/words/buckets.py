@@ -13,8 +13,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 
 BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together

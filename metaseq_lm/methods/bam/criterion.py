@@ -11,8 +11,8 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.forward.context import full_precision

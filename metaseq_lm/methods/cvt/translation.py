@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
@@ -172,7 +172,7 @@ class CVTTranslationTask(TranslationTask):
     With criterion `translation` there are labelled batches only.
     """
 
-    def __init__(self, config: CVTTranslationConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: CVTTranslationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
 

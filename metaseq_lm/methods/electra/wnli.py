@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout, Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig
@@ -146,12 +146,12 @@ class WnliTask(LabelledSetTask):
     criterion: Wnli
     fresh = ("heads.", "prior")
 
-    def __init__(self, config: WnliTaskConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: WnliTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(partial(candidate_rows, run_config))
 
     @classmethod
-    def n_examples(cls, config: DictConfig) -> int:
+    def n_examples(cls, config: RunConfig) -> int:
         return len(candidate_rows(config, "train"))
 
     # ---------------------------------------------------------------- data and model
@@ -204,7 +204,7 @@ class WnliTask(LabelledSetTask):
         return labelled_split(data, outputs, logs)
 
 
-def candidate_rows(config: DictConfig, split: str) -> CandidateRows:
+def candidate_rows(config: RunConfig, split: str) -> CandidateRows:
     """Return the rows of a split of the configured set."""
     data = LabelledSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)

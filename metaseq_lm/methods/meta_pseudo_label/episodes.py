@@ -20,8 +20,8 @@ from torch import Tensor
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import CopiesBatch, Layout, TokenBatch, as_tensor, count_targets
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.rows import Corpus, layout_of
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels

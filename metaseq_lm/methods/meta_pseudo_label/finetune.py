@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -104,7 +104,7 @@ class TokenLabelsTask(LabelledSetTask):
     criterion: TokenLabelCriterion
     criterions = (TokenLabelCriterion,)
 
-    def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TokenLabelsConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self._splits: dict[str, TokenLabels] = {}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (

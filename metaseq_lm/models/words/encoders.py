@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse

@@ -15,8 +15,8 @@ from sweeping import SHORT, states_of, sweep
 
 from metaseq_lm.cli import build_parser, overrides
 from metaseq_lm.cli.train import overrides_of
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.sweeps.definition import absolute_sources, normalise
 from metaseq_lm.sweeps.expansion import NAME_LENGTH, Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder

@@ -11,8 +11,8 @@ import word_data
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter

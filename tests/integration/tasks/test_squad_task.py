@@ -10,8 +10,8 @@ import squad_data
 import torch
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2

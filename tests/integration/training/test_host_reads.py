@@ -7,11 +7,11 @@ import battery
 import pytest
 import torch
 from host_reads import HostReads
+from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.optim import build_optimizer
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ def deferring(kind: dict, defers: bool) -> tuple[nn.Linear, Engine]:
     model = nn.Linear(5, 3)
     optimizer = {"clip_norm": 0.1, "weight_decay": 0.0, **kind}
     engine = Engine(
-        {"main": build_optimizer(model.named_parameters(), optimizer, {"_name": "constant"})}
+        {"main": make_optimizer(model.named_parameters(), optimizer, {"_name": "constant"})}
     )
     engine.defers = defers
     return model, engine

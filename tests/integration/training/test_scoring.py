@@ -12,11 +12,11 @@ from agreement import make_data, make_run, sentences
 from battery import CASES, TINY, configure
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.files import Sentence, read_pairs
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
@@ -156,7 +156,7 @@ def test_token_scorer_refuses_criterions_without_probabilities(
 ) -> None:
     task = SimpleNamespace(
         criterion=HardLabels(HardConfig()),
-        run_config=OmegaConf.create({"criterion": {"_name": "meta_pseudo_label_hard"}}),
+        run_config=load_config(["criterion=meta_pseudo_label_hard"]),
     )
     with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
         token_scorer(task)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.core.config import load_config, typed_options
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
 from metaseq_lm.models.words.encoders import (
@@ -130,7 +131,7 @@ def lstm_parameters(inputs: int, cells: int, width: int) -> int:
 def test_parameter_counts_follow_the_formula(size: str) -> None:
     """Of the model configs; the paper's cells are 1024 and 512, "large" 4096 and 2048."""
     config = load_config([f"model=cnn_bilstm_{size}", "save_dir=x", "data=x"])
-    sizes = typed_options("model", config.model)
+    sizes = config.model
     cells = {"small": (256, 128), "base": (1024, 512), "large": (4096, 2048)}[size]
     assert (sizes.encoder_hidden_dim, sizes.second_hidden_dim) == cells
     widths = [min(c, 512) for c in cells]
@@ -280,7 +281,7 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
 )
 def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        options = typed_options("model", {"_name": "cnn_bilstm", **vars(LSTM), **change})
+        options = section("model", **{"_name": "cnn_bilstm", **vars(LSTM), **change})
         CNNBiLSTM(options, WORDS, CHARACTERS)
 
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from optimizers import make_optimizer
 from torch import nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
-from metaseq_lm.optim import Optimizer, build_optimizer, layer_multipliers
+from metaseq_lm.optim import Optimizer, layer_multipliers
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}
@@ -67,7 +68,7 @@ def test_pooler_and_last_norm() -> None:
 
 
 def build(net: nn.Module, **more: object) -> Optimizer:
-    return build_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
+    return make_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
 
 
 def rates(optimizer: Optimizer, net: nn.Module) -> Mapping[str, tuple[float, float]]:
@@ -93,7 +94,7 @@ def test_groups_have_one_rate_and_one_decay() -> None:
 
 def test_the_schedule_scales_every_group() -> None:
     net = model(2)
-    optimizer = build_optimizer(
+    optimizer = make_optimizer(
         net.named_parameters(), OPTIONS | {"layer_decay": 0.8}, FLAT | {"warmup_updates": 4}
     )
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -135,7 +136,7 @@ def test_first_step_without_bias_correction() -> None:
     steps = {}
     for kind in ("adam_uncorrected", "adamw"):
         p = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
-        optimizer = build_optimizer([("p", p)], OPTIONS | {"_name": kind, "lr": 1.0}, FLAT)
+        optimizer = make_optimizer([("p", p)], OPTIONS | {"_name": kind, "lr": 1.0}, FLAT)
         g = torch.tensor([[1.0, -2.0], [30.0, -0.5], [7.0, 1e3]], dtype=torch.float64)
         p.grad = g.clone()
         optimizer.step()

@@ -9,12 +9,12 @@ import battery
 import pytest
 import small_data
 import torch
-from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches, Task
@@ -27,7 +27,7 @@ ELSEWHERE = [s for s in battery.TINY if not s.startswith("model.")]
 DROPOUT = ["model.dropout=0.2", "trainer.max_update=5", "optimizer.clip_norm=0.5"]
 
 
-def configure(moons: Path, save: Path, *more: str) -> DictConfig:
+def configure(moons: Path, save: Path, *more: str) -> RunConfig:
     data = moons
     if {"task=meta_pretrain", "task=sentence_pairs"} & set(more):
         data = small_data.ensure(moons, "documents")
@@ -38,7 +38,7 @@ def configure(moons: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
 
 
-def trained(config: DictConfig) -> TrainingRun:
+def trained(config: RunConfig) -> TrainingRun:
     run = TrainingRun(config)
     run.train()
     return run

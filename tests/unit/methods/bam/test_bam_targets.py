@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
@@ -138,7 +138,7 @@ def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
 )
 def test_impossible_options(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        build("criterion", {"_name": "bam_distill", **options})
+        build("criterion", section("criterion", **{"_name": "bam_distill", **options}))
 
 
 # ---------------------------------------------------------------- with a model

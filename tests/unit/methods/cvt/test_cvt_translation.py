@@ -6,10 +6,10 @@ import parallel_data
 import pytest
 import torch
 from cvt_bench import average_moves_before_the_step
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.data.streams import Shard, mean_over_first
@@ -45,7 +45,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parallel_data.binarise(place / "text", place / "data")
 
 
-def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> DictConfig:
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> RunConfig:
     places = [f"data={data}", f"save_dir={save}", f"criterion={criterion}"]
     return load_config([*TINY, *places, *more])
 

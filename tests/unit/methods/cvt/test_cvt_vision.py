@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from cvt_bench import average_moves_before_the_step
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
@@ -44,7 +44,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return image_data.write(tmp_path_factory.mktemp("images"), size=16)
 
 
-def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> DictConfig:
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> RunConfig:
     return load_config([*TINY, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more])
 
 

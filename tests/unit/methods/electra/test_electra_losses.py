@@ -103,7 +103,7 @@ def test_weights_are_options() -> None:
 
 def test_the_rate_is_that_of_the_task() -> None:
     """Nobody has to write 15 % twice."""
-    from metaseq_lm.core.config import load_config
+    from metaseq_lm.core.loading import load_config
 
     names = ["task=electra", "criterion=electric_nce", "model=electra"]
     assert load_config(names).criterion.noise_rate == 0.15
