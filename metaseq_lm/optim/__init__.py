@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from metaseq_lm.core.config import build, option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
-from metaseq_lm.distributed.vectors import Vector, is_dtensor
+from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
@@ -165,57 +164,6 @@ class Optimizer:
         self.load_local_state({"updates": state["updates"], "state": parts})
 
 
-def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]],
-    weight_decay: float,
-    decay_norms_and_biases: bool,
-    rates: Mapping[str, float] | None = None,
-) -> list[dict[str, Any]]:
-    """Split parameters into groups of one weight decay and one rate each.
-
-    Vectors (norms, biases) may be spared the decay; `rates` are the rates of the parameters by
-    name, without them the groups have none of their own.
-    """
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}  # by rate, and whether spared
-    for name, p in named:
-        spared = not (decay_norms_and_biases or p.dim() > 1)
-        rate = rates[name] if rates else 0.0
-        group: dict[str, Any] = {"params": [], "weight_decay": 0.0 if spared else weight_decay}
-        group |= {"lr": rate} if rates else {}
-        groups.setdefault((rate, spared), group)["params"].append(p)
-    return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
-
-
-LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
-
-
-def layer_multipliers(names: Sequence[str], decay: float) -> dict[str, float]:
-    """Return the factor of the rate of each parameter: decay^(depth of the heads - its depth).
-
-    As in the code of ELECTRA and BAM: embeddings (and their projection) have depth 0, layer i
-    depth i + 1, BERT's tanh pooler L + 1 and heads L + 2, so that the top layer gets decay^2.
-    Raises UsageError for a model without such layers.
-    """
-    numbers = [int(match[1]) for match in map(LAYER.match, names) if match]
-    if not numbers:
-        raise UsageError(
-            f"optimizer.layer_decay is {decay}, but no trained parameter of the model is called "
-            "encoder.stack.layers.N; it must be 1 for this task"
-        )
-    top = max(numbers) + 1
-
-    def depth(name: str) -> int:
-        if match := LAYER.match(name):
-            return int(match[1]) + 1
-        if name.startswith("encoder.stack.norm."):
-            return top  # the last norm of a pre-LN stack belongs to its top layer
-        if name.startswith("encoder."):
-            return 0
-        return top + 1 if ".pooler." in name else top + 2
-
-    return {name: decay ** (top + 2 - depth(name)) for name in names}
-
-
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
     optimizer: Mapping[str, Any],
@@ -223,17 +171,18 @@ def build_optimizer(
 ) -> Optimizer:
     """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
 
-    Parameters that need no gradient are left out.
+    Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs whole
+    matrices if the parameters are sharded.
     """
     config: OptimizerConfig = typed_options("optimizer", optimizer)
     named = [(name, p) for name, p in parameters if p.requires_grad]
-    rates = None
-    if config.layer_decay != 1.0:
-        scales = layer_multipliers([name for name, _ in named], config.layer_decay)
-        rates = {name: config.lr * scale for name, scale in scales.items()}
     local = [(name, placement.local_parameter(p)) for name, p in named]
-    groups = parameter_groups(local, config.weight_decay, config.decay_norms_and_biases, rates)
-    inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
+    inner = OPTIMIZERS.build(optimizer["_name"], config, local)
+    if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
+        raise UsageError(
+            f"optimizer {optimizer['_name']} needs whole matrices, but engine.parallel=shard or hybrid leaves "
+            "each process some of their rows; use engine.parallel=replicate, or another optimizer"
+        )
     return Optimizer(
         inner,
         build("schedule", schedule),
@@ -241,6 +190,15 @@ def build_optimizer(
         config.clip_norm,
         [p for _, p in local],
     )
+
+
+# Those of torch, which cannot declare it.
+WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
+
+
+def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
+    """Return whether a step on some rows of a matrix differs from those rows of the whole step."""
+    return getattr(inner, "needs_whole_matrices", isinstance(inner, WHOLE_MATRICES))
 
 
 Schedule = Callable[[int], float]
