@@ -1,15 +1,16 @@
-"""Sums of gradients over replicas, in buckets that are sent during the backward pass."""
+"""Sums over replicas: of sizes, and of gradients, in buckets that are sent during the backward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Logs, to_python
 from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.distributed.vectors import (
     Vector,
@@ -21,6 +22,62 @@ from metaseq_lm.distributed.vectors import (
 )
 
 ON_THE_WAY = 2  # buckets that are summed at the same time
+
+
+@dataclass(frozen=True)
+class GlobalCount:
+    """What all replicas' micro-batches of a global batch have together.
+
+    Attributes:
+        totals: Every size summed over them, a number or (C,) per copy.
+        are_equal: Whether all replicas have as many.
+        is_complete: Whether every replica has at least one.
+    """
+
+    totals: dict[str, Any]
+    are_equal: bool
+    is_complete: bool
+
+
+def count_globally(
+    sizes: Mapping[str, Any], micro_batches: int, device: torch.device
+) -> GlobalCount:
+    """Count what the replicas have, this one `micro_batches` with these `sizes` in all.
+
+    A call of all replicas.
+    """
+    # A number stays on the host.
+    totals = {n: torch.as_tensor(sizes[n], dtype=torch.float64).clone() for n in sorted(sizes)}
+    are_equal, is_complete = compare(micro_batches)
+    if is_complete:
+        process_group.sum_(list(totals.values()))
+    else:
+        totals = sum_of_sizes(process_group.gather_objects(to_python(totals)), device)
+    return GlobalCount(totals, are_equal, is_complete)
+
+
+def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+    """Return the sums of the replicas' sizes, which those without micro-batches lack."""
+    totals: dict[str, Any] = {}
+    for sizes in replicas:
+        for name, size in sizes.items():
+            target = device if isinstance(size, list) else "cpu"
+            number = torch.tensor(size, dtype=torch.float64, device=target)
+            totals[name] = totals.get(name, 0.0) + number
+    return totals
+
+
+def compare(micro_batches: int) -> tuple[bool, bool]:
+    """Return whether all replicas have as many micro-batches, and whether each has one at least.
+
+    A call of all replicas.
+    """
+    numbers = [micro_batches, micro_batches**2, micro_batches > 0]
+    sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    process_group.sum_([sums])
+    total, squares, having = sums.tolist()
+    replicas = process_group.world_size()
+    return total**2 == replicas * squares, having == replicas
 
 
 class Reduction:

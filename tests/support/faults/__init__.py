@@ -246,7 +246,11 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
         if value.dim()
     ]
     line = {"update": update, "samples": sample_numbers(batches), "moments": sum(moments)}
-    line |= {"before": before, "after": hashes(trainer), "refused": trainer.engine.nonfinite}
+    line |= {
+        "before": before,
+        "after": hashes(trainer),
+        "refused": trainer.engine.finite_check.refused,
+    }
     parameters = list(trainer.model.parameters())
     line |= {"parameters": sum(p.numel() for p in parameters)}
     line |= {"held": sum(local(p).numel() for p in parameters)}
