@@ -1,9 +1,9 @@
 """The arithmetic of an update, exact under gradient accumulation and over replicas.
 
-The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the global
-batch that this replica holds, which may be none. Each verb divides a term by its size summed over all
-micro-batches and replicas, so that any way to cut the batch gives the same result, up to the order of
-summation.
+The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the
+global batch that this replica holds, which may be none. Each verb divides a term by its size summed
+over all micro-batches and replicas, so that any way to cut the batch gives the same result, up to
+the order of summation.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class InnerGradient:
         logs: Means of the terms of the loss.
         loss: The loss, which is enough to build the graph again.
         wrt: The leaves that it was differentiated with respect to.
-        graph: The gradient with its graph, where one micro-batch is all; freed by its first use, and
-            by the first change of a parameter.
+        graph: The gradient with its graph, where one micro-batch is all; freed by its first use,
+            and by the first change of a parameter.
         leaves: The whole parameters that the graph belongs to, by the id of their shards.
         origin: What this process held of the optimizers' parameters, if they have changed since.
     """
@@ -74,7 +74,7 @@ class FiniteCheck:
         self.refused: list[str] = []
         self._update = 0
         self._sum: Any = 0.0  # of all that must be finite in this update
-        # By update, as long as nobody knows whether it is finite: this replica's part of the losses.
+        # This replica's part of the losses, by update as long as nobody knows whether it is finite.
         self._local_losses: dict[int, Any] = {}
         self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
 
@@ -86,7 +86,10 @@ class FiniteCheck:
             self._local_losses.clear()
 
     def require(self, values: Tensor) -> None:
-        """Refuse the rest of this update's steps unless all values, equal on all replicas, are finite."""
+        """Refuse the update's further steps unless all values are finite.
+
+        They must be equal on all replicas.
+        """
         self._sum = self._sum + values.detach().double().sum()
 
     def add_loss(self, loss: Any) -> None:
@@ -99,16 +102,16 @@ class FiniteCheck:
         self._local_losses[self._update] = known + torch.as_tensor(loss)
 
     def refuses(self, name: str, norm: Tensor) -> bool:
-        """Return whether the host refuses a step whose gradient has this norm; with `defers` never."""
+        """Return whether the host refuses a step with this gradient norm; with `defers` never."""
         if self.defers or torch.isfinite(norm + self._sum):
             return False
         self.refused.append(name)
         return True
 
     def found_inf(self, name: str, norm: Tensor) -> Tensor | None:
-        """Return 1.0 if this update is not finite up to this norm, else 0.0, and note it for `skipped`.
+        """Return 1.0 if this update is not finite up to this norm, else 0.0; None without `defers`.
 
-        None without `defers`.
+        `skipped` will report it.
         """
         if not self.defers:
             return None
@@ -119,7 +122,7 @@ class FiniteCheck:
         return bad.float()
 
     def skipped(self) -> tuple[int, list[str]] | None:
-        """Return the first update in which the device skipped a step, and the names of its optimizers.
+        """Return the first update in which the device skipped a step, and the optimizers' names.
 
         None if there is none. It waits for the device, and forgets what it returns.
         """
@@ -134,9 +137,10 @@ class FiniteCheck:
         return update, [name for name, first in firsts.items() if first == update]
 
     def nonfinite_replicas(self, update: int) -> list[int]:
-        """Return the replicas whose part of an update's losses was not finite; a call of all replicas.
+        """Return the replicas whose part of an update's losses was not finite.
 
-        The update is the last one, or with `defers` one that `skipped` has just returned.
+        A call of all replicas. The update is the last one, or with `defers` one that `skipped` has
+        just returned.
         """
         loss = self._local_losses.pop(update, torch.zeros(()))
         self._local_losses.clear()
@@ -145,7 +149,10 @@ class FiniteCheck:
 
 
 class Weights:
-    """What this process holds of the optimizers' parameters, and inner gradients at earlier values."""
+    """What this process holds of the optimizers' parameters.
+
+    Inner gradients that belong to the current values store them before they change.
+    """
 
     def __init__(self, optimizers: Mapping[str, Optimizer], passes: ForwardPasses) -> None:
         self.optimizers, self.passes = optimizers, passes
@@ -210,8 +217,8 @@ class Engine:
         placement: The model's sharded parameters; None if they rest whole in every process.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `gradients` runs losses through torch.compile.
-        reduce_precision: fp32, in which gradients are summed in the dtype of the parameters, or bf16;
-            those that are part of second derivatives never are in bf16.
+        reduce_precision: fp32, in which gradients are summed in the dtype of the parameters, or
+            bf16; those that are part of second derivatives never are in bf16.
 
     Attributes:
         passes: The forward passes of all verbs.
@@ -250,7 +257,7 @@ class Engine:
         self._saved: dict[str, dict[str, Any] | None] = {}
 
     def begin(self, update: int) -> None:
-        """Start an update; its random numbers depend only on the seed and the number of the update."""
+        """Start an update; its random numbers depend only on the seed and its number."""
         self.passes.begin(update)
         self.finite_check.begin(update)
 
@@ -259,7 +266,7 @@ class Engine:
         return self.passes.outside_updates()
 
     def to_device(self, batches: Sequence[B]) -> list[B]:
-        """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
+        """Return micro-batches with tensors on the engine's device, floats in its precision."""
         return [batch.to(self.device, PRECISIONS[self.precision]) for batch in batches]
 
     # ---------------------------------------------------------------- derivatives
@@ -278,13 +285,13 @@ class Engine:
             loss_fn: Returns the terms of a micro-batch.
             batches: This replica's micro-batches of the global batch; there may be none.
             wrt: The leaves to differentiate with respect to.
-            rng_key: Calls with equal keys in one update use the same dropout masks and samples; each
-                call without a key uses new ones.
+            rng_key: Calls with equal keys in one update use the same dropout masks and samples;
+                each call without a key uses new ones.
             full_precision: Do not autocast, for a gradient that is differentiated again.
 
         Returns:
-            The gradient in the order of `wrt`, None for leaves that no replica's loss depends on; and
-            the means of the terms with their weighted sum, "loss".
+            The gradient in the order of `wrt`, None for leaves that no replica's loss depends on;
+            and the means of the terms with their weighted sum, "loss".
         """
         return self._gradients(self._global_loss(loss_fn, batches, rng_key), wrt, full_precision)
 
@@ -301,9 +308,10 @@ class Engine:
         The graph of a single micro-batch is stored. With several, or with `replay`, each graph is
         built again when it is needed, so that memory is that of one graph.
 
-        The gradient belongs to the parameters as they are now: `move`, `step` and `restoring` may come
-        before `hypergradients`, and then copies of the optimizers' parameters are stored. With
-        `replay` it belongs to those that the caller has put in place by then, and nothing is stored.
+        The gradient belongs to the parameters as they are now: `move`, `step` and `restoring` may
+        come before `hypergradients`, and then copies of the optimizers' parameters are stored. With
+        `replay` it belongs to those that the caller has put in place by then, and nothing is
+        stored.
         """
         loss = self._global_loss(loss_fn, batches, rng_key)
         if replay or len(loss.batches) != 1:
@@ -324,8 +332,8 @@ class Engine:
             inner: The inner gradient.
             vector: The vector, in the order of `inner.wrt`.
             wrt: The leaves to differentiate with respect to.
-            step: 0 for exact second derivatives; else central finite differences of first derivatives,
-                with a displacement of `step` times the norm of the inner parameters.
+            step: 0 for exact second derivatives; else central finite differences of first
+                derivatives, with a displacement of `step` times the norm of the inner parameters.
         """
         with self._weights.at_origin(inner):
             if step:
@@ -371,7 +379,7 @@ class Engine:
         batches: Sequence[Batch],
         rng_key: RngKey | None = None,
     ) -> list[T]:
-        """Return `function` of each micro-batch, without gradients, with the random numbers of `rng_key`."""
+        """Return `function` of each micro-batch, without gradients; `rng_key` as in `gradients`."""
         rng_key = self.passes.key(rng_key)
         results = []
         by_layer = self.passes.has_layers and reduction.compare(len(batches))[0]
@@ -398,9 +406,10 @@ class Engine:
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
 
-        Returns False, and changes nothing, if the gradient, a loss of this update or a value passed to
-        `finite_check.require` is not finite. With `finite_check.defers` the device changes nothing then, nor in a
-        later step of the update, and the host, which does not wait for it, gets True.
+        Returns False, and changes nothing, if the gradient, a loss of this update or a value passed
+        to `finite_check.require` is not finite. With `finite_check.defers` the device changes
+        nothing then, nor in a later step of the update, and the host, which does not wait for it,
+        gets True.
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:

@@ -1,4 +1,4 @@
-"""Forward passes: parameters, random numbers and precision with which a model computes a micro-batch."""
+"""Forward passes: parameters, random numbers and precision with which a model computes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LossRecord:
     has_items: bool | None = None
 
     def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
-        """Record some terms; `totals` are the sizes of a global batch whose loss is differentiated."""
+        """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
         losses = {name: term for name, term in terms.items() if term.is_loss}
         self.loss_terms.update(losses)
         if totals is not None and losses and not self.has_items:
@@ -104,7 +104,7 @@ class ForwardPasses:
         self._calls = 0  # of verbs without a key, in this update
 
     def begin(self, update: int) -> None:
-        """Start an update; its random numbers depend only on the seed and the number of the update."""
+        """Start an update; its random numbers depend only on the seed and its number."""
         self.update, self._calls = update, 0
 
     @contextlib.contextmanager
@@ -145,8 +145,8 @@ class ForwardPasses:
             rng_key: Key of the random numbers.
             by_layer: Whether to gather layers one at a time.
             full_precision: Do not autocast.
-            double_backward: Whether the gradient will itself be differentiated; such a pass has full
-                precision.
+            double_backward: Whether the gradient will itself be differentiated; such a pass has
+                full precision.
         """
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         is_low = self.is_low and not (double_backward or full_precision)
@@ -188,7 +188,7 @@ class ForwardPass:
     double_backward: bool
 
     def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the leaves of the graph for some parameters: themselves, or whole ones for shards."""
+        """Return the leaves of the graph for parameters: themselves, or whole ones for shards."""
         placement = self.passes.placement
         if placement is None:
             return parameters
@@ -221,7 +221,7 @@ class ForwardPass:
         return terms
 
     def mean_loss(self, loss: GlobalLoss, batch: Batch, logs: Logs) -> Tensor:
-        """Return a micro-batch's part of the mean loss of a global batch, and add its terms to `logs`."""
+        """Return a micro-batch's part of a global mean loss, and add its terms to `logs`."""
         totals = loss.count.totals
         with self.over(batch):
             terms = self.terms(loss.loss_fn, batch)

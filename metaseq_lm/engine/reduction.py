@@ -1,4 +1,4 @@
-"""Sums over replicas: of sizes, and of gradients, in buckets that are sent during the backward pass."""
+"""Sums over replicas of sizes and gradients; buckets of these leave during the backward pass."""
 
 from __future__ import annotations
 
@@ -83,14 +83,15 @@ def compare(micro_batches: int) -> tuple[bool, bool]:
 class Reduction:
     """Sums the gradients of `leaves` over the replicas.
 
-    The last backward pass runs inside the with block, and each bucket is sent as soon as its gradients
-    are computed. Buckets are filled from the last leaf to the first, the order of the backward pass,
-    and are sent in that order on every replica.
+    The last backward pass runs inside the with block, and each bucket is sent as soon as its
+    gradients are computed. Buckets are filled from the last leaf to the first, the order of the
+    backward pass, and are sent in that order on every replica.
 
     Args:
         leaves: The leaves of the graph, whole.
-        wrt: What they stand for: the leaves themselves, or shards. The gradient of a shard is a shard.
-        low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of `wrt`.
+        wrt: The leaves themselves, or shards of them. The gradient of a shard is a shard.
+        low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
+            `wrt`.
     """
 
     def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False) -> None:
@@ -131,8 +132,8 @@ class Reduction:
     def _has_room(self) -> bool:
         """Return whether a bucket can be sent without a wait.
 
-        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends it
-        at its end only, and until then may wait for this replica to gather a layer with it.
+        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends
+        it at its end only, and until then may wait for this replica to gather a layer with it.
         """
         return len(self.waits) < ON_THE_WAY or self.waits[0].is_over()
 
@@ -169,9 +170,10 @@ class Reduction:
         self.waits.append(process_group.start_sum(flat))
 
     def finish(self, logs: Logs, is_complete: bool = True) -> Vector:
-        """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None.
+        """Return the summed gradients and sum the logs.
 
-        Unless `is_complete`, some replicas had no micro-batch, and learn here which logs there are.
+        A gradient that is None on all replicas stays None. Unless `is_complete`, some replicas had
+        no micro-batch, and learn here which logs there are.
         """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()

@@ -61,9 +61,10 @@ class Optimizer:
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
     def load_gradient(self, gradient: Vector) -> Tensor:
-        """Put a gradient, in the order of `parameters`, into the `.grad` of `local`; return its norm.
+        """Put a gradient into the `.grad` of `local`, and return its norm.
 
-        Its tensors are whole or placed as the parameters. The norm is that of all processes' parts.
+        Its tensors, in the order of `parameters`, are whole or placed as these. The norm is that of
+        all processes' parts.
         """
         if self.is_sharded:
             gradient = vectors.place_like(gradient, self.parameters)
@@ -81,10 +82,10 @@ class Optimizer:
             parameter.grad = None
 
     def step(self, found_inf: Tensor | None = None) -> None:
-        """Apply the gradients in the `.grad` of `local` at the scheduled rate; without one they stay.
+        """Step the parameters that have a `.grad` in `local`, at the scheduled rate.
 
-        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are; the
-        host does not read it. Only for an optimizer that `takes_found_inf`.
+        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are;
+        the host does not read it. Only for an optimizer that `takes_found_inf`.
         """
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
@@ -171,8 +172,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
 
-    Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs whole
-    matrices if the parameters are sharded.
+    Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs
+    whole matrices if the parameters are sharded.
     """
     config: OptimizerConfig = typed_options("optimizer", optimizer)
     named = [(name, p) for name, p in parameters if p.requires_grad]
@@ -180,8 +181,9 @@ def build_optimizer(
     inner = OPTIMIZERS.build(optimizer["_name"], config, local)
     if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
         raise UsageError(
-            f"optimizer {optimizer['_name']} needs whole matrices, but engine.parallel=shard or hybrid leaves "
-            "each process some of their rows; use engine.parallel=replicate, or another optimizer"
+            f"optimizer {optimizer['_name']} needs whole matrices, but engine.parallel=shard or "
+            "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
+            "another optimizer"
         )
     return Optimizer(
         inner,
@@ -234,7 +236,8 @@ class InverseSqrtConfig:
     warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
         True,
-        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. 2017)",
+        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. "
+        "2017)",
     )
 
 
@@ -283,7 +286,7 @@ class LinearConfig(ConstantConfig):
 
 @dataclass
 class PolynomialConfig(LinearConfig):
-    """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
+    """Polynomial decay to `end` over the whole run, times a linear warm-up (BERT, ELECTRA)."""
 
     power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
     end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
@@ -295,12 +298,12 @@ class PolynomialConfig(LinearConfig):
 
 @register_schedule("polynomial", dataclass=PolynomialConfig)
 def polynomial(config: PolynomialConfig) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step.
+    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power).
 
-    With `zero_based` the first step is number 0, the form of ELECTRA's code. Without
-    `decay_in_warmup` the second factor is left out in the first W steps, so that after nearly 1 the
-    rate falls to 1 - W / total at once: the form of BERT's and BAM's code, where W is a whole
-    number, rounded down.
+    It is `end` after the last step. With `zero_based` the first step is number 0, the form of
+    ELECTRA's code. Without `decay_in_warmup` the second factor is left out in the first W steps, so
+    that after nearly 1 the rate falls to 1 - W / total at once: the form of BERT's and BAM's code,
+    where W is a whole number, rounded down.
     """
     total, end = config.total_updates, config.end
     if total < 1:

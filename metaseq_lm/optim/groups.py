@@ -1,7 +1,7 @@
 """Parameter groups: options of an optimizer by rules over the names of parameters.
 
-Learning rates that decay with depth, biases and norms without weight decay, and matrices that an optimizer
-treats in a way of their own are all rules of this kind.
+Learning rates that decay with depth, biases and norms without weight decay, and matrices that an
+optimizer treats in a way of their own are all rules of this kind.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def options_of(name: str, parameter: Tensor, rules: Sequence[Rule]) -> dict[str,
 def parameter_groups(parameters: NamedParameters, rules: Sequence[Rule]) -> list[dict[str, Any]]:
     """Group the parameters whose options are equal, as torch's optimizers take them.
 
-    Groups with a higher rate come first, of these the ones with weight decay. Checkpoints number the
-    parameters in this order.
+    Groups with a higher rate come first, of these the ones with weight decay. Checkpoints number
+    the parameters in this order.
 
     Args:
         parameters: Names and parameters.
@@ -74,9 +74,10 @@ def parameter_groups(parameters: NamedParameters, rules: Sequence[Rule]) -> list
 
 
 def spared_from_decay() -> Rule:
-    """Return the rule that norms and biases, parameters of one dimension or none, have no weight decay.
+    """Return the rule that norms and biases have no weight decay.
 
-    They are a group of their own even where the weight decay of all is 0.
+    These are the parameters of one dimension or none. They are a group of their own even where the
+    weight decay of all is 0.
     """
     return Rule(".*", {"weight_decay": 0.0, "is_spared": True}, dims=(0, 1))
 

@@ -1,8 +1,8 @@
 """The registered optimizers: torch's own where they exist, one class of ours.
 
-An optimizer is registered as a function of its options and the named parameters; it makes its parameter
-groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all of its rows sets
-`needs_whole_matrices = True`, and is refused where parameters are sharded.
+An optimizer is registered as a function of its options and the named parameters; it makes its
+parameter groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all
+of its rows sets `needs_whole_matrices = True`, and is refused where parameters are sharded.
 """
 
 import inspect
@@ -33,8 +33,8 @@ class OptimizerConfig:
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
     layer_decay: float = option(
         1.0,
-        "the rate of each layer is this factor times that of the layer above it; the top layer has its "
-        "square, as in ELECTRA's code",
+        "the rate of each layer is this factor times that of the layer above it; the top layer has "
+        "its square, as in ELECTRA's code",
         above=0,
         at_most=1,
     )
@@ -82,7 +82,7 @@ def pair_of(betas: list[float]) -> tuple[float, float]:
 
 
 class Eager(torch.optim.Optimizer):
-    """A torch optimizer without the wrappers that torch.compile needs, for a base in front of torch's class.
+    """A base in front of torch's class: its methods without the wrappers that torch.compile needs.
 
     They import torch._dynamo, which takes longer than all else at the start of a run.
     """
@@ -135,7 +135,7 @@ def adam_uncorrected(config: AdamConfig, parameters: NamedParameters) -> torch.o
 
 
 class FusedSGD(Eager, torch.optim.SGD):
-    """torch's fused SGD, which also takes parameters that get their first gradient later than others.
+    """torch's fused SGD, also for parameters that get their first gradient later than others.
 
     torch's fused kernel wants momentum buffers for all parameters of a group or for none.
     """
