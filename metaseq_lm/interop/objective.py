@@ -133,7 +133,11 @@ class Comparison:
         parts = self.parts
         with parts.evaluation_mode():
             metrics = parts.task.evaluate(parts.engine, parts.model, passes).metrics
-        return {n: float(v) for n, v in metrics.items() if n in {"loss", *parts.engine.loss_terms}}
+        return {
+            n: float(v)
+            for n, v in metrics.items()
+            if n in {"loss", *parts.engine.record.loss_terms}
+        }
 
     def exchange(self) -> None:
         """Put the library's model in the place of the encoder, and columns of its states for heads."""

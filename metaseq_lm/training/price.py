@@ -82,9 +82,9 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
         before = meter.total
         with meter.count(placed):
             window.add(task.update(engine, model, placed))
-        if engine.nonfinite:
-            replicas = engine.nonfinite_replicas(number)
-            raise DivergedError(describe_refusal(number + 1, engine.nonfinite, replicas))
+        if engine.finite_check.refused:
+            replicas = engine.finite_check.nonfinite_replicas(number)
+            raise DivergedError(describe_refusal(number + 1, engine.finite_check.refused, replicas))
         costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
     scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
     price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))

@@ -185,7 +185,7 @@ class TrainingRun:
                 "peak_memory": max(memory for _, memory in by_replica),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
-                "losses": sorted(self.engine.loss_terms),
+                "losses": sorted(self.engine.record.loss_terms),
                 "data": self.parts.data_fingerprint,
                 "code": code_hash(config.user_dir),
                 "replicas": process_group.world_size(),

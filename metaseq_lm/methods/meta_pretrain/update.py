@@ -16,7 +16,8 @@ from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.distributed import vectors
-from metaseq_lm.engine.engine import Engine, InnerGradient, LossFn
+from metaseq_lm.engine.engine import Engine, InnerGradient
+from metaseq_lm.engine.forward_pass import LossFn
 
 MAIN = "main"  # the optimizer
 

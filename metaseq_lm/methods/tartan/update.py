@@ -169,7 +169,7 @@ def update(
         )
         logs |= meta_logs
         # A development gradient may not be finite although its loss is; no step uses it.
-        engine.require_finite(similarities)
+        engine.finite_check.require(similarities)
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
         new_logits = logits + criterion.config.weight_lr * similarities.to(logits)
     algorithm_1 = isinstance(criterion, MultiTask) and criterion.config.algorithm_1
@@ -184,7 +184,7 @@ def update(
     if ENDTASK in gradients:
         head_gradient = gradients[ENDTASK][len(body) :]
         engine.step(HEAD, vectors.scale(head_gradient, 1.0 if algorithm_1 else weights[-1]))
-    if not engine.nonfinite:
+    if not engine.finite_check.refused:
         logits.copy_(new_logits)
     logs |= {f"alpha_{label(name)}": weight for name, weight in zip(members, weights)}
     logs["loss"] = sum(w * logs[f"loss_{label(n)}"] for n, w in zip(members, weights))

@@ -10,7 +10,7 @@ from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.optim import Optimizer, parameter_groups
+from metaseq_lm.optim import Optimizer
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
 COMMON = {"decay_norms_and_biases": True, "clip_norm": 1.0}
@@ -122,15 +122,6 @@ def test_momentum_of_a_parameter_that_comes_later() -> None:
     torch.testing.assert_close(named["table"].detach(), start["table"] - 0.03 * 2.9)
     torch.testing.assert_close(named["bias"].detach(), start["bias"] - 0.03)
     assert torch.equal(named["scale"].detach(), start["scale"])
-
-
-def test_decay_groups() -> None:
-    named = parameters()
-    everything = parameter_groups(named.items(), 0.1, True)
-    assert [(len(g["params"]), g["weight_decay"]) for g in everything] == [(3, 0.1)]
-    spared = parameter_groups(named.items(), 0.1, False)
-    assert [(len(g["params"]), g["weight_decay"]) for g in spared] == [(1, 0.1), (2, 0.0)]
-    assert spared[0]["params"][0] is named["table"]
 
 
 def test_decay_alone() -> None:

@@ -14,7 +14,7 @@ from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
-from metaseq_lm.optim import layer_multipliers
+from metaseq_lm.optim.groups import options_of, rates_by_depth
 
 LEAST, SCALE = -6.0, 4.0  # of the real values of set c
 
@@ -176,7 +176,10 @@ def test_rates_by_layer(bam_sets: Path) -> None:
     """Heads 1, the shared pooler alpha, layer i alpha^(L + 1 - i), embeddings alpha^(L + 2)."""
     run = bam_bench.dry(bam_sets, "model.encoder_layers=3", "optimizer.layer_decay=0.9")
     names = [name for name, _ in run.model.named_parameters()]
-    multipliers = layer_multipliers(names, 0.9)
+    rules = rates_by_depth(names, 1.0, 0.9)
+    multipliers = {
+        name: options_of(name, p, rules)["lr"] for name, p in run.model.named_parameters()
+    }
     assert {multipliers[n] for n in names if n.startswith("heads.sets.")} == {1.0}
     assert {multipliers[n] for n in names if n.startswith("heads.pooler.")} == {0.9}
     for layer in range(3):

@@ -313,6 +313,6 @@ def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) ->
         batch.tokens[:, 0] = token
         batch.tokens[batch.tokens == 9] = token
         run.trainer._update(0, {"train": [[batch]]})
-        assert bool(engine.nonfinite) == refused
+        assert bool(engine.finite_check.refused) == refused
         now = run.model.average.state_dict()
         assert all(torch.equal(w, before[n]) for n, w in now.items()) == refused

@@ -308,7 +308,7 @@ def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path)
     for images, refused in ((batch.images * float("nan"), True), (batch.images, False)):
         run.trainer._update(0, {"train": [[batch.replace(images=images)]]})
         moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
-        assert bool(engine.nonfinite) == refused
+        assert bool(engine.finite_check.refused) == refused
         assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
 
 

@@ -298,7 +298,7 @@ def test_meta_update_that_is_not_finite_changes_nothing(
 
     engine.begin(1)
     meta_update(engine, loss, every, how)
-    assert engine.nonfinite == ["main"]
+    assert engine.finite_check.refused == ["main"]
     assert equal(state(net, engine), before)
 
 
