@@ -27,7 +27,6 @@ POWER = 0.8  # with which a detectable difference is found
 EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
 AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
-EPS = 1e-12  # relative; means of the same numbers in another order differ in their last bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,13 +149,13 @@ class Significance:
     def reach(self, tested: Sequence[Comparison]) -> str:
         """Return the smallest p that the numbers of seeds allow, and whether it can be enough."""
         count = len({c.hypothesis for c in tested})
-        least = {c.sizes: floor(self.test, *c.sizes) for c in tested}
+        least = {c.sizes: smallest_p(self.test, *c.sizes) for c in tested}
         bounds = "; ".join(f"{p:.2g} for {n} seeds against {m}" for (n, m), p in least.items())
         line = f"p cannot fall below about {bounds}."
         if min(least.values()) * count < LEVEL:
             return line
         times = f"Times {count} comparisons that is" if count > 1 else "That is"
-        enough = [n for n in range(FEWEST, 20) if floor(self.test, n, n) * count < LEVEL]
+        enough = [n for n in range(FEWEST, 20) if smallest_p(self.test, n, n) * count < LEVEL]
         remedy = f"{enough[0]} seeds a setting" if enough else "fewer comparisons"
         return f"{line} {times} not below {LEVEL}: nothing can be significant; {remedy} would do."
 
@@ -300,16 +299,21 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
     Over all of them, so exactly, if they are not more than RESAMPLES; else over random ones.
     """
-    pooled, size = np.concatenate([x, y]), len(x)
-    count = math.comb(len(pooled), size)
-    if count > RESAMPLES:
-        shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
-        return resampled(exceeding(shuffled[:, :size], shuffled[:, size:], x, y, centre))
-    chosen = np.array(list(combinations(range(len(pooled)), size)))
-    unchosen = np.ones((count, len(pooled)), dtype=bool)
-    np.put_along_axis(unchosen, chosen, False, axis=1)
-    others = np.tile(pooled, (count, 1))[unchosen].reshape(count, -1)
-    return exceeding(pooled[chosen], others, x, y, centre) / count
+    from scipy.stats import permutation_test
+
+    average = AVERAGES[centre]
+    observed = average(x) - average(y)
+    tolerance = rounding_error(x, y)
+
+    def difference(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
+        differences = average(first, axis=axis) - average(second, axis=axis)
+        return np.where(abs(differences - observed) <= tolerance, observed, differences)
+
+    rng = np.random.default_rng(0)
+    test = permutation_test(
+        (x, y), difference, n_resamples=RESAMPLES, alternative="greater", rng=rng
+    )
+    return float(test.pvalue)
 
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
@@ -317,24 +321,19 @@ def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     average = AVERAGES[centre]
     common = average(np.concatenate([x, y]))
     rng = np.random.default_rng(0)
-    draws = [
-        rng.choice(part - average(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
-    ]
-    return resampled(exceeding(draws[0], draws[1], x, y, centre))
-
-
-def resampled(exceeded: int) -> float:
-    """Return p where so many of RESAMPLES random differences are at least the observed one."""
-    return (1 + exceeded) / (1 + RESAMPLES)
-
-
-def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> int:
-    """Return how many rows of `xs` and `ys` differ in their centres at least as `x` and `y` do."""
-    average = AVERAGES[centre]
+    resamples = []
+    for scores in (x, y):
+        shifted = scores - average(scores) + common
+        resamples.append(rng.choice(shifted, size=(RESAMPLES, len(scores))))
+    differences = average(resamples[0], axis=1) - average(resamples[1], axis=1)
     observed = average(x) - average(y)
-    differences = average(xs, axis=1) - average(ys, axis=1)
-    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
-    return int((differences >= observed - slack).sum())
+    exceeding = int((differences >= observed - rounding_error(x, y)).sum())
+    return (1 + exceeding) / (1 + RESAMPLES)
+
+
+def rounding_error(x: np.ndarray, y: np.ndarray) -> float:
+    """Return by how much averages of the same scores may differ when summed in another order."""
+    return float(1e-12 * max(np.abs(x).max(), np.abs(y).max()))
 
 
 def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
@@ -356,9 +355,9 @@ def student(x: np.ndarray, y: np.ndarray) -> float:
     """Return p of Student's t test, one-sided, with the deviations pooled."""
     from scipy.stats import ttest_ind
 
-    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
-    if np.ptp(x) + np.ptp(y) <= slack:  # scores without scatter differ or are equal
-        return float(x.mean() - y.mean() <= slack)
+    tolerance = rounding_error(x, y)
+    if np.ptp(x) + np.ptp(y) <= tolerance:  # scores without scatter differ or are equal
+        return float(x.mean() - y.mean() <= tolerance)
     return float(ttest_ind(x, y, alternative="greater").pvalue)
 
 
@@ -371,9 +370,9 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def floor(test: str, n: int, m: int) -> float:
+def smallest_p(test: str, n: int, m: int) -> float:
     """Return the smallest p that `n` against `m` seeds can have; a t test has none."""
-    exact = 1 / math.comb(n + m, n)
+    exact, sampled = 1 / math.comb(n + m, n), 1 / (1 + RESAMPLES)
     if test == "mann-whitney":
         return exact
-    return resampled(0) if test == "bootstrap" else max(exact, resampled(0))
+    return sampled if test == "bootstrap" else max(exact, sampled)
