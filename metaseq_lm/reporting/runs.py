@@ -87,6 +87,16 @@ class Run:
         )
         return [update for update, _ in points], [value for _, value in points]
 
+    @property
+    def samples(self) -> tuple[int, list[str]]:
+        """The last samples that the log holds and their update; none gives no texts."""
+        update, texts = 0, []
+        for line in self.log:
+            if line["kind"] == "samples" and isinstance(line.get("texts"), list):
+                update = line.get("update", 0)
+                texts = [text for text in line["texts"] if isinstance(text, str)]
+        return update, texts
+
     @cached_property
     def outcome(self) -> str:
         """All final metrics and validations, but no times: equal where training computed the same."""
