@@ -145,8 +145,8 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.reporting.objectives import describe, other_functions
     from metaseq_lm.reporting.runs import Run
+    from metaseq_lm.reporting.settings import describe, differing_functions
     from metaseq_lm.runs import manifests
 
     stored = [manifests.read_manifest(path) for path in paths]
@@ -160,7 +160,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             )
     configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in stored]
     runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]
-    if differing := other_functions(f"valid.{name}", runs):
+    if differing := differing_functions(f"valid.{name}", runs):
         raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
     trainer = manifests.config_of(stored[0], paths[0]).trainer
