@@ -1,4 +1,4 @@
-"""Labelled images as one npz file: `SPLIT_images`, uint8 (N, H, W, C), `SPLIT_labels` (N,), `names`.
+"""Labelled images in an npz file: `SPLIT_images` (N, H, W, C), `SPLIT_labels` (N,), `names`.
 
 A data folder of images holds it as `images.npz`, and `manifest.json` of the kind "images".
 Shapes: N images, H height, W width, C channels (1 or 3), K classes.
@@ -54,7 +54,8 @@ class Images:
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
             raise MetaseqError(
                 f"{place}: {len(images)} images and labels of type {labels.dtype} and shape "
-                f"{labels.shape}; there must be one whole number for each image, and one image at least"
+                f"{labels.shape}; there must be one whole number for each image, and one image at "
+                "least"
             )
         if not 0 <= labels.min() <= labels.max() < len(self.names):
             raise MetaseqError(

@@ -99,8 +99,9 @@ def _wsc_of_author(record: Record) -> Iterator[Example]:
 def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
     """Return (first character, character after the last) of WSC's words by the author's rule.
 
-    The words `query` begin with the word `index` of `text`, in any case; else the span goes from the first to the
-    last word from there on that is one of them, each taken once; else it is (0, 0).
+    The words `query` begin with the word `index` of `text`, in any case; else the span goes from
+    the first to the last word from there on that is one of them, each taken once; else it is (0,
+    0).
     """
     words = [match.span() for match in re.finditer(r"\S+", text)]
     first = words[index][0] if 0 <= index < len(words) else len(text)

@@ -1,6 +1,7 @@
 """CLOTH (Xie et al. 2018): passages of English exams with blanks to rows, one for each blank.
 
-The texts of a row are the passage and four candidates, its spans the blanks, the one asked for first.
+The texts of a row are the passage and four candidates, its spans the blanks, the one asked for
+first.
 """
 
 from collections import Counter
@@ -40,7 +41,8 @@ class ClothReader:
             level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
             if not level:
                 raise MetaseqError(
-                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with high"
+                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with "
+                    "high"
                 )
             if level in self.levels:
                 yield from _rows(record, line, bad, level)
@@ -52,8 +54,8 @@ def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
     options, answers = record.get("options", list), record.get("answers", list)
     if not len(places) == len(options) == len(answers):
         raise MetaseqError(
-            f"{record.where}: {len(places)} blanks ({BLANK}) in the article, {len(options)} options and "
-            f"{len(answers)} answers; each blank has one of both"
+            f"{record.where}: {len(places)} blanks ({BLANK}) in the article, {len(options)} "
+            f"options and {len(answers)} answers; each blank has one of both"
         )
     for number, (place, candidates, answer) in enumerate(zip(places, options, answers)):
         is_sound = type(candidates) is list and len(candidates) == len(LETTERS)

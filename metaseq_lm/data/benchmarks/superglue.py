@@ -51,7 +51,8 @@ class SuperglueReader:
             for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
                     raise MetaseqError(
-                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. {self.remedy}"
+                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. "
+                        f"{self.remedy}"
                     )
                 # The leaderboard knows an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]

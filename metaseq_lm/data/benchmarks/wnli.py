@@ -1,4 +1,4 @@
-"""WNLI as a choice between antecedents: the pronoun of a sentence and what it may stand for, by rule.
+"""WNLI as a choice between antecedents: the pronoun of a sentence and its candidates, by rule.
 
 A row of WNLI is a sentence with a pronoun, and a hypothesis that repeats a clause of it with a noun
 phrase, the query, in place of the pronoun. Nothing in the files says which pronoun it is, nor what
@@ -216,7 +216,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
 
 
 def key(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words by which two phrases are the same: small, no determiner first, no "'s" last."""
+    """Return the words that compare two phrases: lower case, without determiner and "'s"."""
     lower = [word.lower().replace("’", "'") for word in words]
     while lower and lower[0] in DETERMINERS:
         lower = lower[1:]

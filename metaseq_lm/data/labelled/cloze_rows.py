@@ -1,4 +1,4 @@
-"""Sets of form "cloze" as rows for a masked language model: `[CLS] passage [SEP]`, [MASK] at each blank.
+"""Sets of form "cloze" as rows `[CLS] passage [SEP]` with [MASK] at each blank.
 
 Shapes: N samples, one for each blank; B of them in a batch, K candidates, T tokens of the longest
 candidate, S the longest row.
@@ -31,15 +31,15 @@ class ClozeRows:
     """One split of a set of form "cloze".
 
     A passage longer than `tokens_per_sample` with its special tokens is cut to a window around its
-    blank. Raises UsageError for a set of another form or rows without room for text, MetaseqError for
-    a damaged set.
+    blank. Raises UsageError for a set of another form or rows without room for text, MetaseqError
+    for a damaged set.
     """
 
     def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
         if data.form != CLOZE:
             raise UsageError(
-                f"{data.folder}: a set of form {data.form}; task cloze is for passages with blanks, "
-                "such as 'metaseq-lm preprocess --benchmark cloth/CLOTH' makes"
+                f"{data.folder}: a set of form {data.form}; task cloze is for passages with "
+                "blanks, such as 'metaseq-lm preprocess --benchmark cloth/CLOTH' makes"
             )
         if tokens_per_sample < 4:
             raise UsageError(
@@ -63,7 +63,7 @@ class ClozeRows:
         return len(self.data)
 
     def _window(self, sample: int) -> tuple[np.ndarray, int]:
-        """Return the passage around a blank with one [MASK] at each blank, and the place of that one."""
+        """Return the passage around a blank, with [MASK] at each, and the blank's position."""
         tokens = np.array(self.data.inputs[0][sample], np.int64)
         blanks = self._columns[self._first[sample] : self._first[sample + 1]]
         remains = np.ones(len(tokens), bool)

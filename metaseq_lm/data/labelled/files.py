@@ -80,8 +80,8 @@ class Columns:
             raise UsageError("--text-separator joins two or more --text-columns A,B")
         if self.text_separator is None and count > 2:
             raise UsageError(
-                "--text-columns takes one column, or two with a comma between them; --text-separator "
-                "S joins any number to one text"
+                "--text-columns takes one column, or two with a comma between them; "
+                "--text-separator S joins any number to one text"
             )
         if len(self.indicators) == 1 or len({*self.indicators}) < len(self.indicators):
             raise UsageError("--label-columns takes two or more columns, each once")
@@ -238,8 +238,8 @@ class RowReader:
         self.counts["no_text"] += 1
         if self.counts["no_text"] == 1:
             self.remarks.append(
-                f"row {record.where.rpartition(':')[2]} has no text ({nulls[0]}); it and others like "
-                "it are left out"
+                f"row {record.where.rpartition(':')[2]} has no text ({nulls[0]}); it and others "
+                "like it are left out"
             )
         return None
 

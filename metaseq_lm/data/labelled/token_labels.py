@@ -1,4 +1,4 @@
-"""Labelled sets in the common format: tokens x and label tokens y of equal length, one LM head for all.
+"""Labelled sets in the common format: tokens x and label tokens y of equal length.
 
 A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an
 ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
@@ -67,13 +67,14 @@ class TokenLabels:
         data = self.data
         if data.regression or not 1 <= len(data.label_names) <= len(self.class_tokens):
             raise UsageError(
-                f"{data.folder} has {len(data.label_names) or 'real-valued'} labels; label tokens exist for "
-                "1 to 3 classes"
+                f"{data.folder} has {len(data.label_names) or 'real-valued'} labels; label tokens "
+                "exist for 1 to 3 classes"
             )
         if data.form not in ("single", "pair", "tokens"):
             raise UsageError(
-                f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are needed, "
-                "which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of SuperGLUE"
+                f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are "
+                "needed, which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of "
+                "SuperGLUE"
             )
         self.token_level = data.form == "tokens"  # the answer is tokens of the text, not a class
         self.class_tokens = self.class_tokens[: len(self.data.label_names)]
@@ -82,8 +83,8 @@ class TokenLabels:
         room = tokens_per_sample - 1 - sizes.shape[1]
         if room < sizes.shape[1] or stride < 0:
             raise UsageError(
-                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows need room "
-                "for their special tokens and some text, and the stride is at least 0"
+                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows "
+                "need room for their special tokens and some text, and the stride is at least 0"
             )
         self.sample, self.starts, self.n_tokens = cut_windows(sizes, room, stride)
         self.lengths = self.n_tokens.sum(1) + 1 + self.n_tokens.shape[1]
@@ -195,9 +196,9 @@ def cut_windows(
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
     window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that
     share `stride` tokens with the one before, the last one shorter; of two texts every window of A
-    stands beside every one of B. That is what the tokenizers library does, but a window begins at least m / 4
-    tokens after the one before it: the library stops with an error where m <= stride, and makes
-    hundreds of windows where m is hardly more.
+    stands beside every one of B. That is what the tokenizers library does, but a window begins at
+    least m / 4 tokens after the one before it: the library stops with an error where m <= stride,
+    and makes hundreds of windows where m is hardly more.
     """
     n_tokens = tokens_per_window(sizes, room)
     step = np.maximum(n_tokens - stride, np.maximum(-(-n_tokens // 4), 1))

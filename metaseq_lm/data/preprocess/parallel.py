@@ -50,8 +50,8 @@ class ParallelOptions(TokenizerOptions):
 
     parallel: str = option(
         "",
-        "files PREF.S and PREF.T, line by line, PREF of --trainpref and the like; written to D/NAME, "
-        "a data folder of its own",
+        "files PREF.S and PREF.T, line by line, PREF of --trainpref and the like; written to "
+        "D/NAME, a data folder of its own",
         metavar="NAME",
     )
     tokenizer: str = option("word", "")
@@ -78,7 +78,7 @@ EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 @register_dataset_kind("parallel", ParallelOptions)
 class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
-    """Two line-aligned files for each split; the sources of a request are what stands before .LANGUAGE."""
+    """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
     expected = "plain text"
@@ -110,7 +110,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return [*aligned, *self.options.unlabelled]
 
     def prepare(self) -> dict[str, Any]:
-        """Train the tokenizer of each side; the manifest names the source's, with the hash of both."""
+        """Train the tokenizer of each side; the manifest names the source's and hashes both."""
         options = self.options
         for column, side in enumerate(SIDES):
             corpus = [pair[column] for pair in self._pairs[TRAIN]]
@@ -153,8 +153,9 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 if None in lines:
                     short = lines.index(None)
                     raise MetaseqError(
-                        f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with line "
-                        f"{number}; the lines of parallel files must belong together one by one"
+                        f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with "
+                        f"line {number}; the lines of parallel files must belong together one by "
+                        "one"
                     )
                 texts = [text.strip() for _, text, _ in lines]
                 if self.skips(split, any(bad for _, _, bad in lines)):
@@ -165,8 +166,8 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 place = f"{pair[texts.index('')]}:{number}"
                 if split.name not in MAY_BE_EMPTY:
                     raise MetaseqError(
-                        f"{place}: an empty line, which cannot be translated or compared with; take "
-                        "the pair out of both files"
+                        f"{place}: an empty line, which cannot be translated or compared with; "
+                        "take the pair out of both files"
                     )
                 split.counts["empty"] += 1
                 self._first_empty.setdefault(split.name, place)

@@ -63,7 +63,7 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Request:
-    """What every kind of dataset needs to know: the folder to fill, the files of each split, and so on.
+    """What every kind of dataset needs: the folder to fill, the files of each split, and so on.
 
     Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If
     `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
@@ -350,7 +350,7 @@ def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def find_packed(path: str | Path) -> Path | None:
-    """Return a file, plain or packed with .gz, .xz or .bz2 behind its name, or None if there is none."""
+    """Return a file or its .gz, .xz or .bz2 form, None if there is none."""
     return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
 
 

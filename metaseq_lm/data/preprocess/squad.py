@@ -53,8 +53,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                 for question in paragraph.questions:
                     if question.id in seen:
                         raise MetaseqError(
-                            f"{path}: the question id {question.id!r} occurs twice in '{split.name}'; "
-                            "predictions could not be told apart"
+                            f"{path}: the question id {question.id!r} occurs twice in "
+                            f"'{split.name}'; predictions could not be told apart"
                         )
                     seen.add(question.id)
                 yield paragraph
@@ -109,8 +109,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         counts = split.counts
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         text = (
-            f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} questions, "
-            f"{counts['impossible']:,} impossible, {tokens} tokens"
+            f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} "
+            f"questions, {counts['impossible']:,} impossible, {tokens} tokens"
         )
         if lost := counts["unrecoverable"]:
             text += f"; {lost:,} answers not found in their context (not trained on)"

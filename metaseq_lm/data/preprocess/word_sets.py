@@ -1,4 +1,4 @@
-"""Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with the vocabulary of words of D."""
+"""Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with D's vocabulary of words."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -83,8 +83,8 @@ class TaggedOptions(WordSetOptions):
     tagged: str = option("", "the files are words with tags, written to D/NAME", metavar="NAME")
     tag_scheme: str = option(
         "auto",
-        "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme and "
-        "faulty tags; none: each tag is the class of a word",
+        "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme "
+        "and faulty tags; none: each tag is the class of a word",
         choices=SCHEMES,
     )
     tag_names: tuple[str, ...] | None = option(
@@ -94,8 +94,8 @@ class TaggedOptions(WordSetOptions):
     )
     unseen_tags: str = option(
         "own",
-        "tagged: tags that train lacks are a class each (own), or one class that always counts as wrong "
-        "(one)",
+        "tagged: tags that train lacks are a class each (own), or one class that always counts as "
+        "wrong (one)",
         choices=("own", "one"),
     )
     tokenizer_from: Path | None = option(None, "")
@@ -117,7 +117,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     """
 
     reads_records = True
-    # Rows with blanks between the columns can look like text; an object of lists can be one sentence.
+    # Rows with blanks between the columns can look like text; an object of lists can be one
+    # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
 
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
@@ -147,8 +148,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         content = recognise(file)
         if content.kind is Kind.TABLE and content.delimiter != "\t":
             raise MetaseqError(
-                f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a blank "
-                "line behind each sentence"
+                f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a "
+                "blank line behind each sentence"
             )
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
@@ -226,8 +227,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
             for word, label in enumerate(sentence.labels):
                 if label in unknown:
                     raise MetaseqError(
-                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
-                        "model of that set cannot be scored on it"
+                        f"{sentence.place(word)}: {label!r} is no class of {folder} "
+                        "(--labels-from); a model of that set cannot be scored on it"
                     )
 
     def splits(self) -> Iterable[Split]:
@@ -282,7 +283,7 @@ class TagsPipeline(WordSetPipeline):
             raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
-        """Return the vocabulary of words, or the tokenizer, of the data folder or of `tokenizer_from`."""
+        """Return the vocabulary or tokenizer of the data folder, or of `tokenizer_from`."""
         if self.options.tokenizer_from is None:
             return load_vocabulary(self.data_folder)
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
@@ -382,15 +383,16 @@ class TreesPipeline(WordSetPipeline):
             return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:
             raise UsageError(
-                f"--tag-column {self.options.tag_column} does not apply to {file}: the relations of a "
-                "treebank in CoNLL-U are its field deprel"
+                f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
+                "of a treebank in CoNLL-U are its field deprel"
             )
         return ConlluReader(file)
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first.
 
-        MetaseqError with the place unless the words with head 0, and no others, have the relation root.
+        MetaseqError with the place unless the words with head 0, and no others, have the relation
+        root.
         """
         relations = set()
         for sentence in self.all_sentences():
@@ -400,8 +402,8 @@ class TreesPipeline(WordSetPipeline):
                     sentence.labels[word] = relation = ROOT
                 if (head == 0) != (relation == ROOT):
                     raise MetaseqError(
-                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words with "
-                        f"head 0, and no others, have the relation {ROOT}"
+                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words "
+                        f"with head 0, and no others, have the relation {ROOT}"
                     )
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]

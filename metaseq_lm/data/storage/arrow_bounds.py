@@ -1,8 +1,8 @@
 """How much memory the parts of Parquet and Arrow files take, known before they are unpacked.
 
 A few bytes may stand for very many: values that a dictionary holds once, pages and buffers that
-compress well. Their sizes stand in front of them: in the headers of Parquet's pages (parquet.thrift,
-in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
+compress well. Their sizes stand in front of them: in the headers of Parquet's pages
+(parquet.thrift, in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
 """
 
 import struct
@@ -25,7 +25,7 @@ _KIND_FIELDS = (5, 7, 8)
 
 
 def dense_bytes(array: Any) -> int:
-    """Return the bytes of an Arrow array in which each value of a dictionary counts where it occurs."""
+    """Return the bytes of an Arrow array, values of a dictionary counted at each occurrence."""
     import pyarrow
     import pyarrow.compute
 
@@ -50,7 +50,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def sliced(batch: Any, where: str, row: int) -> Iterator[Any]:
-    """Yield a record batch, before which the file has `row` rows, in parts of SLICE bytes or of one row.
+    """Yield a record batch, which begins at row `row`, in parts of SLICE bytes or of one row.
 
     MetaseqError, which begins with `where` and names row and column, for a cell that is too long.
     """
@@ -78,7 +78,7 @@ def _check_unpacked(size: int, part: str) -> None:
 
 @dataclass
 class ParquetPlan:
-    """How to read a Parquet file: the rows at once of each row group, and the columns as dictionaries."""
+    """How to read a Parquet file: rows at once by row group, and columns as dictionaries."""
 
     rows: list[int] = field(default_factory=list)
     dictionaries: list[str] = field(default_factory=list)
@@ -89,7 +89,8 @@ def parquet_plan(
 ) -> ParquetPlan:
     """Return how to read the row groups of a Parquet file in bounded memory, of `columns` or all.
 
-    MetaseqError, which begins with `where`, for a cell or page that is too long; OSError for damage.
+    MetaseqError, which begins with `where`, for a cell or page that is too long; OSError for
+    damage.
     """
     plan = ParquetPlan()
     for group in range(metadata.num_row_groups):
@@ -113,7 +114,7 @@ def parquet_plan(
 
 
 def _longest_value(raw: IO[bytes], chunk: Any, place: str) -> int:
-    """Return a bound on the bytes of a value: of its dictionary, or on average of those of any page."""
+    """Return a bound on the bytes of a value, by its dictionary or the average of a page."""
     longest = 0
     for page in _pages(raw, chunk):
         size = page.unpacked // max(page.values, 1)
@@ -130,7 +131,7 @@ def _longest_value(raw: IO[bytes], chunk: Any, place: str) -> int:
 
 @dataclass
 class _Page:
-    """A page: its kind, its bytes when unpacked and packed, its values, and where its content begins."""
+    """A page: its kind, unpacked and packed bytes, number of values, and begin of its content."""
 
     kind: int
     unpacked: int
@@ -187,7 +188,7 @@ class _ThriftReader:
         self._data, self.place = data, 0
 
     def struct(self) -> dict[int, Any]:
-        """Return the fields of a struct by number; those that are no numbers or structs are None."""
+        """Return the fields of a struct by number; only numbers and structs, else None."""
         fields: dict[int, Any] = {}
         number = 0
         while byte := self._byte():
@@ -238,7 +239,7 @@ class _ThriftReader:
 
 
 def check_record_batches(source: Any, where: str) -> None:
-    """Raise a MetaseqError, which begins with `where`, if a compressed batch of records is too large.
+    """Raise a MetaseqError that begins with `where` if a compressed record batch is too large.
 
     `source` is a file at its first message.
     """
@@ -263,7 +264,7 @@ def check_record_batches(source: Any, where: str) -> None:
 
 
 def _compressed_buffers(data: bytes, is_dictionary: bool) -> list[tuple[int, int]] | None:
-    """Return the offsets and lengths of the buffers of a message; None if they are not compressed."""
+    """Return offsets and lengths of the buffers of a message; None if not compressed."""
     (root,) = struct.unpack_from("<I", data)
     batch = _table_field(data, root, 2)
     if batch and is_dictionary:

@@ -169,7 +169,7 @@ class IndexedDataset:
         return sizes, starts
 
     def read_sizes(self, chunk: int) -> Iterator[np.ndarray]:
-        """Yield the sizes of `chunk` sequences after the other, int32; MetaseqError if one is negative."""
+        """Yield sizes, int32, of `chunk` sequences at a time; MetaseqError for a negative one."""
         with open(self._index, "rb") as file:
             file.seek(self._header.start)
             for first in range(0, len(self), chunk):
@@ -204,8 +204,8 @@ class IndexedDataset:
 
     def _broken_pointer(self, sequence: int, stored: int, expected: int) -> MetaseqError:
         return self._broken(
-            f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it overflow "
-            "past 2 GiB)."
+            f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it "
+            "overflow past 2 GiB)."
         )
 
     @property

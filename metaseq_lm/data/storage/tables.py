@@ -76,8 +76,9 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
 def _tsv_format(file: TextFile) -> TableFormat:
     """Return the format of a TSV file, decided by all of it.
 
-    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or if they
-    have it both ways, no quotes hold a line end, and some marks are doubled or all names in the header quoted.
+    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or
+    if they have it both ways, no quotes hold a line end, and some marks are doubled or all names in
+    the header quoted.
     """
     plain_width = width = rows = quoted_rows = tabs = 0
     is_plain, is_open, has_joined, evident = True, False, False, False
@@ -115,7 +116,7 @@ def _tsv_format(file: TextFile) -> TableFormat:
 
 
 def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
-    """Return how many fields a line has, whether the last one is open, and whether a mark is doubled.
+    """Return a line's number of fields, whether the last is open, and if a mark is doubled.
 
     `is_open` says that the line begins within quotes. None for quotes that RFC 4180 does not allow.
     """
@@ -161,7 +162,7 @@ def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[st
 
 
 class _QuotedRows:
-    """Iterates over rows as the csv module reads them, but its fields take no more memory than their text."""
+    """Iterates over rows as the csv module does, but in no more memory than their text takes."""
 
     def __init__(self, file: TextFile, delimiter: str) -> None:
         self._file, self._delimiter = file, delimiter
@@ -225,6 +226,6 @@ class _QuotedRows:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise MetaseqError(
-            f"{self._file}:{self._first}: {reason}; in a quoted field quotation marks are doubled. Mend "
-            "the row, or give --quoting none if quotation marks are a part of the text"
+            f"{self._file}:{self._first}: {reason}; in a quoted field quotation marks are doubled. "
+            "Mend the row, or give --quoting none if quotation marks are a part of the text"
         )

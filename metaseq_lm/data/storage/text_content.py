@@ -24,8 +24,8 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     """Raise a MetaseqError unless a file is text in the encoding that it is read in.
 
     All of it is read: if several lines hold invalid UTF-8 or NULs, and a share above DAMAGED_SHARE,
-    this is told, unless it is allowed, before any work is done. So is a line that is too long for those who
-    hold lines whole.
+    this is told, unless it is allowed, before any work is done. So is a line that is too long for
+    those who hold lines whole.
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:
@@ -66,8 +66,8 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     allow = "or allow the damage with --on-bad-utf8 replace or skip"
     if nuls > invalid:
         raise MetaseqError(
-            f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; remove "
-            f"them, for example with tr -d '\\000' < OLD > NEW, {allow}"
+            f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; "
+            f"remove them, for example with tr -d '\\000' < OLD > NEW, {allow}"
         )
     guess = guess_encoding(sample)
     remedy = f"perhaps the text is {guess}: convert it with --encoding {guess} (or with iconv)"
@@ -158,7 +158,7 @@ def guess_encoding(sample: bytes) -> str:
 
 
 def _detect(data: bytes, encodings: Sequence[str]) -> str:
-    """Return the most likely of `encodings` by charset-normalizer, "" if the data are none of them."""
+    """Return the most likely of `encodings` by charset-normalizer, "" if none fits."""
     from charset_normalizer import from_bytes
 
     match = from_bytes(data, cp_isolation=list(encodings)).best()

@@ -105,8 +105,8 @@ class WordTokenizer(PlainTokenizer):
             matches = list(self._word.finditer(line, timeout=PATTERN_SECONDS))
         except TimeoutError as error:
             raise MetaseqError(
-                f"the pattern of words {self.pattern!r} takes more than {PATTERN_SECONDS} seconds on the text "
-                f"{line[:40]!r}; use one without repetitions inside repetitions"
+                f"the pattern of words {self.pattern!r} takes more than {PATTERN_SECONDS} seconds "
+                f"on the text {line[:40]!r}; use one without repetitions inside repetitions"
             ) from error
         return (match.span() for match in matches if match.group())
 

@@ -28,8 +28,8 @@ class BucketsConfig:
 
     buckets: list[int] = option(
         list(BUCKETS),
-        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; a "
-        "training batch is of one bucket, so more of them save time on padding",
+        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; "
+        "a training batch is of one bucket, so more of them save time on padding",
     )
 
 
@@ -42,8 +42,8 @@ class Bucketed:
 
     Args:
         lengths: The words of each sentence (sentences,).
-        batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of about
-            batch_size times the mean of sqrt(length).
+        batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of
+            about batch_size times the mean of sqrt(length).
         seed: The seed of the run.
         name: The name of the stream.
         samples: The sentences to use; all by default.

@@ -1,7 +1,7 @@
-"""Tagged sentences as rows of subword tokens: the first token of each word carries the word's class.
+"""Tagged sentences as rows of subword tokens: a word's class is at its first token.
 
-A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in running
-text. Apart from the sets, which `preprocess` reads without torch.
+A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in
+running text. Apart from the sets, which `preprocess` reads without torch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,17 +23,17 @@ SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
 
 
 def bio_names(labels: Sequence[str]) -> list[str]:
-    """Return the classes of words for labels in BIOES: BIO, which the transformers library joins to spans."""
+    """Return the BIO classes, which transformers joins to spans, for labels in BIOES."""
     return [name for name in labels if name[0] not in SPAN_CLASSES]
 
 
 class TaggedRows:
     """One split of a tagged set as rows of at most `tokens_per_sample` tokens.
 
-    A longer sentence becomes several rows, cut between words; of a longer word the beginning is left.
-    Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence `sentence[i]`,
-    and has `lengths[i]` tokens with the special ones. Raises UsageError for a length without room for
-    text and for a set of another form.
+    A longer sentence becomes several rows, cut between words; of a longer word the beginning is
+    left. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence
+    `sentence[i]`, and has `lengths[i]` tokens with the special ones. Raises UsageError for a length
+    without room for text and for a set of another form.
     """
 
     def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
@@ -92,7 +92,8 @@ class TaggedRows:
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
         """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
 
-        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not used.
+        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not
+        used.
         """
         lengths, n_words = self.lengths[samples], self.end[samples] - self.begin[samples]
         width = max(width, int(lengths.max()))
@@ -121,7 +122,7 @@ class TaggedRows:
     def labels(
         self, spans_of: Callable[[list[str]], Iterable[Span]], classes: Sequence[int]
     ) -> list[int]:
-        """Return the labels of the set for the classes of a sentence, whose spans `spans_of` reads."""
+        """Return the set's labels for the classes of a sentence, with spans as `spans_of` reads."""
         if not self.data.spans:
             return list(classes)
         tags = [self.classes[i] for i in classes]
