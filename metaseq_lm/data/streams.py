@@ -112,8 +112,8 @@ class Shuffled:
         if not self._sorted or at == whole:
             return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last))
         moved = Permutation(whole, *self._key, "batches", epoch)(np.array([at]))
-        pool, place = divmod(int(moved[0]), POOL)
-        batch: np.ndarray = self._pool(epoch, pool)[place]
+        pool, position = divmod(int(moved[0]), POOL)
+        batch: np.ndarray = self._pool(epoch, pool)[position]
         return batch
 
 
@@ -248,10 +248,13 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
     rows times width; the mean is over SAMPLED batches. A stream without the method `places` has
     batches of one size.
     """
-    ragged = {n: c for n, c in needs.items() if c and hasattr(streams[n], "places")}
-    first = sum(streams[n].places(i) for n, c in ragged.items() for i in range(c))
-    every = sum(c * streams[n].places(i) for n, c in ragged.items() for i in range(SAMPLED))
-    return every / SAMPLED / first if first else 1.0
+    first = sampled = 0
+    for name, count in needs.items():
+        if count and hasattr(streams[name], "places"):
+            sizes = [streams[name].places(i) for i in range(max(count, SAMPLED))]
+            first += sum(sizes[:count])
+            sampled += count * sum(sizes[:SAMPLED])
+    return sampled / SAMPLED / first if first else 1.0
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:

@@ -195,16 +195,16 @@ def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
     if not count or not 0 <= index < len(words):
         return 0, 0, f"the text has {len(words)} words, the span {count}"
 
-    def span(place: int) -> tuple[int, int]:
-        return words[place][0], words[min(place + count, len(words)) - 1][1]
+    def span(position: int) -> tuple[int, int]:
+        return words[position][0], words[min(position + count, len(words)) - 1][1]
 
     matches = [i for i in range(len(words)) if _letters(text[slice(*span(i))]) == _letters(query)]
-    remark, place = "", index
+    remark, position = "", index
     if index not in matches:
-        place = min(matches, key=lambda i: (abs(i - index), i), default=index)
-        choice = f"the nearest is word {place}" if matches else "these are taken"
+        position = min(matches, key=lambda i: (abs(i - index), i), default=index)
+        choice = f"the nearest is word {position}" if matches else "these are taken"
         remark = f"the words there are {text[slice(*span(index))]!r}, not {query!r}; {choice}"
-    start, end = span(place)
+    start, end = span(position)
     if text[start : start + len(query)].lower() == query.lower():
         # Without the punctuation or 's that the last word has in the text.
         end = start + len(query)

@@ -96,10 +96,10 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
     if aligned is None:
         return None
     at, claimed = aligned
-    for place in range(len(claimed) - 2, -1, -1):
+    for position in range(len(claimed) - 2, -1, -1):
         # The clauses differ further up, but the word before the pronoun stands here too.
-        if at and claimed[place].lower == words[at - 1] and words[at - 1] not in LINKS:
-            claimed = claimed[place + 1 :]
+        if at and claimed[position].lower == words[at - 1] and words[at - 1] not in LINKS:
+            claimed = claimed[position + 1 :]
             break
     query = last_phrase(claimed)
     return (at, query) if query else None
@@ -191,14 +191,14 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     aligned = align(words, words_of(hypothesis))
     if aligned is None:
         return {"sentence": sentence, "pronoun": None}
-    place, query = aligned
-    pronoun = words[place]
+    position, query = aligned
+    pronoun = words[position]
     possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
     query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
     for first, end in noun_phrases(words):
         name = key([word.text for word in words[first:end]])
-        if not first <= place < end and name and not overlap(name, query_key):
+        if not first <= position < end and name and not overlap(name, query_key):
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:

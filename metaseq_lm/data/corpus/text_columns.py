@@ -80,22 +80,22 @@ class ColumnFile(TextFile):
     def _check_column(self, schema: Any) -> None:
         import pyarrow
 
-        types, kind, names, place = pyarrow.types, None, schema.names, ""
+        types, kind, names, prefix = pyarrow.types, None, schema.names, ""
         for name in self._path(schema.names):
             if name not in names:
                 raise MetaseqError(
                     f"{self}: no column "
-                    f"'{self.column}'.{nearest(place + name, [place + n for n in names])} There "
-                    f"are: {abbreviated([place + n for n in names])}. Choose with --text-column."
+                    f"'{self.column}'.{nearest(prefix + name, [prefix + n for n in names])} There "
+                    f"are: {abbreviated([prefix + n for n in names])}. Choose with --text-column."
                 )
             kind = (schema if kind is None else kind).field(name).type
             kind = kind.value_type if types.is_dictionary(kind) else kind
             names = [inner.name for inner in kind] if types.is_struct(kind) else []
-            place += f"{name}."
+            prefix += f"{name}."
         if names:
             raise MetaseqError(
                 f"{self}: column '{self.column}' has fields; choose one of "
-                f"{abbreviated([place + n for n in names])} with --text-column"
+                f"{abbreviated([prefix + n for n in names])} with --text-column"
             )
         # Programs that do not mark text write it as binary.
         texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary

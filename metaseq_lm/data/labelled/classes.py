@@ -41,10 +41,11 @@ def gold_classes(counts: Mapping[str, int]) -> list[str]:
     spellings = defaultdict(list)
     for label in counts:
         spellings[whole_number(label)].append(label)
-    counts = {
-        key if len(labels) > 1 else labels[0]: sum(counts[label] for label in labels)
-        for key, labels in spellings.items()
-    }
+    by_class = {}
+    for number, labels in spellings.items():
+        name = number if len(labels) > 1 else labels[0]
+        by_class[name] = sum(counts[label] for label in labels)
+    counts = by_class
     classes = set(counts) - {NO_LABEL}
     if len(classes) > 2 and "+" not in classes:
         classes.discard("-")

@@ -69,10 +69,10 @@ class ClozeRows:
         remains = np.ones(len(tokens), bool)
         for first, end in blanks:
             tokens[first], remains[first + 1 : end] = self.vocabulary.mask, False
-        place = int(remains[: blanks[0, 0]].sum())
+        position = int(remains[: blanks[0, 0]].sum())
         tokens = tokens[remains]
-        start = max(0, min(place - self.room // 2, len(tokens) - self.room))
-        return tokens[start : start + self.room], place - start
+        start = max(0, min(position - self.room // 2, len(tokens) - self.room))
+        return tokens[start : start + self.room], position - start
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> ClozeBatch:
         """Return the rows of `samples` (B,), padded to at least `width`. `keys` are not used."""
@@ -80,8 +80,8 @@ class ClozeRows:
         rows = blank_rows(self.vocabulary, 0, lengths - 2, lengths, width)
         positions = np.empty((len(samples), 1), np.int64)
         for number, sample in enumerate(samples.tolist()):
-            window, place = self._window(sample)
-            rows[number, 1 : 1 + len(window)], positions[number] = window, place + 1
+            window, position = self._window(sample)
+            rows[number, 1 : 1 + len(window)], positions[number] = window, position + 1
         sizes = np.stack([words.sizes[samples] for words in self.data.inputs[1:]], 1)  # (B, K)
         candidates = np.full((*sizes.shape, max(1, int(sizes.max()))), -1, np.int64)
         for column, words in enumerate(self.data.inputs[1:]):

@@ -314,7 +314,7 @@ class Sentence:
     """A text and where it stands, such as "good.txt:3"."""
 
     text: str
-    place: str
+    location: str
 
 
 def _lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
@@ -326,8 +326,8 @@ def _lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     number = 0
     for number, line in enumerate(sys.stdin.buffer, 1):
         line = line.removeprefix(BOM) if number == 1 else line
-        place = f"standard input:{number}"
-        yield place, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), place, policy)
+        location = f"standard input:{number}"
+        yield location, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), location, policy)
     if not number:
         raise MetaseqError("standard input: is empty (0 bytes)")
 
@@ -340,7 +340,7 @@ def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
     """
     lines = list(_lines(source, policy))
     sentences = [
-        Sentence(text, place) for place, text, bad in lines if not (bad and policy == "skip")
+        Sentence(text, location) for location, text, bad in lines if not (bad and policy == "skip")
     ]
     return sentences, len(lines) - len(sentences)
 
@@ -352,13 +352,13 @@ def read_pairs(source: str, policy: str) -> tuple[list[tuple[Sentence, Sentence]
     lines are passed over. MetaseqError with file and line for anything else.
     """
     pairs, skipped = [], 0
-    for place, text, bad in _lines(source, policy):
+    for location, text, bad in _lines(source, policy):
         if bad and policy == "skip":
             skipped += 1
         elif text.strip():
-            record = Record(json_object(text, place), place)
+            record = Record(json_object(text, location), location)
             texts = record.text("sentence_good"), record.text("sentence_bad")
-            pairs.append((Sentence(texts[0], place), Sentence(texts[1], place)))
+            pairs.append((Sentence(texts[0], location), Sentence(texts[1], location)))
     if not pairs:
         raise MetaseqError(f"{source}: holds no pair")
     return pairs, skipped

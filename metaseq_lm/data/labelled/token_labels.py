@@ -140,13 +140,13 @@ class TokenLabels:
         owner, column, first, end = self.data.places.T
         low = np.searchsorted(owner, self.sample[windows])
         counts = np.searchsorted(owner, self.sample[windows], side="right") - low
-        place, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
-        text, window = column[place], windows[at]
+        span_index, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
+        text, window = column[span_index], windows[at]
         start, n_tokens = self.starts[window, text], self.n_tokens[window, text]
         # Where the text begins in the row: after [CLSn], and for B after A and its [SEP].
         before = np.where(text > 0, self.n_tokens[window, 0] + 2, 1)
-        left = np.clip(first[place] - start, 0, n_tokens)
-        right = np.clip(end[place] - start, 0, n_tokens)
+        left = np.clip(first[span_index] - start, 0, n_tokens)
+        right = np.clip(end[span_index] - start, 0, n_tokens)
         answers.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
         return answers
 

@@ -172,12 +172,11 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
         elif split not in OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
     if not files:
-        inside = [
-            folder
-            for folder in sorted(filter(Path.is_dir, source.iterdir()))
-            if any(find_packed(folder / file) for file in names.values())
-            or any(exported_files(folder, split) for split in names)
-        ]
+        inside = []
+        for folder in sorted(filter(Path.is_dir, source.iterdir())):
+            has_official = any(find_packed(folder / file) for file in names.values())
+            if has_official or any(exported_files(folder, split) for split in names):
+                inside.append(folder)
         # "sst2" is the name on the Hub.
         task = _letters(name.partition("/")[2])
         inside.sort(key=lambda folder: task not in _letters(folder.name))

@@ -3,8 +3,9 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,7 +127,18 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 def count_labels(labels: Iterable[Label]) -> Counter[str]:
     """Return how many rows have each label."""
-    return Counter(name for label in labels for name in names_in(label))
+    return Counter(chain.from_iterable(map(names_in, labels)))
+
+
+def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
+    """Return the error for a label at `location`, file and line, that is not one of `classes`."""
+    key = spelling_key(label)
+    alike = [name for name in classes if spelling_key(name) == key]
+    hint = f" Is it {alike[0]!r}?" if alike else nearest(label, list(classes))
+    return MetaseqError(
+        f"{location}: label {label[:60]!r} is not one of {abbreviated(classes)}.{hint} The classes "
+        "are those of the train split unless --labels or --benchmark gives them."
+    )
 
 
 def with_names(row: Row, names: Mapping[str, str]) -> Row:
@@ -157,7 +169,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         indicators=options.label_columns or (),
     )
     request = request.expanded()
-    files = [path for paths in request.splits.values() for path in paths]
+    files = list(chain.from_iterable(request.splits.values()))
     if columns.names is not None and all(is_json(request.record_file(path)) for path in files):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
@@ -432,21 +444,15 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             sizes = np.ones(len(values), np.int64)
         else:
             numbers = {label: i for i, label in enumerate(classes)}
-            places = [
-                (path, line, name) for path, line, label in labels for name in names_in(label)
-            ]
-            for path, line, label in places:
-                if label not in numbers:
-                    key = spelling_key(str(label))
-                    alike = [name for name in classes if spelling_key(name) == key]
-                    hint = f" Is it {alike[0]!r}?" if alike else nearest(str(label), classes)
-                    raise MetaseqError(
-                        f"{path}:{line}: label {str(label)[:60]!r} is not one of "
-                        f"{abbreviated(classes)}.{hint} The classes are those of the train split "
-                        "unless --labels or --benchmark gives them."
-                    )
-            values = np.array([numbers[name] for _, _, name in places], np.int32)
-            sizes = np.array([len(names_in(label)) for _, _, label in labels], np.int64)
+            flat, counts = [], []
+            for path, line, label in labels:
+                names = names_in(label)
+                for name in names:
+                    if name not in numbers:
+                        raise unknown_class(f"{path}:{line}", name, classes)
+                    flat.append(numbers[name])
+                counts.append(len(names))
+            values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)
         with contextlib.ExitStack() as stack:
             writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
             writer.extend(values, sizes)

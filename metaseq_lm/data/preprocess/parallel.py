@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,11 +102,11 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             raise UsageError("parallel text needs --trainpref; its vocabularies come from there")
         if UNLABELLED in splits:
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
-        self._pairs = {
-            split: [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
-            for split, prefixes in splits.items()
-        }
-        aligned = [path for pairs in self._pairs.values() for pair in pairs for path in pair]
+        aligned: list[Path] = []
+        for split, prefixes in splits.items():
+            pairs = [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
+            aligned += chain.from_iterable(pairs)
+            self._pairs[split] = pairs
         return [*aligned, *self.options.unlabelled]
 
     def prepare(self) -> dict[str, Any]:
@@ -163,14 +163,14 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 if all(texts):
                     yield texts
                     continue
-                place = f"{pair[texts.index('')]}:{number}"
+                location = f"{pair[texts.index('')]}:{number}"
                 if split.name not in MAY_BE_EMPTY:
                     raise MetaseqError(
-                        f"{place}: an empty line, which cannot be translated or compared with; "
+                        f"{location}: an empty line, which cannot be translated or compared with; "
                         "take the pair out of both files"
                     )
                 split.counts["empty"] += 1
-                self._first_empty.setdefault(split.name, place)
+                self._first_empty.setdefault(split.name, location)
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedPairs]:
         for batch in batches(records, BATCH):
@@ -205,7 +205,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     def nothing(self, split: Split) -> str:
         paths = split.sources
         if split.name != UNLABELLED:
-            paths = [path for pair in self._pairs[split.name] for path in pair]
+            paths = list(chain.from_iterable(self._pairs[split.name]))
         dropped = ", ".join(split.other_counts(*MAIN_COUNTS)) or "none"
         return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 

@@ -15,7 +15,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -152,7 +152,7 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the text files that must be readable; UsageError if there is nothing to do."""
         if not self.request.splits:
             raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
-        return [path for paths in self.request.splits.values() for path in paths]
+        return list(chain.from_iterable(self.request.splits.values()))
 
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
@@ -416,11 +416,15 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         UsageError: Two kinds are selected, or an option is of another kind or out of its range.
     """
     kinds = all_kinds()
-    items = {kind: {item.name: item for item in fields(cls)} for kind, cls in kinds.items()}
+    items = {}
+    for kind, cls in kinds.items():
+        items[kind] = {item.name: item for item in fields(cls)}
     passed = {name: value for name, value in arguments.items() if value is not None}
     selected = [name for name in passed if name in kinds]
     # --labelled also names the set of a benchmark.
-    selected = [n for n in selected if not any(n in items[o] for o in selected if o != n)]
+    for kind in tuple(selected):
+        if any(kind in items[other] for other in selected if other != kind):
+            selected.remove(kind)
     if len(selected) > 1:
         raise UsageError(f"{' and '.join(map(option_name, selected))} exclude each other")
     chosen = selected[0] if selected else DEFAULT_KIND

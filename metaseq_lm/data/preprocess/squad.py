@@ -126,16 +126,16 @@ def gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int
 
     These are the tokens that the characters of the answer touch, the shortest span that holds them.
     """
-    place = answer_place(context, question.answers[0], question.start) if question.answers else None
-    if place is None:
+    span = find_answer(context, question.answers[0], question.start) if question.answers else None
+    if span is None:
         return -1, -1
     _, starts, ends = offsets
-    first = int(np.searchsorted(ends, place[0], side="right"))
-    last = int(np.searchsorted(starts, place[1], side="left")) - 1
+    first = int(np.searchsorted(ends, span[0], side="right"))
+    last = int(np.searchsorted(starts, span[1], side="left")) - 1
     return (first, last) if first <= last else (-1, -1)
 
 
-def answer_place(context: str, answer: str, start: int) -> tuple[int, int] | None:
+def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
     If the text is not there, it is looked for within the words that the place touches (as BERT's

@@ -106,7 +106,9 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for any malformed content
         raise MetaseqError(f"{source.path}: not a tokenizer: {error}") from error
     symbols = library.get_vocab()
-    missing = [[s for s in family if s not in symbols] for family in FAMILIES.values()]
+    missing = []
+    for family in FAMILIES.values():
+        missing.append([symbol for symbol in family if symbol not in symbols])
     has_own = [symbols.get(symbol) for symbol in (PAD, MASK, SEP)] == [0, 1, 2]
     if all(missing) and not has_own:
         library.add_special_tokens(min(missing, key=len))

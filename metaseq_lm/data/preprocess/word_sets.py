@@ -124,7 +124,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
         request = request.expanded()
         splits = request.splits
-        files = [path for paths in splits.values() for path in paths]
+        files = chain.from_iterable(splits.values())
         labelled_files = [*files, *map(Path, options.drop_overlap_with)]
         super().__init__(request.inside(name), options.word_column, labelled_files)
         if options.hold_out_seed is not None and not options.hold_out:
@@ -227,7 +227,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
             for word, label in enumerate(sentence.labels):
                 if label in unknown:
                     raise MetaseqError(
-                        f"{sentence.place(word)}: {label!r} is no class of {folder} "
+                        f"{sentence.location(word)}: {label!r} is no class of {folder} "
                         "(--labels-from); a model of that set cannot be scored on it"
                     )
 
@@ -240,7 +240,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
         columns, sizes = self.number_words([sentence.words for sentence in batch])
         numbers: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
-        labels = [numbers.get(label, self.unseen) for s in batch for label in s.labels]
+        tags = chain.from_iterable(sentence.labels for sentence in batch)
+        labels = [numbers.get(tag, self.unseen) for tag in tags]
         return columns | {"labels": np.array(labels)}, sizes
 
     def column_types(self) -> dict[str, np.dtype]:
@@ -301,12 +302,16 @@ class TagsPipeline(WordSetPipeline):
             self._field = f" (the field {UPOS} of CoNLL-U; choose with --tag-column)"
         return ConlluReader(file, label=field_number(tag_field or UPOS), trees=False)
 
+    def all_tags(self) -> Iterator[str]:
+        """Yield the tags of all sentences."""
+        return chain.from_iterable(sentence.labels for sentence in self.all_sentences())
+
     def choose_labels(self) -> None:
         """Detect how the tags spell spans, turn spans into BIOES, take the classes."""
         options = self.options
         self.scheme = options.tag_scheme
         first = next(iter(self._splits.values())).sources[0]
-        counts = Counter(tag for sentence in self.all_sentences() for tag in sentence.labels)
+        counts = Counter(self.all_tags())
         if set(counts) == {UNKNOWN_FIELD}:
             raise MetaseqError(
                 f"{first}: each tag is '{UNKNOWN_FIELD}'; choose another column with --tag-column"
@@ -325,13 +330,13 @@ class TagsPipeline(WordSetPipeline):
                 sentences[:] = map(self._to_bioes, sentences)
             if options.unseen_tags == "one":
                 raise UsageError("--unseen-tags one is for tags of words, not for spans")
-        tags = {tag for sentence in self.all_sentences() for tag in sentence.labels}
+        tags = set(self.all_tags())
         if self.scheme != "none":
             self.labels = bioes_names(tag[2:] for tag in tags if tag != "O")
         elif options.unseen_tags == "own":
             self.labels = sorted(tags)
         else:
-            seen = {tag for sentence in self.sentences[TRAIN] for tag in sentence.labels}
+            seen = set(chain.from_iterable(s.labels for s in self.sentences[TRAIN]))
             self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
 
     def _respell(self, standard: dict[str, str]) -> None:
@@ -349,7 +354,7 @@ class TagsPipeline(WordSetPipeline):
             spans = read_spans(sentence.labels, self.scheme)
         except TagError as error:
             raise MetaseqError(
-                f"{sentence.place(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
+                f"{sentence.location(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
                 f"(--tag-scheme {self.scheme})"
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
@@ -402,7 +407,7 @@ class TreesPipeline(WordSetPipeline):
                     sentence.labels[word] = relation = ROOT
                 if (head == 0) != (relation == ROOT):
                     raise MetaseqError(
-                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words "
+                        f"{sentence.location(word)}: relation {relation!r} to head {head}; the words "
                         f"with head 0, and no others, have the relation {ROOT}"
                     )
                 relations.add(relation)
@@ -410,8 +415,8 @@ class TreesPipeline(WordSetPipeline):
 
     def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
         columns, sizes = super().encode_batch(batch)
-        heads = np.array([head for sentence in batch for head in sentence.heads or ()])
-        return columns | {"heads": heads}, sizes
+        heads = chain.from_iterable(sentence.heads or () for sentence in batch)
+        return columns | {"heads": np.array(list(heads))}, sizes
 
     def column_types(self) -> dict[str, np.dtype]:
         return super().column_types() | {"heads": np.dtype("<i4")}

@@ -120,20 +120,20 @@ def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
 
     `is_open` says that the line begins within quotes. None for quotes that RFC 4180 does not allow.
     """
-    place, count, has_doubled = 0, 1, False
+    position, count, has_doubled = 0, 1, False
     while True:
-        if not is_open and text.startswith('"', place):
-            is_open, place = True, place + 1
-        match = (_WITHIN_QUOTES if is_open else _OUTSIDE_QUOTES).match(text, place)
+        if not is_open and text.startswith('"', position):
+            is_open, position = True, position + 1
+        match = (_WITHIN_QUOTES if is_open else _OUTSIDE_QUOTES).match(text, position)
         if match is None:
             return None
         if is_open:
             has_doubled = has_doubled or '""' in match[0]
             is_open = not match[1]
-        place = match.end()
-        if place == len(text):
+        position = match.end()
+        if position == len(text):
             return count, is_open, has_doubled
-        count, place = count + 1, place + 1
+        count, position = count + 1, position + 1
 
 
 def joins_rows(fields: Sequence[str], delimiter: str) -> bool:

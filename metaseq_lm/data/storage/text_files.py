@@ -320,12 +320,11 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             raise MetaseqError(f"{path}: a dataset of several splits; give one, such as {split}")
         # A folder of the library datasets has JSON files beside its Arrow files.
         pattern = "*.arrow" if (path / "state.json").is_file() else "*"
-        inside = [
-            file
-            for file in sorted(path.rglob(pattern))
-            if not any(part[0] in "._" for part in file.relative_to(path).parts)
-            and not file.is_dir()
-        ]
+        inside = []
+        for file in sorted(path.rglob(pattern)):
+            is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
+            if not is_hidden and not file.is_dir():
+                inside.append(file)
         if not inside:
             raise MetaseqError(f"{path}: is a directory without text files")
         tops = {file.relative_to(path).parts[0] for file in inside}

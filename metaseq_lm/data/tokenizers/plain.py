@@ -48,7 +48,10 @@ class PlainTokenizer(Tokenizer):
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         get, unk = self._ids.get, self.vocabulary.unk
         assert unk is not None
-        return [[get(unit, unk) for unit in self.units(line)] for line in lines]
+        encoded = []
+        for line in lines:
+            encoded.append([get(unit, unk) for unit in self.units(line)])
+        return encoded
 
     def join(self, symbols: Iterable[str]) -> str:
         return self.joiner.join(symbols)

@@ -163,8 +163,11 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     library.train_from_iterator(_repeated(counted), trainer)
     original = {chr(mark): chr(point) for point, mark in marks.items()}
     learnt = symbols_in_order(library)
-    texts = ("".join(original.get(c, c) for c in symbol) for symbol in learnt)
-    return [INSIDE * (symbol[0] in original) + text for symbol, text in zip(learnt, texts)]
+    symbols = []
+    for symbol in learnt:
+        text = "".join(original.get(character, character) for character in symbol)
+        symbols.append(INSIDE + text if symbol[0] in original else text)
+    return symbols
 
 
 def _repeated(words: Iterable[tuple[str, int]]) -> Iterator[str]:

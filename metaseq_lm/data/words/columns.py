@@ -42,7 +42,7 @@ class Sentence:
     labels: list[str]
     heads: list[int] | None = None
 
-    def place(self, word: int) -> str:
+    def location(self, word: int) -> str:
         """Return the file and line of a word, for complaints."""
         return f"{self.path}:{self.lines[word]}"
 
@@ -170,13 +170,14 @@ class ColumnReader(SentenceReader):
         # Of CoNLL-U without its tabs, too, with the ids of multi-word tokens (1-2) and empty nodes
         # (3.1).
         ids = [word for word in words if word.isdecimal()]
-        numbers = [[str(i + first) for i in range(len(ids))] for first in (0, 1)]
-        counts = all(map(_ID.fullmatch, words)) and ids in numbers
+        from_zero = list(map(str, range(len(ids))))
+        from_one = list(map(str, range(1, len(ids) + 1)))
+        counts = all(map(_ID.fullmatch, words)) and ids in (from_zero, from_one)
         is_constant = len(words) > 4 and len({*words}) == 1
         if self.n_columns > 2 and len(words) > 1 and (counts or is_constant):
             fault = "is the same in each row" if is_constant else "counts the words"
             raise MetaseqError(
-                f"{sentence.place(0)}: column {column} {fault} of the sentence ({words[0]}, "
+                f"{sentence.location(0)}: column {column} {fault} of the sentence ({words[0]}, "
                 f"{words[1]}, ...); choose the column of the words with --word-column, such as 1"
             )
 
@@ -197,7 +198,7 @@ class HeadColumnReader(ColumnReader):
             match = _HEAD.fullmatch(label)
             if match is None or len(match[1]) > 9:
                 raise MetaseqError(
-                    f"{sentence.place(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj "
+                    f"{sentence.location(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj "
                     "or 0-root"
                 )
             heads.append(int(match[1]))
@@ -271,11 +272,11 @@ def checked_tree(sentence: Sentence) -> Sentence:
         if head > len(sentence.words) or head == word + 1:
             fault = "itself" if head == word + 1 else f"{head}, outside the sentence"
             raise MetaseqError(
-                f"{sentence.place(word)}: the head of word {word + 1} is {fault} "
+                f"{sentence.location(word)}: the head of word {word + 1} is {fault} "
                 f"({len(sentence.words)} words; 0 is the root)"
             )
     if sentence.words and 0 not in sentence.heads:
-        raise MetaseqError(f"{sentence.place(0)}: no word of this sentence has head 0, the root")
+        raise MetaseqError(f"{sentence.location(0)}: no word of this sentence has head 0, the root")
     try:
         TopologicalSorter({word: [head] for word, head in enumerate(sentence.heads, 1)}).prepare()
     except CycleError as error:
@@ -283,7 +284,7 @@ def checked_tree(sentence: Sentence) -> Sentence:
         start = cycle.index(min(cycle))
         heads = " -> ".join(map(str, [*cycle[start:], *cycle[: start + 1]]))
         raise MetaseqError(
-            f"{sentence.place(min(cycle) - 1)}: the heads of words {heads} go round in a circle; "
+            f"{sentence.location(min(cycle) - 1)}: the heads of words {heads} go round in a circle; "
             "in a tree they lead to the root"
         ) from error
     return sentence
@@ -298,7 +299,8 @@ def separator(lines: Iterable[str]) -> re.Pattern[str]:
     rows = [row for row in rows if row and not row.startswith(("#", DOCUMENT))]
     if not rows or not all("\t" in row for row in rows):
         return _BLANKS
-    one, several = ({len(pattern.split(row)) for row in rows} for pattern in (_TAB, _TABS))
+    one = {len(_TAB.split(row)) for row in rows}
+    several = {len(_TABS.split(row)) for row in rows}
     return _TABS if len(several) == 1 < len(one) else _TAB
 
 

@@ -5,6 +5,7 @@ running text. Apart from the sets, which `preprocess` reads without torch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ class TaggedRows:
         unknown = [vocabulary.mask if vocabulary.unk is None else vocabulary.unk]
         tokens = [ids[:room] or unknown for ids in encoded]
         sizes = np.array([len(ids) for ids in tokens], np.int64)
-        self._tokens = np.array([i for ids in tokens for i in ids], np.int64)
+        self._tokens = np.array(list(chain.from_iterable(tokens)), np.int64)
         numbers = data.form_numbers(np.arange(len(data)))
         is_later = np.ones(len(numbers), bool)
         is_later[(np.cumsum(data.lengths) - data.lengths)[data.lengths > 0]] = False

@@ -21,14 +21,10 @@ PREFIXES = "BIES"
 UNTYPED = "SPAN"  # the type of spans whose tags name none
 _OUTSIDE_NAMES = frozenset("o out outside other 0 _ - none null nil".split())
 _PREFIX_NAMES = {
-    name: prefix
-    for prefix, names in {
-        "B": "b begin beg start",
-        "I": "i in inside m mid middle",
-        "E": "e end l last",
-        "S": "s single singleton u unit w whole",
-    }.items()
-    for name in names.split()
+    **dict.fromkeys("b begin beg start".split(), "B"),
+    **dict.fromkeys("i in inside m mid middle".split(), "I"),
+    **dict.fromkeys("e end l last".split(), "E"),
+    **dict.fromkeys("s single singleton u unit w whole".split(), "S"),
 }
 _SEPARATORS = "-_:/|.+"
 _BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
@@ -242,4 +238,7 @@ def bio_tags(spans: Iterable[Span], words: int) -> list[str]:
 
 def bioes_names(kinds: Iterable[str]) -> list[str]:
     """Return the classes of spans of these types: O, then B, I, E and S of each type, sorted."""
-    return [OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(set(kinds)) for prefix in PREFIXES)]
+    names = [OUTSIDE]
+    for kind in sorted(set(kinds)):
+        names += [f"{prefix}-{kind}" for prefix in PREFIXES]
+    return names
