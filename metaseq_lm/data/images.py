@@ -24,7 +24,7 @@ FILE = "images.npz"
 class Images:
     """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`.
 
-    What the scorers of labelled sets need stands beside them.
+    The other members are those that scorers of labelled sets need.
     """
 
     images: np.ndarray

@@ -136,7 +136,7 @@ FORMS: dict[str, dict[str, Examples]] = {
     "own": EXAMPLES,
     "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
 }
-# Benchmarks with the texts above; [SEP] stands for class 0.
+# Benchmarks with the texts above; [SEP] is the label token of class 0.
 AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in EXAMPLES}
 AS_TEXT["superglue/ReCoRD"] = replace(SUPERGLUE["ReCoRD"], form="tokens")
 AS_TEXT["superglue/RTE"] = replace(SUPERGLUE["RTE"], labels=("not_entailment", "entailment"))

@@ -78,7 +78,7 @@ def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:
 
 def _boolq(record: Record) -> Iterator[Example]:
     passage = record.text("passage")
-    # In BoolQ's own train file the title stands apart; SuperGLUE's passages begin with it.
+    # In BoolQ's own train file the title is a field of its own; SuperGLUE's passages begin with it.
     if "title" in record.fields and not passage.startswith(record.text("title")):
         passage = f"{record.text('title')} -- {passage}"
     texts = (passage, record.text("question"))

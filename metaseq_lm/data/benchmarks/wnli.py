@@ -30,7 +30,7 @@ DETERMINERS = frozenset(
     "a an the this these those my your his her its our their some any no every each another "
     "all both many several few two three".split()
 )
-# What may stand inside a noun phrase, between its words.
+# What may be inside a noun phrase, between its words.
 LINKS = frozenset("of in and with on at for under from".split())
 FUNCTION_WORDS = LINKS | frozenset(
     "or but so because since although though while when where if as than then that which who whom "
@@ -51,7 +51,7 @@ WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Word:
-    """A word or a punctuation mark and where it stands in its text."""
+    """A word or a punctuation mark and its position in the text."""
 
     text: str
     start: int
@@ -97,7 +97,7 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
         return None
     at, claimed = aligned
     for position in range(len(claimed) - 2, -1, -1):
-        # The clauses differ further up, but the word before the pronoun stands here too.
+        # The clauses differ further up, but the word before the pronoun is here too.
         if at and claimed[position].lower == words[at - 1] and words[at - 1] not in LINKS:
             claimed = claimed[position + 1 :]
             break
@@ -231,7 +231,7 @@ def phrase_key(text: str) -> tuple[str, ...]:
 
 
 def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Return whether the shorter of two keys stands within the longer."""
+    """Return whether the longer of two keys contains the shorter."""
     short, long = sorted((one, other), key=len)
     size = len(short)
     return any(long[at : at + size] == short for at in range(len(long) - size + 1))

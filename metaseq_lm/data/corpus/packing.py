@@ -66,6 +66,16 @@ def assign_sentences(
     (`last`, boolean (N,)). The target of the next one is drawn at its end and holds across
     documents; that of the first is the longest. Returns `begins`, `second` and `targets` of an
     Assignment.
+
+    Documents of sentences with 3, 2, 4 and with 5, 1 tokens make an example each. The first segment
+    of the first has less than (12 - 3) // 2 tokens; the second example is one of the tenth that
+    have one segment only:
+
+        >>> targets, generator = Targets(longest=12, short=0.0), np.random.default_rng(0)
+        >>> sizes, last = np.array([3, 2, 4, 5, 1]), np.array([False, False, True, False, True])
+        >>> begins, second, lengths = assign_sentences(sizes, last, targets, generator)
+        >>> begins.astype(int), second.astype(int), lengths
+        (array([1, 0, 0, 1, 0]), array([0, 1, 1, 0, 0]), array([12, 12]))
     """
     codes, lengths = bytearray(len(sizes)), []
     target = following = targets.longest

@@ -29,7 +29,7 @@ class MeteredFile(TextFile):
 
 @dataclass(frozen=True)
 class ColumnFile(TextFile):
-    """A file of records of which one column is the text; what it is, is decided by its content.
+    """A file of records, recognised by its content, of which one column is the text.
 
     Attributes:
         column: The name of the column.

@@ -132,7 +132,7 @@ def open_splits(
         try:
             sets[name] = load(name)
         except MetaseqError as error:
-            # What is wrong with the whole set is told once.
+            # Problems of the whole set are reported once.
             if str(error) not in messages:
                 messages.append(str(error))
                 yield Finding(ERROR, str(error))

@@ -71,7 +71,7 @@ class Columns:
     null_is_empty: bool = False  # whether a null text is an empty one, as in a corpus
     quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
     text_separator: str | None = None  # what joins the text columns to one text
-    separator: str = ""  # what stands between the labels of a row that may have several
+    separator: str = ""  # between the labels of a row that may have several
     indicators: tuple[str, ...] = ()  # the columns of labels that hold 1 or 0, instead of `label`
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Rows(Protocol):
 
     @property
     def remarks(self) -> list[str]:
-        """What is not as the name of the file promises."""
+        """Warnings of a file that its suffix does not fit."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
@@ -130,8 +130,8 @@ def may_lack_labels(split: str) -> bool:
 class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
 
-    `remarks` say what is not as the name of the file promises. A file without the label column has
-    rows without labels, if not `required`. `expand` turns a row into those that count.
+    `remarks` are warnings of a file that its suffix does not fit. A file without the label column
+    has rows without labels, if not `required`. `expand` turns a row into those that count.
     """
 
     file: TextFile

@@ -114,12 +114,10 @@ class TokenLabels:
 
         Targets are -1 at padding, and everywhere in a split without labels.
         """
-        texts = [
-            (data, data.starts[self.sample[windows]] + starts, counts)
-            for data, starts, counts in zip(
-                self.data.inputs, self.starts[windows].T, self.n_tokens[windows].T
-            )
-        ]
+        texts = []
+        for text, data in enumerate(self.data.inputs):
+            starts = data.starts[self.sample[windows]] + self.starts[windows, text]
+            texts.append((data, starts, self.n_tokens[windows, text]))
         tokens, lengths = text_rows(self.vocabulary, self.number, texts, width)
         return tokens, lengths, self._targets(windows, tokens, lengths)
 
@@ -178,6 +176,11 @@ def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
     The closed form of "longest_first" of the tokenizers library: the longer text gives way, and
     where both are too long each gets half of the room, the longer one (the second of equals) an
     odd token more.
+
+        >>> tokens_per_window(np.array([[9, 2], [9, 8], [1, 2]]), room=7)
+        array([[5, 2],
+               [4, 3],
+               [1, 2]])
     """
     if sizes.shape[1] == 1:
         bounded: np.ndarray = np.minimum(sizes, room)
@@ -196,9 +199,15 @@ def cut_windows(
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
     window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that
     share `stride` tokens with the one before, the last one shorter; of two texts every window of A
-    stands beside every one of B. That is what the tokenizers library does, but a window begins at
-    least m / 4 tokens after the one before it: the library stops with an error where m <= stride,
-    and makes hundreds of windows where m is hardly more.
+    is combined with every one of B. That is what the tokenizers library does, but a window begins
+    at least m / 4 tokens after the one before it: the library stops with an error where m <=
+    stride, and makes hundreds of windows where m is hardly more.
+
+    A text of 9 tokens in windows of 4 that share 1, and one of 3 tokens:
+
+        >>> row, starts, counts = cut_windows(np.array([[9], [3]]), room=4, stride=1)
+        >>> row, starts[:, 0], counts[:, 0]
+        (array([0, 0, 0, 1]), array([0, 3, 6, 0]), array([4, 4, 3, 3]))
     """
     n_tokens = tokens_per_window(sizes, room)
     step = np.maximum(n_tokens - stride, np.maximum(-(-n_tokens // 4), 1))
@@ -206,6 +215,8 @@ def cut_windows(
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
     rank = ranges(np.zeros_like(total), total)
-    places = [rank] if sizes.shape[1] == 1 else [rank // counts[row, 1], rank % counts[row, 1]]
-    starts = np.stack(places, 1) * step[row]
+    numbers = [rank]  # of the window within each text
+    if sizes.shape[1] > 1:
+        numbers = [rank // counts[row, 1], rank % counts[row, 1]]
+    starts = np.stack(numbers, 1) * step[row]
     return row, starts, np.minimum(n_tokens[row], sizes[row] - starts)

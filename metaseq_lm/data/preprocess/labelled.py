@@ -142,7 +142,7 @@ def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqE
 
 
 def with_names(row: Row, names: Mapping[str, str]) -> Row:
-    """Return a row whose labels have the names that stand in `names` for their whole numbers."""
+    """Return a row with the `names` of its labels, which may be whole numbers."""
 
     def name(label: str) -> str:
         return names.get(whole_number(label), label)

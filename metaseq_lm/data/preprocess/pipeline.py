@@ -122,7 +122,7 @@ class Split:
 
 
 class Pipeline(Generic[Record, Encoded]):
-    """Makes a dataset of one kind; `preprocess` calls the methods in the order they stand here.
+    """Makes a dataset of one kind; `preprocess` calls the methods in this order.
 
     Each split goes through `read`, `encode` and `write` as one stream.
 
@@ -325,7 +325,7 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
         old = names
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
-    sync_folder(dest)  # after a power cut, too, it does not stand beside new files
+    sync_folder(dest)  # after a power cut it must not be beside new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
         if name.endswith(".idx") or name not in manifest.files:
             (dest / name).unlink(missing_ok=True)
@@ -378,7 +378,7 @@ def all_kinds() -> dict[str, Any]:
 def add_arguments(parser: Any) -> None:
     """Add the options of every registered kind to an argparse parser, a group for each kind.
 
-    An option of several kinds stands with the first one that describes it. The metadata of its
+    An option of several kinds is listed with the first one that describes it. The metadata of its
     field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
     """
     added: set[str] = set()

@@ -67,7 +67,7 @@ def open_token_file(path: Path) -> TokenFile:
 def token_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files or pairs that `paths` (prefixes, files, folders) name, in order.
 
-    UsageError for what is none.
+    UsageError for other paths.
     """
     files: list[Path] = []
     for path in paths:

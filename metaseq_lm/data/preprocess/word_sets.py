@@ -217,7 +217,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
+        """Take the classes of an earlier set, and the class of tags that it lacks."""
         unknown = set(self.labels)
         self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
         unknown -= set(self.labels)
@@ -407,8 +407,8 @@ class TreesPipeline(WordSetPipeline):
                     sentence.labels[word] = relation = ROOT
                 if (head == 0) != (relation == ROOT):
                     raise MetaseqError(
-                        f"{sentence.location(word)}: relation {relation!r} to head {head}; the words "
-                        f"with head 0, and no others, have the relation {ROOT}"
+                        f"{sentence.location(word)}: relation {relation!r} to head {head}; the "
+                        f"words with head 0, and no others, have the relation {ROOT}"
                     )
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]

@@ -115,7 +115,7 @@ EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class WordForms(dict[str, int]):
-    """Numbers of the different words as they stand in the text, in order of appearance.
+    """Numbers of the different words as the text spells them, in order of appearance.
 
     `ids` are their places in the vocabulary.
     """

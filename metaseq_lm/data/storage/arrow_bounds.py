@@ -1,6 +1,6 @@
 """How much memory the parts of Parquet and Arrow files take, known before they are unpacked.
 
-A few bytes may stand for very many: values that a dictionary holds once, pages and buffers that
+A few bytes may unpack to very many: values that a dictionary holds once, pages and buffers that
 compress well. Their sizes stand in front of them: in the headers of Parquet's pages
 (parquet.thrift, in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
 """
@@ -231,7 +231,7 @@ class _ThriftReader:
                 self.offset += 1 if byte & 15 in (1, 2) else 0
                 self._value(byte & 15)
         else:
-            raise TypeError(f"no type {kind} stands in the header of a page")
+            raise TypeError(f"no type {kind} may occur in the header of a page")
         return None
 
 

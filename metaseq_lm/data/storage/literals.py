@@ -41,7 +41,7 @@ def read_literal(text: str) -> Any:
 
 
 class _Tokens:
-    """The tokens of a text, read from left to right; ValueError at what is no literal."""
+    """The tokens of a text, read from left to right; ValueError for other text than a literal."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)

@@ -1,4 +1,4 @@
-"""`manifest.json`: what stands in a data folder, how it was made, and checksums of every block."""
+"""`manifest.json`: the content of a data folder, its command, and checksums of every block."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Rows of CSV (RFC 4180) and TSV files; what a file is, is decided by its content."""
+"""Rows of CSV (RFC 4180) and TSV files, told apart by their content."""
 
 import io
 import re
@@ -28,7 +28,7 @@ _OUTSIDE_QUOTES = re.compile(r'[^"\t]*(?=\t|$)')
 class TableFormat:
     """The character between the fields of a row, and whether quotes around a field are syntax.
 
-    `remark` says what was decided of the quotes of a TSV file, if there are some.
+    `remark` says whether the quotes of a TSV file, if any, were read as marks or as text.
     """
 
     delimiter: str = "\t"

@@ -1,6 +1,6 @@
-"""Whether a file is text, told by its bytes: binary data, another encoding, damage.
+"""Checks by its bytes that a file is text: no binary data, no other encoding, no damage.
 
-What is no text in UTF-8 would otherwise be learned, without a word, as if it were.
+Without them a model would be trained on such data without any error.
 """
 
 import codecs
@@ -23,9 +23,9 @@ UNICODE = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
 def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True) -> None:
     """Raise a MetaseqError unless a file is text in the encoding that it is read in.
 
-    All of it is read: if several lines hold invalid UTF-8 or NULs, and a share above DAMAGED_SHARE,
-    this is told, unless it is allowed, before any work is done. So is a line that is too long for
-    those who hold lines whole.
+    The whole file is read before any work is done. Several lines with invalid UTF-8 or NULs, and a
+    share above DAMAGED_SHARE of them, are an error unless `damage_allowed`; with `holds_lines`,
+    which is for readers that hold lines whole, so is a line that is too long.
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:

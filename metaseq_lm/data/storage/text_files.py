@@ -88,7 +88,7 @@ COLUMN_REMEDY = (
     "name the column of the text with --text-column NAME, or make a labelled set of it with "
     "--labelled NAME"
 )
-# The first bytes of what is no text in UTF-8, with the remedy.
+# The first bytes of files that are not UTF-8 text, with the remedy.
 SIGNS = {
     b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
     b"PAR1": f"a Parquet file; {COLUMN_REMEDY}",
@@ -385,7 +385,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix that says what a file holds, that of packing aside; "" if it has none."""
+    """Return the suffix of a file's format without that of its packing; "" if it has none."""
     suffixes = [suffix for suffix in map(str.lower, path.suffixes) if suffix not in OPENERS]
     return suffixes[-1] if suffixes else ""
 

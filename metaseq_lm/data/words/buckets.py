@@ -150,6 +150,9 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     """Return where to cut items of these weights into `batches` runs of about equal weight.
 
     int64 (batches - 1,); no run is empty.
+
+        >>> cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
+        array([4, 5])
     """
     numbers = np.arange(1, batches)
     totals = np.cumsum(weights)

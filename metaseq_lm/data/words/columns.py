@@ -198,8 +198,8 @@ class HeadColumnReader(ColumnReader):
             match = _HEAD.fullmatch(label)
             if match is None or len(match[1]) > 9:
                 raise MetaseqError(
-                    f"{sentence.location(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj "
-                    "or 0-root"
+                    f"{sentence.location(word)}: {label[:40]!r} is not HEAD-RELATION, such as "
+                    "3-nsubj or 0-root"
                 )
             heads.append(int(match[1]))
             relations.append(match[2])
@@ -284,8 +284,8 @@ def checked_tree(sentence: Sentence) -> Sentence:
         start = cycle.index(min(cycle))
         heads = " -> ".join(map(str, [*cycle[start:], *cycle[: start + 1]]))
         raise MetaseqError(
-            f"{sentence.location(min(cycle) - 1)}: the heads of words {heads} go round in a circle; "
-            "in a tree they lead to the root"
+            f"{sentence.location(min(cycle) - 1)}: the heads of words {heads} go round in a "
+            "circle; in a tree they lead to the root"
         ) from error
     return sentence
 
