@@ -43,7 +43,7 @@ class Images:
         return Images(self.images[chosen], self.labels[chosen], self.names)
 
     def check(self, source: object) -> None:
-        """Raise MetaseqError, beginning with `place`, if types, shapes or labels are wrong."""
+        """Raise MetaseqError, beginning with `source`, if types, shapes or labels are wrong."""
         images, labels = self.images, self.labels
         shape = images.shape
         if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:]:
