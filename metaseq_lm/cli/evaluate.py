@@ -6,8 +6,8 @@ examples:
   metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
 
 An ensemble takes the mean of the probabilities (of real-valued predictions the mean; of SQuAD those
-of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those with
-the best validation metric at the checkpoint that is used.
+of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those
+with the best validation metric at the checkpoint that is used.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(
-            f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "
-            "such as loss"
+            f"--best: whether a higher or a lower {name} is better is not known; name another "
+            "--metric, such as loss"
         )
     return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]
