@@ -6,8 +6,8 @@ examples:
   metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
 
 An ensemble takes the mean of the probabilities (of real-valued predictions the mean; of SQuAD those
-of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those with
-the best validation metric at the checkpoint that is used.
+of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those
+with the best validation metric at the checkpoint that is used.
 """
 
 import argparse
@@ -147,8 +147,8 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.reporting.objectives import describe, other_functions
     from metaseq_lm.reporting.runs import Run
+    from metaseq_lm.reporting.settings import describe, differing_functions
     from metaseq_lm.runs import manifests
 
     stored = [manifests.read_manifest(path) for path in paths]
@@ -162,7 +162,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             )
     configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in stored]
     runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]
-    if differing := other_functions(f"valid.{name}", runs):
+    if differing := differing_functions(f"valid.{name}", runs):
         raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
     trainer = manifests.config_of(stored[0], paths[0]).trainer
@@ -171,7 +171,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(
-            f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "
-            "such as loss"
+            f"--best: whether a higher or a lower {name} is better is not known; name another "
+            "--metric, such as loss"
         )
     return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]

@@ -71,8 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--on-bad-utf8",
         choices=BAD_UTF8,
-        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
-        "replace in files where they are at most 1 %% of the lines, and refuse others)",
+        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
+        "(default: replace in files where they are at most 1 %% of the lines, and refuse "
+        "others)",
     )
     add("--overwrite", action="store_true", help="replace a data set that is already there")
     add(

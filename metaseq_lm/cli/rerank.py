@@ -1,7 +1,8 @@
 """Re-rank n-best lists by score + lambda * pseudo-log-likelihood; word error rates.
 
 A list file is JSON: {utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}.
-Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a set:
+Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a
+    set:
 the rate without re-ranking, the oracle's (each list's best hypothesis), the re-ranked one, and the
 95 % interval of the difference over 1,000 resamplings of the utterances.
 Standard output has one JSON line for each RUN and scores file, with rates as fractions; a table in

@@ -6,7 +6,8 @@ One sentence a line gives one line each, in the same order, skipped ones left ou
 pll is in nats and written so that it reads back as the same number, tokens is how many were scored
 ([CLS] and [SEP] are not), a blank line has 0 of both. With --tokens a line is JSON instead:
     {"pll": p, "text": t, "tokens": [symbols], "log_probs": [one each]}
-With --pairs the input is JSON lines with sentence_good and sentence_bad (as BLiMP's), and the output
+With --pairs the input is JSON lines with sentence_good and sentence_bad (as BLiMP's), and the
+    output
 one JSON object: per file and overall pairs, ties and accuracy, the share of the pairs whose good
 sentence has the strictly larger pll. A tie is no success.
 

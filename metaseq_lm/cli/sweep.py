@@ -1,16 +1,16 @@
 """Run a grid of settings and seeds, on this machine or as a Slurm array, and follow it.
 
-  metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm key=value
-  metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4
-  metaseq-lm sweep status S               how every run fares, by its folder and the scheduler
-  metaseq-lm sweep resubmit --failed S    launch again what failed, timed out, was cancelled or lost
-  metaseq-lm sweep cancel S               stop what is pending or running; it saves first
+  metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm
+  key=value metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4 metaseq-lm sweep
+  status S               how every run fares, by its folder and the scheduler metaseq-lm sweep
+  resubmit --failed S    launch again what failed, timed out, was cancelled or lost metaseq-lm sweep
+  cancel S               stop what is pending or running; it saves first
 
 The same command given again launches only what is neither finished nor active (and not diverged).
-With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75 interrupted.
-Every configuration is composed, and its task, criterion and model put together, before anything is
-launched. Runs are trained from a snapshot of the code in S/code, so editing the code changes nothing;
---new-code takes a new one.
+With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75
+interrupted. Every configuration is composed, and its task, criterion and model put together, before
+anything is launched. Runs are trained from a snapshot of the code in S/code, so editing the code
+changes nothing; --new-code takes a new one.
 
 SWEEP.yaml (paths relative to the file):
   data: ../data
@@ -23,9 +23,12 @@ SWEEP.yaml (paths relative to the file):
   seeds: [1, 2, 3]
   overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
   launch: {executor: slurm, max_parallel: 4, time: 60}
-A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one as
-stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage with
-`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A sweep may
+A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one
+    as
+stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage
+    with
+`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A
+    sweep may
 grow: the command with more seeds, values or stages goes on with what is there.
 """
 
@@ -53,7 +56,7 @@ OVERRIDES = True
 WORDS = True
 VERBS = {
     "status": "Show how every run of a sweep fares.",
-    "resubmit": "Launch again the runs that failed, timed out, were cancelled, interrupted or lost.",
+    "resubmit": "Launch again runs that failed, timed out, were cancelled, interrupted or lost.",
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
@@ -206,7 +209,7 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
 
 
 def copied_code(folder: Any, definition: dict[str, Any]) -> dict[str, Any]:
-    """Return where the plug-in and the configs are that the last jobs ran with, {} before any job."""
+    """Return the paths of the last jobs' plug-in and configs, {} before any job."""
     from metaseq_lm.sweeps.job import code_at
 
     last = folder.last_code()
@@ -227,14 +230,15 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
         raise UsageError(
-            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is loaded only "
-            f"if the command line names it: {'give --user-dir with its path' if stored else 'leave --user-dir out'}"
+            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is "
+            "loaded only if the command line names it: "
+            f"{'give --user-dir with its path' if stored else 'leave --user-dir out'}"
         )
     setup = content["launch"].get("setup")
     if setup and (args.executor or content["launch"].get("executor")) == "slurm" and not args.setup:
         raise UsageError(
-            f"the sweep has lines for the job's shell, {setup!r}, which are run only if the command line "
-            "names them: give them with --setup"
+            f"the sweep has lines for the job's shell, {setup!r}, which are run only if the "
+            "command line names them: give them with --setup"
         )
 
 
@@ -277,7 +281,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path]:
-    """Return the runs that the command line defines, their definition, how to launch them, and where."""
+    """Return the command line's runs, definition, launch options and folder."""
     from metaseq_lm.sweeps.definition import mapping, normalise
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
@@ -295,7 +299,7 @@ def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path
 
 
 def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
-    """Compose runs until every value of every key has been in one; raises UsageError naming the run."""
+    """Compose runs until every value of every key was in one; UsageError names the run."""
     seen: set[tuple[str, str]] = set()
     fresh: list[Any] = []
     for run in runs:
@@ -361,7 +365,7 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def composed(runs: list[Any], definition: dict[str, Any]) -> Iterator[tuple[Any, Any, "RunConfig"]]:
-    """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
+    """Yield every run, its stages and their configuration; UsageError names the run."""
     from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
@@ -392,7 +396,7 @@ def name_of(run: Any, stage: Any) -> str:
 
 
 def check_no_secret(config: "RunConfig") -> None:
-    """Raise UsageError for an option with a secret, which sweep.json and the jobs' files would hold."""
+    """Raise UsageError for an option with a secret, which the sweep's files would contain."""
     from metaseq_lm.core.config import as_dict, flatten
     from metaseq_lm.core.secrets import mask_options
 
@@ -401,8 +405,8 @@ def check_no_secret(config: "RunConfig") -> None:
     for key, value in flatten(options).items():
         if value != shown[key]:
             raise UsageError(
-                f"{key} looks like a secret, which a sweep would write into its folder for all to read; put it "
-                "into a variable of the environment and let the plug-in read that"
+                f"{key} looks like a secret, which a sweep would write into its folder for all to "
+                "read; put it into a variable of the environment and let the plug-in read that"
             )
 
 
@@ -459,8 +463,9 @@ def show_estimate(
         show(f"{name}: {spent:.2g} FLOPs, {took / 3600:.2g} hours")
     at_rate = f" at {rate:.2g} FLOPs a second" if rate else ""
     show(
-        f"{len(runs)} runs: {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process{at_rate} without validations, "
-        f"{seconds / 3600 / max_parallel:.2g} with --max-parallel {max_parallel}"
+        f"{len(runs)} runs: {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process{at_rate} "
+        f"without validations, {seconds / 3600 / max_parallel:.2g} with --max-parallel "
+        f"{max_parallel}"
     )
 
 
@@ -514,7 +519,7 @@ def launch_runs(
 
 
 def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
-    """Return the places stored in a sweep's folder that have moved: what is in the new ones is the same."""
+    """Return the stored paths of a sweep that have moved and have the same content."""
     from metaseq_lm.sweeps.job import same_plugin
     from metaseq_lm.sweeps.states import same_data
 
@@ -537,7 +542,7 @@ def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
 
 
 def same_configs(folder: Any, snapshot: Path, definition: dict[str, Any]) -> bool:
-    """Return whether the stored runs have the same configurations in the snapshot and in `definition`."""
+    """Return whether the stored runs have equal configurations in snapshot and definition."""
     runs = folder.runs()
     copied = definition | {"config_dir": str(snapshot / "config")}
     try:

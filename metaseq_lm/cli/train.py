@@ -30,8 +30,8 @@ HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
 OUT_OF_MEMORY = (
-    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N changes no "
-    "result), or a smaller task.batch_size:"
+    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N "
+    "changes no result), or a smaller task.batch_size:"
 )
 STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
@@ -72,18 +72,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(add)
     for flag, key in FLAGS.items():
         add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
-    resets = "go on with other options than the run has, and start these parts anew: schedule, optimizer, data"
+    resets = (
+        "go on with other options than the run has, and start these parts anew: schedule, "
+        "optimizer, data"
+    )
     add("--reset", metavar="A,B", help=resets)
     processes = "processes on this machine, or of each task of srun (default: 1)"
     add("--nproc", type=int, metavar="N", help=processes)
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write nothing",
+        help="do one update (of each kind, if the task has several; on a CPU with a part of the "
+        "rows) and validate one batch, say what it costs (FLOPs, time of the whole run, "
+        "memory), write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
-    keys = "show this help and all keys; with --task, --criterion and so on the keys of that choice, too"
+    keys = (
+        "show this help and all keys; with --task, --criterion and so on the keys of that choice, "
+        "too"
+    )
     add("-h", "--help", action="store_true", help=keys)
 
 
@@ -156,7 +164,7 @@ def prepare(args: argparse.Namespace) -> int:
 
 
 def compose(args: argparse.Namespace) -> "RunConfig":
-    """Return the configuration; UsageError for what is wrong with it or with the other arguments."""
+    """Return the configuration; UsageError if it or another argument is wrong."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import load_config
     from metaseq_lm.data.storage.manifest import require_data_folder

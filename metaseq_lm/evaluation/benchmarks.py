@@ -2,8 +2,8 @@
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
-that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not per
-cent.
+that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not
+per cent.
 """
 
 import json
@@ -74,7 +74,7 @@ def metrics(
 def checked_scores(
     benchmark: str, task: Benchmark, scores: Any, label_names: Sequence[str]
 ) -> np.ndarray:
-    """Return scores as float64, (rows,) for regression, else (rows, K); MetaseqError if they are not.
+    """Return scores, float64 (rows,) for regression, else (rows, K); else MetaseqError.
 
     Every task but those with candidates has as many columns as labels.
     """
@@ -89,11 +89,11 @@ def checked_scores(
 
 
 def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str]) -> Facts:
-    """Return `rows` if there are `count` of them and each has the facts `names`; else MetaseqError."""
+    """Return `rows`; MetaseqError unless there are `count` and each has the facts `names`."""
     if rows is None or len(rows) != count:
         raise MetaseqError(
-            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; make "
-            f"the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
+            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; "
+            f"make the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
         )
     for i, row in enumerate(rows):
         if missing := [name for name in names if name not in row]:
@@ -172,14 +172,14 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
     facts = facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
     if not facts:
         raise MetaseqError("superglue/ReCoRD: no rows")
-    both = [
+    scores = [
         [
             max((score(answer, text) for answer in row["answers"]), default=0.0)
             for score in (token_f1, exact_match)
         ]
         for text, row in zip(predictions, facts)
     ]
-    f1, em = np.mean(both, 0).tolist()
+    f1, em = np.mean(scores, 0).tolist()
     return _two("f1", f1, "em", em)
 
 
@@ -248,7 +248,7 @@ def submission(
     if not task.labels:
         written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]
     else:
-        written = [label_names[place] for place in values.argmax(1)]
+        written = [label_names[index] for index in values.argmax(1)]
     if benchmark.startswith("glue/"):
         lines = [f"{row['idx']}\t{inert(label)}" for row, label in zip(facts, written)]
         return name, "\n".join(["index\tprediction", *lines, ""])

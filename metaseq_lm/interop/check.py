@@ -29,7 +29,7 @@ TEXT = (
 
 
 def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
-    """Return a line with the largest difference; MetaseqError if it is above LIMIT or ids differ."""
+    """Return a line with the largest difference; MetaseqError above LIMIT or if ids differ."""
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
     model, loading = kind.from_pretrained(folder, output_loading_info=True)
@@ -40,17 +40,21 @@ def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
     difference = largest_difference(part, net, model.float().eval(), tokenizer.vocabulary)
     if not difference <= LIMIT:
         raise MetaseqError(
-            f"{folder}: logits differ by up to {difference:.2e} from those of transformers ({LIMIT:.0e} allowed)"
+            f"{folder}: logits differ by up to {difference:.2e} from those of transformers "
+            f"({LIMIT:.0e} allowed)"
         )
     foreign_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for line, ids in zip(TEXT, tokenizer.encode_batch(TEXT)):
         if foreign_tokenizer(line, add_special_tokens=False)["input_ids"] != ids:
             raise MetaseqError(f"{folder}: transformers cuts {line!r} into other tokens")
-    return f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are equal"
+    return (
+        f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are "
+        "equal"
+    )
 
 
 def library(user: str = "--check") -> Any:
-    """Return the transformers module, quiet; MetaseqError, which names `user`, if it is not installed."""
+    """Return the transformers module, quiet; MetaseqError naming `user` if not installed."""
     try:
         import transformers
     except ImportError as error:

@@ -63,19 +63,19 @@ class Foreign:
         return self.architecture.offset(self.pad)
 
 
-def read_config(config: dict[str, Any], place: object) -> Foreign:
-    """Parse the content of a `config.json`; MetaseqError that names `place` if it cannot be used."""
+def read_config(config: dict[str, Any], source: object) -> Foreign:
+    """Parse the content of a `config.json`; MetaseqError naming `source` if not usable."""
 
     def number(key: str, kind: type, default: Any = None) -> Any:
         value = config.get(key, default)
         fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
         if not fits or not 0 <= value < 1 << 31:
             raise MetaseqError(
-                f"{place}: {key} is {str(value)[:40]!r}, not a number that can be used"
+                f"{source}: {key} is {str(value)[:40]!r}, not a number that can be used"
             )
         return kind(value)
 
-    architecture = architecture_of(config, place)
+    architecture = architecture_of(config, source)
     if architecture.base == DISTIL:
         renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
@@ -83,7 +83,7 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
         value = architecture.reach == "causal" if key == "is_decoder" else usual
         if config.get(key, usual) != value:
             raise MetaseqError(
-                f"{place}: {key} is {str(config.get(key, usual))[:40]!r}; only models with "
+                f"{source}: {key} is {str(config.get(key, usual))[:40]!r}; only models with "
                 f"{value!r} can be used"
             )
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
@@ -102,7 +102,7 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     # A config of a few bytes must not ask for the work of thousands of layers.
     largest = max(options["encoder_layers"], kinds)
     if least < 1 or largest > MOST or width % options["encoder_attention_heads"]:
-        raise MetaseqError(f"{place}: there is no model with {options}")
+        raise MetaseqError(f"{source}: there is no model with {options}")
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
@@ -110,17 +110,18 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     return Foreign(architecture, model, number("vocab_size", int), pad, tied, segments)
 
 
-def architecture_of(config: dict[str, Any], place: object) -> Architecture:
-    """Return the architecture that a `config.json` names; MetaseqError for one that is not known."""
+def architecture_of(config: dict[str, Any], source: object) -> Architecture:
+    """Return the architecture that a `config.json` names; MetaseqError if unknown."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise MetaseqError(
-            f"{place}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
+            f"{source}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can "
+            "be used"
         )
     architecture = ARCHITECTURES[name]
     if config.get("model_type", architecture.base) != architecture.base:
-        raise MetaseqError(f"{place}: model_type is {config['model_type']!r} but it is a {name}")
+        raise MetaseqError(f"{source}: model_type is {config['model_type']!r} but it is a {name}")
     return architecture
 
 
@@ -156,7 +157,7 @@ def write_config(
     return values
 
 
-def model_options(config: RunConfig, place: object) -> TransformerConfig:
+def model_options(config: RunConfig, source: object) -> TransformerConfig:
     """Return the encoder options in a run's config; MetaseqError for another kind of model."""
     values = vars(config.model) if config.model is not None else {}
     usual = {item.name: item.default for item in fields(TransformerConfig)}
@@ -167,7 +168,7 @@ def model_options(config: RunConfig, place: object) -> TransformerConfig:
         wrong |= set() if isinstance(value, kinds) else {name}
     if wrong:
         raise MetaseqError(
-            f"{place}: its model is {values.get('_name')!r}, not an encoder like ours "
+            f"{source}: its model is {values.get('_name')!r}, not an encoder like ours "
             f"({', '.join(sorted(wrong))})"
         )
     return TransformerConfig(**options)

@@ -1,4 +1,4 @@
-"""Import: from a folder of the transformers library to a run folder that training can start from."""
+"""Import a folder of the transformers library as a run folder that training starts from."""
 
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,11 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
 
 
 def check_generator(main: Part, other: Part, folder: Path) -> None:
-    """Raise if `other` cannot be the generator of `main`; sizes as in Clark et al. 2020, section 3."""
+    """Raise if `other` cannot be the generator of `main` (sizes: Clark et al. 2020, section 3)."""
     if main.foreign.architecture.heads != ("rtd",):
         raise UsageError(
-            f"--generator belongs to an ElectraForPreTraining, not to a {main.foreign.architecture.name}"
+            "--generator belongs to an ElectraForPreTraining, not to a "
+            f"{main.foreign.architecture.name}"
         )
     if other.foreign.architecture.name != "ElectraForMaskedLM":
         raise MetaseqError(

@@ -33,8 +33,8 @@ def model_card(
 ) -> str:
     """Return the model card of a checkpoint; `model` is the content of its `config.json`.
 
-    `labelled` is the set whose head was chosen, if there are several, `longest` says how long inputs may
-    be; without `has_pipeline` no pipeline of transformers does what was trained.
+    `labelled` is the set whose head was chosen, if there are several, `longest` says how long
+    inputs may be; without `has_pipeline` no pipeline of transformers does what was trained.
     """
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))

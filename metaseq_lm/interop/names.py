@@ -118,7 +118,7 @@ class Architecture:
         return "bert" if self.base == MEGATRON else self.base
 
     def offset(self, pad: int) -> int:
-        """Return the rows of the position table before the first position; `pad` is a token's id."""
+        """Return the rows of the position table before the first position; `pad` is an id."""
         return pad + 1 if self.base == "roberta" else 0
 
     @property

@@ -65,16 +65,18 @@ def check_objective(
         differences = comparison.differences(passes)
     except Exception as error:  # whatever a criterion meets that expects its own model
         raise MetaseqError(
-            f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model in a way "
-            f"that the class does not have ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+            f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model "
+            f"in a way that the class does not have ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]})"
         ) from error
     if not differences:
         raise MetaseqError(f"{folder}: criterion {criterion} uses no head that a {name} has")
     worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= LIMIT:
         raise MetaseqError(
-            f"{folder}: criterion {criterion} computes something else with a {name}: {worst} differ by up to "
-            f"{differences[worst]:.2e} on rows of {parts.config.data} ({LIMIT:.0e} allowed)"
+            f"{folder}: criterion {criterion} computes something else with a {name}: {worst} "
+            f"differ by up to {differences[worst]:.2e} on rows of {parts.config.data} ({LIMIT:.0e} "
+            "allowed)"
         )
     return (
         f"{folder}: {criterion}'s own scores and losses differ by at most {differences[worst]:.2e}"
@@ -82,7 +84,7 @@ def check_objective(
 
 
 def first_rows(parts: Parts, labelled: str) -> Passes:
-    """Return the first rows of each stream of the validation split, or of that of a labelled set."""
+    """Return the first rows of each stream of the validation split, or of a labelled set's."""
     task, split = parts.task, parts.config.trainer.valid_split or "valid"
     streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
     chosen = {key: s for key, s in streams.items() if key.rpartition("/")[2] == labelled}
@@ -140,13 +142,13 @@ class Comparison:
         }
 
     def exchange(self) -> None:
-        """Put the library's model in the place of the encoder, and columns of its states for heads."""
+        """Replace the encoder by the library's model, and heads by columns of its states."""
         model, encoder = self.parts.model, encoder_of(self.parts.model)
         for module in model.modules():  # one that shares the layers of the encoder keeps them
             if module is not encoder and getattr(module, "stack", module) is None:
                 module.stack = encoder.stack
-        for head, place in self.places.items():
-            parent, _, name = place.rpartition(".")
+        for head, path in self.places.items():
+            parent, _, name = path.rpartition(".")
             owner = model.get_submodule(parent)
             setattr(owner, name, Columns(self.encoder, head))
             for holder in (owner, model.get_submodule("heads")):
@@ -176,8 +178,8 @@ def hooked(model: nn.Module, places: dict[str, str], record: Any) -> Iterator[No
         record(head, output.detach())
 
     handles = [
-        model.get_submodule(place).register_forward_hook(partial(hook, head))
-        for head, place in places.items()
+        model.get_submodule(path).register_forward_hook(partial(hook, head))
+        for head, path in places.items()
     ]
     try:
         yield
@@ -202,7 +204,7 @@ class LibraryEncoder(nn.Module):
     def forward(
         self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
-        """Return all outputs (..., S, K) for ids (..., S); one of a row stands at every position."""
+        """Return all outputs (..., S, K) for ids (..., S); one per row is repeated over S."""
         length, self.padding = tokens.shape[-1], layout.padding
         rows = tokens.reshape(-1, length)
         flat = Layout(layout.padding_of(tokens).reshape(-1, length))

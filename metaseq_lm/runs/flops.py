@@ -83,8 +83,8 @@ RULES = LSTMS | ATTENTION
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
-    FlopCounterMode itself would take a fifth of the time of a small model with batches of many lengths,
-    because it tracks modules and tries to decompose every operation.
+    FlopCounterMode itself would take a fifth of the time of a small model with batches of many
+    lengths, because it tracks modules and tries to decompose every operation.
     """
 
     supports_higher_order_operators = True
@@ -123,7 +123,8 @@ class Counter(TorchDispatchMode):
         return result
 
 
-# What that import is for: a higher-order operator compiles what it is called with, but not the counter.
+# What that import is for: a higher-order operator compiles what it is called with, but not the
+# counter.
 set_code_exec_strategy(
     Counter.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )

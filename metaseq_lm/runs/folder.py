@@ -124,7 +124,7 @@ class RunFolder:
                 say(f"{path}: {error.strerror}; lines wait until there is room")
 
     def cut_log(self, update: int) -> None:
-        """Drop the values after an update, which a killed process logged and which will be logged again."""
+        """Drop values after an update, logged by a killed process: they will be logged again."""
         path = self.path / "log.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         remaining = [line for line in lines if not _is_later(line, update)]
@@ -132,7 +132,7 @@ class RunFolder:
             write_atomic(path, b"".join(remaining))
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Write results.json in one piece, with checksums by which `altered_files` tells later changes."""
+        """Write results.json in one piece, with the checksums for `altered_files`."""
         files = {
             name: [len(content), checksum(content)]
             for name in ("config.yaml", "log.jsonl")
@@ -180,7 +180,8 @@ def open_locked(path: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise MetaseqError(
-            f"{path.parent}: another process trains this run; wait for it, or choose another --save-dir"
+            f"{path.parent}: another process trains this run; wait for it, or choose another "
+            "--save-dir"
         ) from None
     except OSError:  # a file system without locks
         pass
@@ -241,7 +242,7 @@ def read_sources(folder: Path) -> dict[str, str]:
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
-    """Return the results.json of a run folder, or None if there is none; MetaseqError if damaged."""
+    """Return the results.json of a run folder, or None; MetaseqError if it is damaged."""
     file = path / "results.json"
     if not file.is_file():
         return None
@@ -263,7 +264,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def parse_results(file: Path) -> dict[str, Any]:
-    """Return a results.json without its checksums, see `altered_files`; ValueError if it is no JSON object."""
+    """Return a results.json without its checksums; ValueError if it is no JSON object."""
     return {
         key: value if key == "message" else as_numbers(value)
         for key, value in read_json(file).items()
@@ -332,13 +333,13 @@ def stored_overrides(folder: Path) -> list[str]:
 
 
 def check_hidden(file: Path, config: Any, overrides: Collection[str] = ()) -> None:
-    """Raise UsageError for an option that was stored without its value, unless an override gives it."""
+    """Raise UsageError for an option stored without its value unless an override gives it."""
     keys = {override.partition("=")[0] for override in overrides}
     # A label, which names the run in reports, does without.
     if missing := [key for key in hidden_options(config) if key not in {*keys, "label"}]:
         raise UsageError(
-            f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; give it: "
-            f"{missing[0]}=..."
+            f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; "
+            f"give it: {missing[0]}=..."
         )
 
 
@@ -362,7 +363,7 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:
-    """Raise UsageError naming the options in which two runs differ, but those of parts in `reset`."""
+    """Raise UsageError naming options in which two runs differ, but for parts in `reset`."""
     changes = {
         key: values
         for key, values in changed_options(old, new).items()
@@ -377,8 +378,8 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
         names = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
         remedy = f"to go on with these options add --reset {','.join(names)}, else {remedy}"
     raise UsageError(
-        f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts from its weights "
-        f"is init_from={path}"
+        f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts "
+        f"from its weights is init_from={path}"
     )
 
 

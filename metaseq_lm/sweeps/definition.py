@@ -75,8 +75,10 @@ def yaml_problem(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply, or an alias (*name) stands inside of what it names"
     mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
-    return place + (getattr(error, "problem", None) or str(error).splitlines()[0])
+    position = (
+        f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
+    )
+    return position + (getattr(error, "problem", None) or str(error).splitlines()[0])
 
 
 def absolute(path: str, base: Path) -> str:
@@ -111,7 +113,7 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
 
 
 def quote_item(item: str) -> str:
-    """Return an entry of a list in quotes if it needs them; `fill` quotes one with a {placeholder}."""
+    """Return a list entry, in quotes if it needs them; `fill` quotes one with a {placeholder}."""
     return item if item.startswith("{") else quote(item)
 
 
@@ -130,7 +132,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
     return key, override_values(text[len(stage) + len(colon) :], f"--grid {text}")
 
 
-def override_values(text: str, place: str) -> list[Any]:
+def override_values(text: str, source: str) -> list[Any]:
     """Return the values of an override KEY=VALUE,VALUE without Hydra's quotes.
 
     Raises UsageError that begins with `place`.
@@ -141,7 +143,7 @@ def override_values(text: str, place: str) -> list[Any]:
         values = list(override.sweep_iterator()) if swept else [override.value()]
         return [unquoted(value) for value in values]
     except HydraException as error:
-        raise UsageError(f"{place}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{source}: {str(error).splitlines()[0]}") from error
 
 
 def unquoted(value: Any) -> Any:
@@ -217,7 +219,7 @@ def substitute(value: Any, values: dict[str, str]) -> Any:
 
 
 def chosen_stages(stages: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the stages whose names match a pattern and those they start from; all without patterns."""
+    """Return the stages that match a pattern and those they start from; all without patterns."""
     names = [stage["name"] for stage in stages]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -274,13 +276,14 @@ def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
         if set(item) != set(chosen[0]):
             raise UsageError(
                 f"list: every alternative needs the same keys, {', '.join(chosen[0])}; one has "
-                f"{', '.join(item) or 'none'}. A method with options of its own is a config file of its own "
+                f"{', '.join(item) or 'none'}. A method with options of its own is a config file "
+                "of its own "
                 "(config_name: '{method}'), or a sweep of its own: report reads several folders"
             )
     if chosen and not chosen[0]:
         raise UsageError("list: an alternative has no keys")
-    if chosen and (both := [key for key in definition["grid"] if key in chosen[0]]):
-        raise UsageError(f"{both[0]} is in grid and in list; keep one")
+    if chosen and (repeated := [key for key in definition["grid"] if key in chosen[0]]):
+        raise UsageError(f"{repeated[0]} is in grid and in list; keep one")
     for name, values in definition["grid"].items():
         for value in values:
             text_of(value, name)
@@ -372,8 +375,8 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         old, new = ({stage["name"]: stage for stage in stages} for stages in (old, new))
         lines = [f"stage {n} only there" for n in old if n not in new]
         lines += [f"stage {n} only here" for n in new if n not in old]
-        both = [n for n in old if n in new]
-        lines += differences({n: old[n] for n in both}, {n: new[n] for n in both}, where)
+        shared = [n for n in old if n in new]
+        lines += differences({n: old[n] for n in shared}, {n: new[n] for n in shared}, where)
         return lines or ["the stages are in another order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]

@@ -35,7 +35,7 @@ class StageRun:
     arguments: tuple[str, ...]
 
     def starts_from(self, earlier: StageRun) -> bool:
-        """Return whether an option of this stage names the folder of an earlier stage of its run."""
+        """Return whether an option of this stage names the folder of an earlier one of its run."""
         return any(f"/{earlier.folder}" in argument for argument in self.arguments)
 
 
@@ -93,7 +93,7 @@ def arguments_of(
     folders: dict[str, str],
     out: Path,
 ) -> list[list[str]]:
-    """Return the arguments of `train` of every stage of one run, but --config-dir and --user-dir."""
+    """Return `train`'s arguments for every stage of a run, but --config-dir and --user-dir."""
     templates = [t for s in definition["stages"] for t in (s["config_name"] or "", *s["overrides"])]
     templates += definition["overrides"]
     used = {name for template in templates for name in PLACEHOLDER.findall(template)}

@@ -81,8 +81,9 @@ class Launch:
                 )
             if masked(line.split()) != shlex.join(line.split()):
                 raise UsageError(
-                    "--setup: a secret in it would stand in the job's script for all to read; export it before "
-                    "you give this command (Slurm passes the environment on), or 'source' a file of yours"
+                    "--setup: a secret in it would stand in the job's script for all to read; "
+                    "export it before you give this command (Slurm passes the environment on), or "
+                    "'source' a file of yours"
                 )
         self.setup = tuple(self.setup)
 
@@ -100,8 +101,8 @@ class Launch:
 def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
     """Return checked launch options: those of a file, and those of the command line over them.
 
-    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are ignored,
-    so that one file serves both executors.
+    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are
+    ignored, so that one file serves both executors.
     """
     names = [f.name for f in fields(Launch)]
     for name in stored:
@@ -136,12 +137,13 @@ def check_out(out: Path, executor: str) -> None:
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
     if executor == "slurm" and (match := NO_SLURM_PATH.search(text)):
         raise UsageError(
-            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose another path"
+            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose "
+            "another path"
         )
 
 
 def log_parameters(launch: Launch, folder: Path, array: bool) -> dict[str, Any]:
-    """Return submitit's parameters that name the logs in a folder with "%", which Slurm reads as a sign; else none."""
+    """Return submitit's names for logs in a folder with "%", a sign for Slurm; else none."""
     if "%" not in str(folder):
         return {}
     name = f"{str(folder).replace('%', '%%')}/{'%A_%a' if array else '%j'}"

@@ -125,7 +125,7 @@ class SentenceScorer:
             return tokens
         if self.too_long == "fail":
             raise MetaseqError(
-                f"{sentence.place}: {len(tokens)} tokens, but a row of this run has room for "
+                f"{sentence.location}: {len(tokens)} tokens, but a row of this run has room for "
                 f"{self.room} beside [CLS] and [SEP]; --too-long cut scores its first ones"
             )
         return tokens[: self.room] if self.too_long == "cut" else None

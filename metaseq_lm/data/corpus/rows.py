@@ -50,8 +50,8 @@ class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
     `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents; start-up and memory do not grow with the corpus, but for
-    a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
+    windows of the stream, across documents; start-up and memory do not grow with the corpus, but
+    for a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
     """
 
     def __init__(

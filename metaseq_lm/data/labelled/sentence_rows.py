@@ -39,16 +39,17 @@ class SentenceRows:
         count = len(data.inputs)
         if data.form == "tokens":
             raise UsageError(
-                f"{data.folder}: its answers are tokens of the text, not classes; use task=token_labels, "
-                "or preprocess without --as-text"
+                f"{data.folder}: its answers are tokens of the text, not classes; use "
+                "task=token_labels, or preprocess without --as-text"
             )
         if data.form == CLOZE:
             raise UsageError(f"{data.folder}: passages with blanks; use task=cloze criterion=cloze")
         self.choices = data.form == "choices"
         if self.choices and len(data.label_names) != count - 1:
             raise MetaseqError(
-                f"{data.folder}: {count - 1} candidates in a row but {len(data.label_names)} labels; "
-                "the label says which candidate is right, preprocess again with a label for each"
+                f"{data.folder}: {count - 1} candidates in a row but {len(data.label_names)} "
+                "labels; the label says which candidate is right, preprocess again with a label "
+                "for each"
             )
         # The columns of each row of a sample.
         self.layouts = [(0, i) for i in range(1, count)] if self.choices else [tuple(range(count))]

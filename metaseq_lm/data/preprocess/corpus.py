@@ -92,7 +92,7 @@ class CorpusOptions(TokenizerOptions):
 
 
 class TokenPipeline(Pipeline[Record, Written]):
-    """Writes a pair of token files for each split, and the tokenizer with the counts of its symbols."""
+    """Writes the token files of each split, and the tokenizer with the counts of its symbols."""
 
     kind, unit = CORPUS, "sequences"
     reads, expected = PLAIN, "plain text"

@@ -1,10 +1,11 @@
-"""Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow files to token files, labels, spans and facts."""
+"""Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow to tokens, labels, spans, facts."""
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,8 +78,8 @@ class LabelledOptions:
     )
     quoting: str = option(
         QUOTING[0],
-        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, and in "
-        "TSV files in which all are written so",
+        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, "
+        "and in TSV files in which all are written so",
         choices=QUOTING,
     )
     label_column: str = option("label", "the column of the labels", metavar="A")
@@ -87,7 +88,8 @@ class LabelledOptions:
     )
     labels: tuple[str, ...] | None = option(
         None,
-        "the classes in order (default: of train, sorted); names for labels that are the numbers 0, 1, ...",
+        "the classes in order (default: of train, sorted); names for labels that are the numbers "
+        "0, 1, ...",
         metavar="A,B,...",
     )
     labels_from: Path | None = option(
@@ -107,7 +109,8 @@ class LabelledForm:
     """What a labelled set is, apart from its rows.
 
     `labels` are the classes in order, None for those of the train split, sorted. `form` is one of
-    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the manifest.
+    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the
+    manifest.
     """
 
     labels: list[str] | None = None
@@ -124,11 +127,22 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 def count_labels(labels: Iterable[Label]) -> Counter[str]:
     """Return how many rows have each label."""
-    return Counter(name for label in labels for name in names_in(label))
+    return Counter(chain.from_iterable(map(names_in, labels)))
+
+
+def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
+    """Return the error for a label at `location`, file and line, that is not one of `classes`."""
+    key = spelling_key(label)
+    alike = [name for name in classes if spelling_key(name) == key]
+    hint = f" Is it {alike[0]!r}?" if alike else nearest(label, list(classes))
+    return MetaseqError(
+        f"{location}: label {label[:60]!r} is not one of {abbreviated(classes)}.{hint} The classes "
+        "are those of the train split unless --labels or --benchmark gives them."
+    )
 
 
 def with_names(row: Row, names: Mapping[str, str]) -> Row:
-    """Return a row whose labels have the names that stand in `names` for their whole numbers."""
+    """Return a row with the `names` of its labels, which may be whole numbers."""
 
     def name(label: str) -> str:
         return names.get(whole_number(label), label)
@@ -155,7 +169,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         indicators=options.label_columns or (),
     )
     request = request.expanded()
-    files = [path for paths in request.splits.values() for path in paths]
+    files = list(chain.from_iterable(request.splits.values()))
     if columns.names is not None and all(is_json(request.record_file(path)) for path in files):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
@@ -251,7 +265,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return no_gold.difference(self._classes or [])
 
     def _is_unlabelled(self, split: str) -> bool:
-        """Return whether a split that may be without labels has a label that means none in each row."""
+        """Return whether a split that may lack labels has one that means none in each row."""
         if not may_lack_labels(split):
             return False
         labels, no_gold = self._labels_of(split), self._no_gold() | {()}
@@ -282,16 +296,16 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         may_be_class = row.label and self.form.labels is None
                         remedy = " (--labels can make it a class)" if may_be_class else ""
                         self._warnings.append(
-                            f"{path}:{row.line}: {text} that the row has no gold label; it and others "
-                            f"like it are left out{remedy}"
+                            f"{path}:{row.line}: {text} that the row has no gold label; it and "
+                            f"others like it are left out{remedy}"
                         )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
                 if len(row.texts) != columns:
                     raise MetaseqError(
-                        f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of the "
-                        f"split have {columns}; say which with --text-columns"
+                        f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of "
+                        f"the split have {columns}; say which with --text-columns"
                     )
                 counts["rows"] += 1
                 labels.append((path, row.line, row.label))
@@ -300,7 +314,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
     def _check_number(self, path: Path, row: Row) -> None:
-        """Raise a MetaseqError for a row of one label in a set whose rows have any number of them, or the reverse."""
+        """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
         several = isinstance(row.label, tuple)
@@ -310,8 +324,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             label = list(names_in(row.label)) if several else row.label
             raise MetaseqError(
                 f"{path}:{row.line}: label {label!r} where "
-                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in the "
-                "rows before; write all labels as lists, or give --label-separator"
+                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in "
+                "the rows before; write all labels as lists, or give --label-separator"
             )
 
     def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
@@ -341,8 +355,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 first, last = token_span(np.asarray(starts), np.asarray(ends), start, end)
                 if first == last:
                     raise MetaseqError(
-                        f"{path}:{row.line}: no token holds {row.texts[column_number][start:end]!r} "
-                        f"(characters {start} to {end} of text {column_number + 1})"
+                        f"{path}:{row.line}: no token holds "
+                        f"{row.texts[column_number][start:end]!r} (characters {start} to {end} of "
+                        f"text {column_number + 1})"
                     )
                 places += [column_number, first, last]
             spans.append(places)
@@ -379,8 +394,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     def nothing(self, split: Split) -> str:
         counts = split.counts
         return (
-            f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows without label, "
-            f"{counts['no_text']} without text, "
+            f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows "
+            f"without label, {counts['no_text']} without text, "
             f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
         )
 
@@ -412,7 +427,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return self.form.form or ("single" if n_columns == 1 else "pair")
 
     def _complete_labels(self, split: Split) -> list[tuple[Path, int, Label]]:
-        """Return the labels of a split, or none; MetaseqError with the place if only some rows have one."""
+        """Return the labels of a split, or none; MetaseqError if only some rows have one."""
         labels = self._labels[split.name]
         missing = [(path, line) for path, line, label in labels if label is None]
         if missing and len(missing) < len(labels):
@@ -429,21 +444,15 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             sizes = np.ones(len(values), np.int64)
         else:
             numbers = {label: i for i, label in enumerate(classes)}
-            places = [
-                (path, line, name) for path, line, label in labels for name in names_in(label)
-            ]
-            for path, line, label in places:
-                if label not in numbers:
-                    key = spelling_key(str(label))
-                    alike = [name for name in classes if spelling_key(name) == key]
-                    hint = f" Is it {alike[0]!r}?" if alike else nearest(str(label), classes)
-                    raise MetaseqError(
-                        f"{path}:{line}: label {str(label)[:60]!r} is not one of "
-                        f"{abbreviated(classes)}.{hint} The classes are those of the train split "
-                        "unless --labels or --benchmark gives them."
-                    )
-            values = np.array([numbers[name] for _, _, name in places], np.int32)
-            sizes = np.array([len(names_in(label)) for _, _, label in labels], np.int64)
+            flat, counts = [], []
+            for path, line, label in labels:
+                names = names_in(label)
+                for name in names:
+                    if name not in numbers:
+                        raise unknown_class(f"{path}:{line}", name, classes)
+                    flat.append(numbers[name])
+                counts.append(len(names))
+            values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)
         with contextlib.ExitStack() as stack:
             writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
             writer.extend(values, sizes)

@@ -15,7 +15,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -63,7 +63,7 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Request:
-    """What every kind of dataset needs to know: the folder to fill, the files of each split, and so on.
+    """What every kind of dataset needs: the folder to fill, the files of each split, and so on.
 
     Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If
     `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
@@ -122,7 +122,7 @@ class Split:
 
 
 class Pipeline(Generic[Record, Encoded]):
-    """Makes a dataset of one kind; `preprocess` calls the methods in the order they stand here.
+    """Makes a dataset of one kind; `preprocess` calls the methods in this order.
 
     Each split goes through `read`, `encode` and `write` as one stream.
 
@@ -152,7 +152,7 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the text files that must be readable; UsageError if there is nothing to do."""
         if not self.request.splits:
             raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
-        return [path for paths in self.request.splits.values() for path in paths]
+        return list(chain.from_iterable(self.request.splits.values()))
 
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
@@ -325,7 +325,7 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
         old = names
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
-    sync_folder(dest)  # after a power cut, too, it does not stand beside new files
+    sync_folder(dest)  # after a power cut it must not be beside new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
         if name.endswith(".idx") or name not in manifest.files:
             (dest / name).unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def find_packed(path: str | Path) -> Path | None:
-    """Return a file, plain or packed with .gz, .xz or .bz2 behind its name, or None if there is none."""
+    """Return a file or its .gz, .xz or .bz2 form, None if there is none."""
     return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
 
 
@@ -378,7 +378,7 @@ def all_kinds() -> dict[str, Any]:
 def add_arguments(parser: Any) -> None:
     """Add the options of every registered kind to an argparse parser, a group for each kind.
 
-    An option of several kinds stands with the first one that describes it. The metadata of its
+    An option of several kinds is listed with the first one that describes it. The metadata of its
     field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
     """
     added: set[str] = set()
@@ -416,11 +416,15 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         UsageError: Two kinds are selected, or an option is of another kind or out of its range.
     """
     kinds = all_kinds()
-    items = {kind: {item.name: item for item in fields(cls)} for kind, cls in kinds.items()}
+    items = {}
+    for kind, cls in kinds.items():
+        items[kind] = {item.name: item for item in fields(cls)}
     passed = {name: value for name, value in arguments.items() if value is not None}
     selected = [name for name in passed if name in kinds]
     # --labelled also names the set of a benchmark.
-    selected = [n for n in selected if not any(n in items[o] for o in selected if o != n)]
+    for kind in tuple(selected):
+        if any(kind in items[other] for other in selected if other != kind):
+            selected.remove(kind)
     if len(selected) > 1:
         raise UsageError(f"{' and '.join(map(option_name, selected))} exclude each other")
     chosen = selected[0] if selected else DEFAULT_KIND

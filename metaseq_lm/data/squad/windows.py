@@ -59,8 +59,8 @@ class SquadWindows:
         if tokens_per_sample <= query + SPECIALS:
             raise UsageError(
                 f"task.tokens_per_sample is {tokens_per_sample} and task.max_query_length "
-                f"{max_query_length}: a row needs room for a question (of {query} tokens), {SPECIALS} "
-                "special tokens and some of the context"
+                f"{max_query_length}: a row needs room for a question (of {query} tokens), "
+                f"{SPECIALS} special tokens and some of the context"
             )
         usable = (data.first >= 0) | data.impossible | (not training)
         self.skipped = int((~usable).sum())
@@ -98,7 +98,7 @@ class SquadWindows:
         return np.asarray(self.query[self.question[windows]] + 2)
 
     def max_context(self, window: int) -> np.ndarray:
-        """Return which tokens of a window have there the most context of all windows, bool (length,).
+        """Return which tokens have most context in this window of all, bool (length,).
 
         A token that several windows of a question hold counts in one of them only: where the
         smaller of its distances to the two ends, plus a hundredth of the length, is largest, the

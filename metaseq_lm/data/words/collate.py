@@ -11,7 +11,7 @@ from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, WORD_E
 
 
 def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
-    """Return `sentences` (B,) as rows `<start> words <end>` of at least `width` words, S = width + 2.
+    """Return `sentences` (B,) as rows `<start> words <end>` of `width` words, S = width + 2.
 
     Sizes: "rows" and "words".
     """
@@ -35,8 +35,8 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatc
 def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
     """Return the `token_rows` of `sentences` (B,) with characters (B, S, M) and labels, if any.
 
-    A word's characters are padding, word start, its first 20 characters, word end, padding. Start and
-    end of a row have no characters, padding is all padding.
+    A word's characters are padding, word start, its first 20 characters, word end, padding. Start
+    and end of a row have no characters, padding is all padding.
     """
     rows = np.asarray(sentences, np.int64)
     batch = token_rows(data, rows, width)
