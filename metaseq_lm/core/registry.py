@@ -123,8 +123,7 @@ TOKENIZERS: Registry[Any] = Registry("tokenizer")
 SUITES: Registry[Any] = Registry("suite")
 
 ALL: dict[str, Registry[Any]] = {
-    r.kind: r
-    for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES)
+    r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES)
 }
 
 

@@ -33,7 +33,7 @@ from typing import (
 
 import numpy as np
 
-from metaseq_lm.core.config import check_options
+from metaseq_lm.core.config import check_options, option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import SUITES, nearest
 from metaseq_lm.core.registry import register_suite as register_suite
@@ -75,6 +75,13 @@ class SentenceScore:
     def pll(self) -> float:
         """The sum of the log-probabilities in nats; 0 for a sentence without tokens."""
         return float(self.log_probs.sum())
+
+
+@dataclass
+class SplitConfig:
+    """Which split of a labelled set is scored."""
+
+    split: str = option("valid", "split of the set that is scored")
 
 
 class SentenceProbabilities(Protocol):
