@@ -30,7 +30,7 @@ from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
+from metaseq_lm.reporting.objectives import describe, remedy, scored_functions
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_curves,
@@ -313,7 +313,9 @@ def draw(
         drawn = draw_together if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
-        notes.append(f"No picture of scores: {describe(metric.name, differing)}; {REMEDY}.")
+        notes.append(
+            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
+        )
         return paths, notes
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")

@@ -2,7 +2,7 @@
 
 An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
 the config keys with the value that most runs have. Every other line is a run: its name, the config
-values that differ, its results and its validation log. `metaseq-lm report` reads archives like
+values that differ, its results, its validation log, and the results of suites if it has any. `metaseq-lm report` reads archives like
 folders, and beside them, so that seeds can be added later.
 """
 
@@ -24,6 +24,7 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, bare_key, check_results, is_log_line
+from metaseq_lm.runs import suite_results
 
 KIND = "metaseq-lm runs "
 FORMAT = f"{KIND}1"
@@ -59,6 +60,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
                 "log": stored_lines(run.log),
                 "notes": list(run.notes),
                 **({"state": run.state} if run.state else {}),
+                **({"suites": [one.record() for one in run.suites]} if run.suites else {}),
             }
         )
     rows = "".join(to_json(line) + "\n" for line in lines).encode()
@@ -201,4 +203,5 @@ def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any]) -> Run:
         raise ValueError("a line that no log has")
     log = [row if row["kind"] in LAST_LINES[1:] else as_numbers(row) for row in log]
     notes, state = tuple(line["notes"]), str(line.get("state", ""))
-    return Run(path / str(line["name"]), values, log, results, notes, state=state)
+    suites = tuple(suite_results.parse(as_numbers(record)) for record in line.get("suites", ()))
+    return Run(path / str(line["name"]), values, log, results, notes, state=state, suites=suites)

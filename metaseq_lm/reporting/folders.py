@@ -30,12 +30,13 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
 from metaseq_lm.runs import folder as run_folder
+from metaseq_lm.runs import suite_results
 
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.states import State
 
 # Folders below a run that can hold copies of its config, never a run.
-SKIPPED_FOLDERS = ("checkpoints", "tb")
+SKIPPED_FOLDERS = ("checkpoints", "tb", suite_results.FOLDER)
 SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
 SWEEP_FILE = "sweep.json"
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
@@ -143,7 +144,9 @@ def read_run(folder: Path) -> Run:
     log, results = read_log(folder / "log.jsonl", notes), read_results(folder / "results.json")
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
-    return Run(folder, values, log, results, tuple(notes), frozenset(sources))
+    suites, remarks = suite_results.of_last_checkpoint(folder)
+    notes += remarks
+    return Run(folder, values, log, results, tuple(notes), frozenset(sources), suites=tuple(suites))
 
 
 def read_values(

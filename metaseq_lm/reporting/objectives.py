@@ -21,6 +21,8 @@ FUNCTION = (
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"
+SUITE_REMEDY = "score all runs with the same data and options"
+OF_SUITES = "suites."  # how keys begin that are no config keys but of the results of a suite
 
 
 def is_of_objective(metric: str, run: Run) -> bool:
@@ -43,6 +45,8 @@ def other_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     value that a run does not have, such as the hash of its data, is not told apart.
     """
     runs = list(runs)
+    if differing := other_suites(metric, runs):
+        return differing
     if not any(is_of_objective(metric, run) for run in runs):
         return {}
     keys = dict.fromkeys(key for run in runs for key in run.values)
@@ -51,6 +55,22 @@ def other_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         key: distinct(v for run in runs if (v := run.values.get(key)) is not None) for key in keys
     }
     return {key: ", ".join(map(show, some)) for key, some in values.items() if len(some) > 1}
+
+
+def other_suites(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Return in what the suite differs that a metric is of: its data, or options, with the values.
+
+    Options that results of an earlier version lack are not told apart.
+    """
+    suites = [suite for run in runs if (suite := run.suite_of(metric)) is not None]
+    facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
+    keys = dict.fromkeys(key for values in facts for key in values)
+    by_key = {key: distinct(f[key] for f in facts if key in f) for key in keys}
+    return {
+        f"{OF_SUITES}{metric.partition('.')[0]}.{key}": ", ".join(map(show, some))
+        for key, some in by_key.items()
+        if len(some) > 1
+    }
 
 
 def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[str, str]:
@@ -62,3 +82,8 @@ def describe(metric: str, differing: dict[str, str]) -> str:
     """Return why values of a metric are not compared, in words, without the full stop."""
     keys = "; ".join(f"{key}: {values}" for key, values in differing.items())
     return f"{metric} is another function for each of these ({keys})"
+
+
+def remedy(differing: dict[str, str]) -> str:
+    """Return what can be compared instead."""
+    return SUITE_REMEDY if any(key.startswith(OF_SUITES) for key in differing) else REMEDY

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import TOP, flatten
+from metaseq_lm.runs.suite_results import SuiteResults
 
 # Options that make no setting: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
@@ -25,7 +26,8 @@ class Run:
     `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
     `notes` says what had to be tolerated while reading. `state` is how a run of a sweep fares that
-    has not finished, in words, "" if no sweep knows.
+    has not finished, in words, "" if no sweep knows. `suites` are the results of suites for the
+    checkpoint that the run ended with.
     """
 
     path: Path
@@ -35,6 +37,7 @@ class Run:
     notes: tuple[str, ...] = ()
     sources: frozenset[str] = frozenset()
     state: str = ""
+    suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -58,9 +61,27 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Final metrics by dotted name (`test.accuracy`); empty without results."""
+        """Final metrics by dotted name (`test.accuracy`), then those of suites (`blimp.accuracy`).
+
+        Empty without results.
+        """
+        metrics = dict(self.final_metrics)
+        for suite in self.suites if self.results is not None else ():
+            for name, value in suite.metrics.items():
+                metrics.setdefault(name, value)
+        return metrics
+
+    @cached_property
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics of results.json by dotted name."""
         flat = flatten((self.results or {}).get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
+
+    def suite_of(self, metric: str) -> SuiteResults | None:
+        """Return the results of the suite that a metric is of, None for a final metric."""
+        if metric in self.final_metrics:
+            return None
+        return next((suite for suite in self.suites if metric in suite.metrics), None)
 
     @cached_property
     def losses(self) -> set[str]:
@@ -98,7 +119,7 @@ class Run:
             if line["kind"] == "valid"
         ]
         updates = self.results.get("updates")
-        return json.dumps([self.seed, updates, self.metrics, validations], sort_keys=True)
+        return json.dumps([self.seed, updates, self.final_metrics, validations], sort_keys=True)
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""

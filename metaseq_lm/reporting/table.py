@@ -6,6 +6,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import seconds_text
+from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.reporting.numbers import (
     SPREAD_TITLES,
     Metric,
@@ -14,7 +15,7 @@ from metaseq_lm.reporting.numbers import (
     flops_text,
     summarise,
 )
-from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
+from metaseq_lm.reporting.objectives import describe, remedy, scored_functions
 from metaseq_lm.reporting.runs import Run, is_number
 from metaseq_lm.reporting.settings import (
     Setting,
@@ -49,6 +50,7 @@ class Table:
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
+NAMED = 40  # metrics in a message; a suite may have hundreds
 BEST = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 
 
@@ -68,7 +70,9 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         name = next(iter(first + valid + known), "test.accuracy")
     elif known and name not in known:
         hint = suggestion(name, known)
-        raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
+        raise UsageError(
+            f"no run has the metric '{name}'.{hint} Metrics: {abbreviated(known, NAMED)}."
+        )
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
     bare_name = name.partition(".")[2]
@@ -291,7 +295,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
     if differing := scored_functions(metric.name, settings):
         lines.append(
-            f"{describe(metric.name, differing)}: no best is marked and nothing is tested between them; {REMEDY}."
+            f"{describe(metric.name, differing)}: no best is marked and nothing is tested between them; {remedy(differing)}."
         )
     for same in repeated(settings):
         *others, last = (setting.name for setting in same)
