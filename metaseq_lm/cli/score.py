@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run_path", metavar="RUN", help="checkpoint, or run folder (its best one, else its last)")
     add("--input", nargs="+", metavar="F", help="text files; - is standard input")
     add("--suite", metavar="NAME", help="the suite to score the run with; see 'list suite'")
-    add("--name", metavar="NAME", help="what reports call the results (default: the suite)")
+    add(
+        "--name",
+        metavar="NAME",
+        help="what reports call the results (default: the suite, with - for / and .)",
+    )
     add("--out", metavar="F", help="file for the output (default: standard output)")
     add("--pairs", action="store_true", help="the input is minimal pairs")
     add("--tokens", action="store_true", help="the log-probability of each token, as JSON lines")
@@ -206,7 +210,7 @@ def run_suite(args: argparse.Namespace) -> int:
         raise UsageError("--pairs and --tokens go with --input; leave them out with --suite")
     if args.data is None:
         raise UsageError(f"--suite {args.suite}: give --data FOLDER, the folder with its files")
-    name = args.name or args.suite.replace("/", "-")
+    name = args.name or suite_results.default_name(args.suite)
     suite_results.check_name(name)
     words, keys = split_overrides(args.overrides)
     if words:
@@ -277,4 +281,5 @@ def suite_table(results: "SuiteResults") -> str:
 
 def number_text(metric: "Metric", value: float) -> str:
     """Return a value as a table of groups shows it; a count has no digits after the point."""
-    return f"{value:,.0f}" if value.is_integer() and not metric.percent else metric.text(value)
+    is_count = not metric.percent and float(value).is_integer()
+    return f"{value:,.0f}" if is_count else metric.text(value)

@@ -84,6 +84,11 @@ class SuiteResults:
         return {"format": FORMAT, **vars(self)}
 
 
+def default_name(suite: str) -> str:
+    """Return the name of the results of a suite, such as "glue-RTE" of glue/RTE."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", suite)
+
+
 def check_name(name: str) -> None:
     """Raise UsageError for a name that is no name of a file, or one of a split of the run's data."""
     if not NAME.fullmatch(name):

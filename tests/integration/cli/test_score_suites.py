@@ -78,7 +78,9 @@ def test_results_of_another_checkpoint_are_not_shown(place: Path) -> None:
     assert score(place, run="run/checkpoints/update_000000030") == 0
     run = read_run(place / "run")
     assert "pairs.accuracy" not in run.metrics
-    assert any("pairs was scored at update 30" in note and "update 60" in note for note in run.notes)
+    assert any(
+        "pairs was scored at update 30" in note and "update 60" in note for note in run.notes
+    )
     assert score(place) == 0
     run = read_run(place / "run")
     assert run.suites[0].update == 60 and not run.notes
@@ -143,11 +145,48 @@ def test_a_final_metric_is_not_replaced(place: Path) -> None:
     assert read_run(place / "run").metrics["mlm.accuracy"] == 0.25
 
 
+def make_set(place: Path) -> Path:
+    """Make a labelled set in the data folder of the run; return its folder."""
+    (place / "set.tsv").write_text("label\ttext\n" + "yes\tcats run\nno\tcat run\n" * 4)
+    command = ["preprocess", "--labelled", "set", "--destdir", str(place / "data")]
+    splits = ["--trainpref", f"{place}/set.tsv", "--validpref", f"{place}/set.tsv"]
+    assert main([*command, *splits]) == 0
+    return place / "data" / "set"
+
+
+def test_a_labelled_set_is_a_suite(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its numbers are those of `evaluate`."""
+    folder = make_set(place)
+    tuned, options = str(place / "tuned"), ["task.tokens_per_sample=12", "--max-update", "3"]
+    command = ["train", str(place / "data"), "--task", "sentence_prediction", "--model", "inherit"]
+    more = ["--criterion", "sentence_prediction", "--init-from", str(place / "run")]
+    assert main([*command, *more, "task.labelled=set", "--save-dir", tuned, *options]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", tuned, "--split", "valid"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert main(["score", tuned, "--suite", "labelled", "--data", str(folder)]) == 0
+    capsys.readouterr()
+    metrics = read_run(place / "tuned").metrics
+    for name in ("accuracy", "f1_macro"):
+        assert metrics[f"labelled.{name}"] == evaluated[name]
+    assert metrics["labelled.n"] == 8
+    for words, part in (
+        (["--suite", "glue/RTE", "--data", str(folder)], "score it with --suite labelled"),
+        (["--suite", "labelled", "--data", str(folder), "split=test"], "test"),
+        (["--suite", "labelled", "--data", str(place / "data")], "a corpus, not a labelled set"),
+    ):
+        assert main(["score", tuned, *words]) == 2
+        assert part in capsys.readouterr().err
+
+
 MISTAKES = {
     "no such suite": (["--suite", "blmp"], ["blmp", "Did you mean 'blimp'"]),
     "no folder given": (["--data"], ["--data"]),
     "no such folder": (["--data", "{p}/none"], ["none: no such folder"]),
-    "nothing in it": (["--data", "{p}/run/checkpoints"], ["holds no file of suite pairs", "*.jsonl"]),
+    "nothing in it": (
+        ["--data", "{p}/run/checkpoints"],
+        ["holds no file of suite pairs", "*.jsonl"],
+    ),
     "no JSON": (["--data", "{p}/text.jsonl"], ["text.jsonl:1", "not valid JSON"]),
     "no pairs": (["--data", "{p}/half.jsonl"], ["half.jsonl:1", "'sentence_bad'"]),
     "no UTF-8": (["--data", "{p}/bytes.jsonl"], ["bytes.jsonl:1", "0xff", "--on-bad-utf8"]),
@@ -162,7 +201,7 @@ MISTAKES = {
     "no name": (["--name", "a/b"], ["--name"]),
     "with --pairs": (["--pairs"], ["--pairs"]),
     "not fine-tuned": (
-        ["--suite", "labelled", "--data", "{p}/set"],
+        ["--suite", "labelled", "--data", "{p}/data/set"],
         ["masked_lm", "fine-tuned", "sentence_prediction"],
     ),
 }
@@ -175,10 +214,7 @@ def test_mistakes(place: Path, capsys: pytest.CaptureFixture[str], name: str) ->
     (place / "half.jsonl").write_text('{"sentence_good": "a"}\n')
     (place / "bytes.jsonl").write_bytes(b'{"sentence_good": "\xff", "sentence_bad": "b"}\n')
     (place / "long.jsonl").write_text(json.dumps(long) + "\n")
-    (place / "set.tsv").write_text("label\ttext\n" + "yes\tcats run\nno\tcat run\n" * 4)
-    command = ["preprocess", "--labelled", "set", "--destdir", str(place), "--tokenizer-from"]
-    splits = ["--trainpref", f"{place}/set.tsv", "--validpref", f"{place}/set.tsv"]
-    assert main([*command, str(place / "data"), *splits]) == 0
+    make_set(place)
     capsys.readouterr()
     words, parts = MISTAKES[name]
     assert score(place, *(word.format(p=place) for word in words)) == 2
