@@ -16,7 +16,7 @@ the results in the run folder, where `metaseq-lm report` reads them.
 
 import hashlib
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import (
@@ -156,6 +156,24 @@ class Suite(Generic[Items, Probabilities]):
                 while chunk := content.read(CHUNK):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+def mean_by_group(items: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Results:
+    """Return the mean of each metric over all items, and over the items of each group.
+
+    Args:
+        items: For each item the names of its groups and its metrics, which all items have.
+    """
+    members: dict[str, list[Mapping[str, float]]] = {OVERALL: []}
+    for groups, metrics in items:
+        for group in (OVERALL, *groups):
+            members.setdefault(group, []).append(metrics)
+    results = {}
+    for group, rows in members.items():
+        names = rows[0] if rows else {}
+        means = {name: sum(row[name] for row in rows) / len(rows) for name in names}
+        results[group] = GroupMetrics(len(rows), means)
+    return results
 
 
 def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:

@@ -64,11 +64,12 @@ def score_suite(request: SuiteRequest) -> SuiteResults:
     suite, started = request.suite, time.perf_counter()
     items = read_items(suite, request.folder)
     manifest = manifests.read_manifest(request.checkpoint)
-    options = {**asdict(suite.config)}
+    options = asdict(suite.config)
+    cost: dict[str, int] = {}
     if suite.takes == PREDICTIONS:
         run, results = score_predictions(request, items, manifest)
     else:
-        run, results = score_sentences(request, items)
+        run, results, cost = score_sentences(request, items)
         options |= {"too_long": request.too_long}
     return SuiteResults(
         name=request.name,
@@ -82,12 +83,13 @@ def score_suite(request: SuiteRequest) -> SuiteResults:
             "folder": request.folder.name,
             "code": code_hash(request.user_dir),
             "seconds": round(time.perf_counter() - started, 3),
+            **cost,
         },
     )
 
 
-def score_sentences(request: SuiteRequest, items: Any) -> tuple[Parts, Results]:
-    """Return the run and the results of a suite that takes probabilities of sentences.
+def score_sentences(request: SuiteRequest, items: Any) -> tuple[Parts, Results, dict[str, int]]:
+    """Return the run, the results of a suite that takes probabilities of sentences, and its cost.
 
     They are computed in float32 unless the user names a precision: in bfloat16 close scores become
     ties.
@@ -97,7 +99,10 @@ def score_sentences(request: SuiteRequest, items: Any) -> tuple[Parts, Results]:
         overrides.append(f"{PRECISION}=fp32")
     run = open_run(str(request.checkpoint), None, request.user_dir, overrides)
     scorer = SentenceScorer(run, request.batch_tokens, request.too_long)
-    return run, checked(request.suite, request.suite.score(items, scorer))
+    results = checked(request.suite, request.suite.score(items, scorer))
+    cost = scorer.cost
+    counts = {"sentences": cost.sentences, "tokens": cost.tokens}
+    return run, results, {**counts, "forward_tokens": cost.forward_tokens}
 
 
 def score_predictions(

@@ -12,9 +12,11 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics, read_pairs
 from metaseq_lm.evaluation.suites import (
     OVERALL,
+    GroupMetrics,
     Results,
     SentenceScore,
     build_suite,
+    mean_by_group,
     parse_value,
 )
 
@@ -66,7 +68,7 @@ def test_accuracy_by_group() -> None:
     assert accuracy["binding"] == 0.5 and accuracy[OVERALL] == 2.5 / 4
     # The mean over the narrowest groups, whatever their sizes.
     assert results[OVERALL].metrics["accuracy_macro"] == pytest.approx((0.5 + 0.5 + 1) / 3)
-    assert list(results)[0] == OVERALL
+    assert next(iter(results)) == OVERALL
 
 
 def test_constant_probabilities_are_at_chance() -> None:
@@ -121,6 +123,14 @@ def test_invalid_utf8(tmp_path: Path) -> None:
         read_pairs(str(file))
     pairs, skipped = read_pairs(str(file), policy="skip")
     assert len(pairs) == 1 and skipped == 1
+
+
+def test_means_by_group() -> None:
+    items = [(["x"], {"accuracy": 1.0}), (["x", "y"], {"accuracy": 0.0}), ([], {"accuracy": 0.5})]
+    results = mean_by_group(items)
+    found = {name: (group.n, group.metrics["accuracy"]) for name, group in results.items()}
+    assert found == {OVERALL: (3, 0.5), "x": (2, 0.5), "y": (1, 0.0)}
+    assert mean_by_group([]) == {OVERALL: GroupMetrics(0, {})}
 
 
 def test_options() -> None:
