@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENTRY_POINTS = "metaseq_lm.plugins"
-CORE = ("tasks", "criterions", "models")
+CORE = ("tasks", "criterions", "models", "evaluation")
 
 
 def load(name_or_path: str) -> None:

@@ -4,7 +4,8 @@
     metaseq-lm report scores.jsonl --metric pairs.accuracy --baseline schedule.total_updates=1
 
 pairs.accuracy, pairs.FILE.accuracy: share of the pairs whose good sentence has the larger
-  pseudo-log-likelihood, overall and by file; pairs longer than a run's rows are left out
+  pseudo-log-likelihood, a tie counted as 1/2, overall and by file; pairs longer than a run's rows are
+  left out
 lists.wer, lists.one_best_wer, lists.oracle_wer: word error rates of the test lists, re-ranked with the lambda
   of the dev lists, before it, and at best; of hypotheses longer than a run's rows the first tokens are scored
 pairs.passes, lists.passes: how often each token of a sentence went through an encoder, with padding
@@ -20,10 +21,11 @@ import torch
 
 from metaseq_lm import plugins
 from metaseq_lm.cli.rerank import Lists, parse_grid, rerank
-from metaseq_lm.cli.score import accuracy
 from metaseq_lm.core.errors import run_script
-from metaseq_lm.data.labelled.files import Sentence, read_pairs
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.evaluation.minimal_pairs import MinimalPair, read_pairs
 from metaseq_lm.evaluation.nbest import read_nbest
+from metaseq_lm.evaluation.suites import OVERALL, build_suite
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_runs
 from metaseq_lm.training.parts import Parts
@@ -42,13 +44,12 @@ def costs(scorer: SentenceScorer) -> dict[str, float]:
     }
 
 
-def score_pairs(run: Parts, files: dict[str, list[tuple[Sentence, Sentence]]]) -> dict[str, Any]:
+def score_pairs(run: Parts, pairs: list[MinimalPair]) -> dict[str, Any]:
     """Return accuracy and number of the pairs, overall and by file, and the costs."""
     scorer = SentenceScorer(run, too_long="skip")
-    scores = iter(scorer.score([s for pairs in files.values() for pair in pairs for s in pair]))
-    scored = {name: [(next(scores), next(scores)) for _ in pairs] for name, pairs in files.items()}
-    overall = accuracy([pair for pairs in scored.values() for pair in pairs])
-    return {**overall, **{n: accuracy(pairs) for n, pairs in scored.items()}, **costs(scorer)}
+    results = build_suite("pairs").score(pairs, scorer)
+    by_file = {name: {**group.metrics, "pairs": group.n} for name, group in results.items()}
+    return {**by_file.pop(OVERALL), **by_file, **costs(scorer)}
 
 
 def score_lists(run: Parts, sets: dict[str, Lists]) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     plugins.load_all()
-    pairs = {path.stem: read_pairs(str(path), "fail")[0][: args.first] for path in args.pairs}
+    pairs = [pair for path in args.pairs for pair in read_pairs(str(path))[0][: args.first]]
     sets = {
         name: Lists(path, read_nbest(path), ".")
         for name, path in vars(args).items()

@@ -41,7 +41,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import REMEDY, Setting, describe, group, scored_functions, where
+from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
 from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
@@ -318,7 +318,9 @@ def draw(
         drawn = draw_together if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
-        notes.append(f"No picture of scores: {describe(metric.name, differing)}; {REMEDY}.")
+        notes.append(
+            f"No picture of scores: {describe(metric.name, differing)}; {remedy(differing)}."
+        )
         return paths, notes
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")

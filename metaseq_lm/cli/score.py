@@ -6,33 +6,42 @@ One sentence a line gives one line each, in the same order, skipped ones left ou
 pll is in nats and written so that it reads back as the same number, tokens is how many were scored
 ([CLS] and [SEP] are not), a blank line has 0 of both. With --tokens a line is JSON instead:
     {"pll": p, "text": t, "tokens": [symbols], "log_probs": [one each]}
-With --pairs the input is JSON lines with sentence_good and sentence_bad (as BLiMP's), and the
-    output
-one JSON object: per file and overall pairs, ties and accuracy, the share of the pairs whose good
-sentence has the strictly larger pll. A tie is no success.
+
+With --suite NAME --data FOLDER a suite of items is scored instead, such as minimal pairs: its table
+is printed, and its metrics by group are kept in the run folder, where 'metaseq-lm report --metric
+NAME.accuracy' finds them. name=value sets an option of the suite, key=value one of the run.
+--pairs --input FILES is short for suite "pairs" on these files: its metrics are written as one JSON
+object, per file and overall, and are not kept.
 
 examples:
   metaseq-lm score runs/mlm --input sentences.txt --out plls.tsv
-  metaseq-lm score runs/mlm --input blimp/*.jsonl --pairs engine.device=cpu
+  metaseq-lm score runs/mlm --suite blimp --data blimp --too-long skip engine.device=cpu
+  metaseq-lm score runs/mlm --suite pairs --data my_pairs --name agreement groups=[kind]
+  metaseq-lm score runs/mlm --input blimp/*.jsonl --pairs
   metaseq-lm score runs/electra-tt --input sentences.txt criterion.pll_formula=dissertation
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.errors import say
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
-from metaseq_lm.core.output import is_quiet
+from metaseq_lm.core.output import is_quiet, show
 
 if TYPE_CHECKING:
+    from metaseq_lm.core.registry import Registry
     from metaseq_lm.data.labelled.files import Sentence
-    from metaseq_lm.training.scoring import Score, SentenceScorer
+    from metaseq_lm.evaluation.minimal_pairs import MinimalPair
+    from metaseq_lm.evaluation.suites import Results
+    from metaseq_lm.reporting.numbers import Metric
+    from metaseq_lm.runs.suite_results import SuiteResults
+    from metaseq_lm.training.scoring import SentenceScorer
 
 PROGRESS = True
-HELP = "score sentences by pseudo-log-likelihood; accuracy on minimal pairs"
+HELP = "score sentences by pseudo-log-likelihood, or a run with a suite such as BLiMP"
 OVERRIDES = True
 
 
@@ -40,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("run_path", metavar="RUN", help="checkpoint, or run folder (its best one, else its last)")
-    add("--input", nargs="+", required=True, metavar="F", help="text files; - is standard input")
+    add("--input", nargs="+", metavar="F", help="text files; - is standard input")
+    add("--suite", metavar="NAME", help="the suite to score the run with; see 'list suite'")
+    add(
+        "--name",
+        metavar="NAME",
+        help="what reports call the results (default: the suite, with - for / and .)",
+    )
     add("--out", metavar="F", help="file for the output (default: standard output)")
     add("--pairs", action="store_true", help="the input is minimal pairs")
     add("--tokens", action="store_true", help="the log-probability of each token, as JSON lines")
@@ -55,9 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--on-bad-utf8",
         choices=("replace", "skip", "fail"),
-        default="replace",
         help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
-        "(default: %(default)s)",
+        "(default: replace; with --suite: fail)",
+    )
+    add(
+        "--data",
+        help="folder with the tokenizer (default: the data the run was trained on); with --suite: "
+        "the folder or file of its items, and data=FOLDER is that with the tokenizer",
     )
 
 
@@ -76,21 +95,39 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score the input with the run and write the result."""
+    """Score the input, or the items of a suite, with the run and write the result."""
+    if (args.input is None) == (args.suite is None):
+        raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
+    return run_suite(args) if args.suite is not None else run_input(args)
+
+
+def run_input(args: argparse.Namespace) -> int:
+    """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.errors import UsageError
     from metaseq_lm.core.overrides import split_overrides
-    from metaseq_lm.data.labelled.files import read_pairs, read_sentences
+    from metaseq_lm.data.labelled.files import read_sentences
+    from metaseq_lm.evaluation.minimal_pairs import read_pairs
 
     if args.pairs and args.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
+    if args.name is not None:
+        raise UsageError("--name is a name of results that are kept, which are those of a --suite")
     sources, options = split_overrides(args.input + args.overrides)
     if len(set(sources)) < len(sources):
         raise UsageError("--input names a file twice")
     if args.out and Path(args.out).is_dir():
         raise UsageError(f"--out {args.out} is a folder; give the name of a file")
-    read: Callable[..., tuple[list[Any], int]] = read_pairs if args.pairs else read_sentences
-    files = {source: read(source, args.on_bad_utf8) for source in sources}
+    policy = args.on_bad_utf8 or "replace"
+    items: list[Any] = []
+    invalid = 0
+    for source in sources:
+        if args.pairs:
+            in_file, bad = read_pairs(source, policy=policy, name=source)
+            items += in_file
+        else:
+            lines, bad = read_sentences(source, policy)
+            items += lines
+        invalid += bad
     plugins.check_runs([args.run_path], args.user_dir, options)
     plugins.load_all(args.user_dir)
     from metaseq_lm.training.restore import open_run
@@ -99,13 +136,10 @@ def run(args: argparse.Namespace) -> int:
     opened = open_run(args.run_path, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
     if args.pairs:
-        pairs = {source: lines for source, (lines, _) in files.items()}
-        output, skipped = score_pairs(scorer, pairs)
+        output, skipped = score_pairs(scorer, items)
     else:
-        sentences = [sentence for lines, _ in files.values() for sentence in lines]
-        output, skipped = score_sentences(scorer, sentences, args.tokens)
+        output, skipped = score_sentences(scorer, items, args.tokens)
     write_output(output, args.out)
-    invalid = sum(count for _, count in files.values())
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
@@ -154,22 +188,99 @@ def score_sentences(
     return "".join(to_json(line) + "\n" for line in lines).encode(), skipped
 
 
-def score_pairs(
-    scorer: "SentenceScorer", files: dict[str, list[tuple["Sentence", "Sentence"]]]
-) -> tuple[bytes, int]:
-    """Return the summary of minimal pairs by file and overall, and how many pairs were skipped."""
-    sentences = [s for pairs in files.values() for pair in pairs for s in pair]
-    scores = iter(scorer.score(sentences))
-    scored = {source: [(next(scores), next(scores)) for _ in files[source]] for source in files}
-    overall = accuracy([pair for pairs in scored.values() for pair in pairs])
-    summary = {source: accuracy(pairs) for source, pairs in scored.items()}
+def score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[bytes, int]:
+    """Return the metrics of minimal pairs by file and overall, and how many pairs were skipped."""
+    from metaseq_lm.evaluation.suites import OVERALL, build_suite
+
+    results: Results = build_suite("pairs").score(pairs, scorer)
+    summary = {name: {**group.metrics, "pairs": group.n} for name, group in results.items()}
+    overall = summary.pop(OVERALL)
     output = to_json({"overall": overall, "files": summary}, 1) + "\n"
-    return output.encode(), len(sentences) // 2 - int(overall["pairs"])
+    return output.encode(), len(pairs) - results[OVERALL].n
 
 
-def accuracy(pairs: Sequence[tuple["Score | None", "Score | None"]]) -> dict[str, Any]:
-    """Return number, ties and accuracy of scored pairs (good, bad), None where none was scored."""
-    plls = [(good.pll, bad.pll) for good, bad in pairs if good is not None and bad is not None]
-    correct = sum(good > bad for good, bad in plls)
-    ties = sum(good == bad for good, bad in plls)
-    return {"accuracy": correct / len(plls) if plls else None, "pairs": len(plls), "ties": ties}
+def run_suite(args: argparse.Namespace) -> int:
+    """Score the run with a suite, print the table of its groups, and keep the results."""
+    from metaseq_lm import plugins
+    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.reporting.runs import from_here
+    from metaseq_lm.runs import manifests, suite_results
+
+    if args.pairs or args.tokens:
+        raise UsageError("--pairs and --tokens go with --input; leave them out with --suite")
+    if args.data is None:
+        raise UsageError(f"--suite {args.suite}: give --data FOLDER, the folder with its files")
+    name = args.name or suite_results.default_name(args.suite)
+    suite_results.check_name(name)
+    words, keys = split_overrides(args.overrides)
+    if words:
+        raise UsageError(f"{words[0]}: give options as name=value; the files are --data FOLDER")
+    is_key = [key.partition("=")[0] in TOP or "." in key.partition("=")[0] for key in keys]
+    overrides = [key for key, of_run in zip(keys, is_key) if of_run]
+    options = [key for key, of_run in zip(keys, is_key) if not of_run]
+    options += [f"on_bad_utf8={args.on_bad_utf8}"] * (args.on_bad_utf8 is not None)
+    plugins.early(lambda registries: check_suite(registries, args.suite, options), args.user_dir)
+    plugins.check_runs([args.run_path], args.user_dir, overrides)
+    plugins.load_all(args.user_dir)
+    from metaseq_lm.evaluation.suites import build_suite
+    from metaseq_lm.training.suites import SuiteRequest, score_suite
+
+    checkpoint = manifests.resolve(args.run_path, prefer="best")
+    request = SuiteRequest(
+        checkpoint,
+        build_suite(args.suite, options),
+        Path(args.data),
+        name,
+        args.user_dir,
+        overrides,
+        args.batch_tokens,
+        args.too_long,
+    )
+    results = score_suite(request)
+    show(suite_table(results), end="")
+    if args.out:
+        content = to_json(results.record(), 1) + "\n"
+        write_output(content.encode(), args.out)
+    run_folder = suite_results.run_folder_of(checkpoint)
+    if run_folder is None:
+        say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")
+    else:
+        say(f"written: {from_here(suite_results.write(run_folder, results))}")
+    return 0
+
+
+def check_suite(registries: dict[str, "Registry[Any]"], name: str, options: Sequence[str]) -> None:
+    """Raise UsageError for an unknown suite or a wrong option, before torch is imported."""
+    from metaseq_lm.evaluation.suites import parse_options
+
+    parse_options(name, registries["suite"].entry(name).dataclass, options)
+
+
+def suite_table(results: "SuiteResults") -> str:
+    """Return the metrics of each group as a table."""
+    from metaseq_lm.reporting.formats import WRITERS
+    from metaseq_lm.reporting.numbers import Metric
+    from metaseq_lm.reporting.table import Cell, Table
+
+    names = dict.fromkeys(name for group in results.groups.values() for name in group["metrics"])
+    columns = {}
+    for name in names:
+        values = [g["metrics"][name] for g in results.groups.values() if name in g["metrics"]]
+        columns[name] = Metric.of(name, values, "higher")
+    rows = []
+    for title, group in results.groups.items():
+        cells = [Cell(title, number=False), Cell(f"{group['n']:,}")]
+        for name, metric in columns.items():
+            value = group["metrics"].get(name)
+            cells.append(Cell("" if value is None else number_text(metric, value)))
+        rows.append(cells)
+    head = ["group", "n", *(metric.title for metric in columns.values())]
+    title = f"{results.name} at update {results.update}"
+    return WRITERS["text"][1](Table(title, head, rows, []))
+
+
+def number_text(metric: "Metric", value: float) -> str:
+    """Return a value as a table of groups shows it; a count has no digits after the point."""
+    is_count = not metric.percent and float(value).is_integer()
+    return f"{value:,.0f}" if is_count else metric.text(value)

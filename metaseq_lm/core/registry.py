@@ -1,4 +1,4 @@
-"""One registry class; tasks, criterions, models, optimizers, schedules and tokenizers are instances."""
+"""One registry class; tasks, criterions, models, optimizers, suites and so on are instances."""
 
 import difflib
 import re
@@ -120,9 +120,10 @@ MODELS: Registry[Any] = Registry("model")
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 SCHEDULES: Registry[Any] = Registry("schedule")
 TOKENIZERS: Registry[Any] = Registry("tokenizer")
+SUITES: Registry[Any] = Registry("suite")
 
 ALL: dict[str, Registry[Any]] = {
-    r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS)
+    r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES)
 }
 
 
@@ -150,3 +151,4 @@ register_model = MODELS.register
 register_optimizer = OPTIMIZERS.register
 register_schedule = SCHEDULES.register
 register_tokenizer = TOKENIZERS.register
+register_suite = SUITES.register

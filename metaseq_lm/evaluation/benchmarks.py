@@ -1,4 +1,4 @@
-"""The official metrics of GLUE, SuperGLUE and CLOTH, and the files their leaderboards take.
+"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and the files their leaderboards take.
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
@@ -10,13 +10,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import inert
+from metaseq_lm.core.registry import SUITES
 from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, leaderboard_file
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.classification import (
     accuracy,
     f1_binary,
@@ -26,8 +30,38 @@ from metaseq_lm.evaluation.classification import (
     spearman,
 )
 from metaseq_lm.evaluation.squad import exact_match, token_f1
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    PREDICTIONS,
+    GroupMetrics,
+    Results,
+    SplitConfig,
+    Suite,
+    register_suite,
+)
 
 Facts = Sequence[dict[str, Any]]
+LABELLED = "labelled"  # the suite of sets that are of no benchmark
+THRESHOLD = 0.5  # a row has the classes with a greater probability
+AVERAGES = ("micro", "macro")
+
+
+@dataclass(frozen=True)
+class LabelledItems:
+    """The rows of a labelled set.
+
+    Attributes:
+        benchmark: Its name, such as "glue/CoLA"; "" for a set that is of none.
+        gold: The place of each row's label among the `names`, or a number, (rows,); boolean
+            (rows, classes) where rows have any number of classes.
+        rows: The facts of each row, if the set has any.
+        names: The labels in order; none for regression.
+    """
+
+    benchmark: str
+    gold: np.ndarray
+    rows: Facts | None
+    names: list[str]
 
 
 @dataclass(frozen=True)
@@ -46,6 +80,84 @@ class Scored:
         return places
 
 
+Scorer = Callable[[Scored], dict[str, float]]
+
+
+class LabelledSuite(Suite[LabelledItems, np.ndarray]):
+    """The metrics of a labelled set, given the scores of its rows by a run.
+
+    Args:
+        config: Which split is scored.
+        scorer: Returns the metrics of a scored set, the main one first.
+        group: The fact of a row by which accuracies are grouped, if it has it.
+    """
+
+    patterns = ("manifest.json", "{split}.*")
+    takes = PREDICTIONS
+
+    def __init__(self, config: SplitConfig, scorer: Scorer, group: str = "") -> None:
+        super().__init__(config)
+        self.scorer, self.group = scorer, group
+
+    def read(self, folder: Path) -> LabelledItems:
+        if not folder.is_dir():
+            raise UsageError(
+                f"--data {folder}: no such folder; name that of a labelled set, DATA/NAME"
+            )
+        data = LabelledSet(folder, self.config.split)
+        if data.benchmark != self.name and self.name != LABELLED:
+            other = data.benchmark or LABELLED
+            raise UsageError(
+                f"--data {folder}: is no set of {self.name}; score it with --suite {other}"
+            )
+        if data.labels is None:
+            raise UsageError(
+                f"--data {folder}: split '{data.split}' has no labels; choose another with split=NAME"
+            )
+        return LabelledItems(data.benchmark, data.labels, data.rows, data.label_names)
+
+    def from_predictions(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
+        """Return the scores of the rows, (rows, K)."""
+        ordered = sorted(rows, key=lambda row: row["index"])
+        return np.array([row["scores"] for row in ordered], np.float64)
+
+    def score(self, items: LabelledItems, probabilities: np.ndarray) -> Results:
+        """Return the metrics of all rows, and the accuracy of each group of them.
+
+        Where a benchmark has two metrics the first entry is their "mean", as the leaderboards count
+        it. All are nan if a score is not finite, for then nothing can be ranked.
+
+        Raises:
+            MetaseqError: The parts do not belong together, or facts that the task needs are missing.
+        """
+        gold, scores = np.asarray(items.gold), np.asarray(probabilities, np.float64)
+        if items.benchmark:
+            task = find_benchmark(items.benchmark)
+            scores = checked_scores(items.benchmark, task, scores, items.names)
+        elif not items.names:
+            scores = scores.reshape(len(scores))
+        if len(gold) != len(scores):
+            raise MetaseqError(
+                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores do "
+                "not pair up"
+            )
+        if items.benchmark and not np.isfinite(scores).all():
+            return {OVERALL: GroupMetrics(len(gold), dict.fromkeys(task.metrics, nan))}
+        scored = Scored(gold, scores, items.rows, items.names)
+        return {OVERALL: GroupMetrics(len(gold), self.scorer(scored)), **self._groups(scored)}
+
+    def _groups(self, scored: Scored) -> Results:
+        """Return the accuracy of the rows by the value of the fact `group`."""
+        members: dict[str, list[int]] = {}
+        for number, row in enumerate(scored.rows or () if self.group else ()):
+            members.setdefault(str(row[self.group]), []).append(number)
+        right = scored.gold == scored.predicted if members else scored.gold
+        return {
+            name: GroupMetrics(len(rows), {"accuracy": float(right[rows].mean())})
+            for name, rows in sorted(members.items())
+        }
+
+
 def metrics(
     benchmark: str,
     gold: Any,
@@ -53,22 +165,19 @@ def metrics(
     rows: Facts | None,
     label_names: Sequence[str],
 ) -> dict[str, float]:
-    """Return the official metrics of a task, the main one first.
+    """Return the official metrics of a task, the main one first: see `LabelledSuite.score`.
 
-    Where a task has two metrics the first entry is their "mean", as the leaderboards count it.
     `gold` (rows,) are places in `label_names`, or numbers; of ReCoRD the answers in `rows` count.
-    All are nan if a score is not finite, for then nothing can be ranked. MetaseqError if the parts
-    do not belong together or the facts that the task needs are missing.
     """
-    task = find_benchmark(benchmark)
-    gold_n, scores_n = np.asarray(gold), checked_scores(benchmark, task, scores, label_names)
-    if len(gold_n) != len(scores_n):
-        raise MetaseqError(
-            f"{benchmark}: {len(gold_n)} gold labels and {len(scores_n)} scores do not pair up"
-        )
-    if not np.isfinite(scores_n).all():
-        return dict.fromkeys(task.metrics, nan)
-    return SCORERS.get(benchmark, _accuracy)(Scored(gold_n, scores_n, rows, list(label_names)))
+    find_benchmark(benchmark)
+    items = LabelledItems(benchmark, np.asarray(gold), rows, list(label_names))
+    return labelled_results(items, scores)[OVERALL].metrics
+
+
+def labelled_results(items: LabelledItems, scores: Any) -> Results:
+    """Return the results of the suite that a labelled set is of."""
+    results: Results = SUITES.build(items.benchmark or LABELLED, SplitConfig()).score(items, scores)
+    return results
 
 
 def checked_scores(
@@ -210,19 +319,104 @@ def _accuracy_by_level(task: Scored) -> dict[str, float]:
     return {"accuracy": float(hits.mean()), **means}
 
 
-SCORERS: dict[str, Callable[[Scored], dict[str, float]]] = {
-    "glue/CoLA": _matthews,
-    "glue/MRPC": _f1_accuracy,
-    "glue/QQP": _f1_accuracy,
-    "glue/STS-B": _correlations,
-    "glue/AX": _matthews,
-    "superglue/CB": _macro_f1_accuracy,
-    "superglue/MultiRC": _multirc,
-    "superglue/ReCoRD": _record,
-    "superglue/AX-b": _matthews,
-    "superglue/AX-g": _gender_parity,
-    "cloth/CLOTH": _accuracy_by_level,
-}
+def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Return the metrics of a set that is of no benchmark.
+
+    Of scores (N, K) that is accuracy and macro F1, of values (N,) classification.CORRELATIONS. Of
+    boolean gold labels (N, K) and probabilities it is the micro- and macro-averaged F1, and the
+    share of rows that are right in all classes.
+
+    Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
+    micro-averaged F1 of single labels is the accuracy.
+    """
+    if scores.ndim == 1:
+        return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
+    if gold.ndim == 2:
+        chosen = scores > THRESHOLD
+        averages = {f"f1_{n}": classification.f1_multi_label(gold, chosen, n) for n in AVERAGES}
+        return averages | {"exact_match": float((gold == chosen).all(1).mean())}
+    predicted = scores.argmax(1)
+    return {
+        "accuracy": accuracy(gold, predicted),
+        "f1_macro": f1_macro(gold, predicted, range(scores.shape[1])),
+    }
+
+
+# ------------------------------------------------------------------------ the suites
+
+
+@register_suite("labelled", SplitConfig)
+def labelled_suite(config: SplitConfig) -> LabelledSuite:
+    """A labelled set that is of no benchmark: accuracy and macro F1, correlations or F1 by class."""
+    return LabelledSuite(config, lambda task: general_metrics(task.gold, task.scores))
+
+
+@register_suite("glue/SST-2", SplitConfig)
+@register_suite("glue/MNLI", SplitConfig)
+@register_suite("glue/QNLI", SplitConfig)
+@register_suite("glue/RTE", SplitConfig)
+@register_suite("glue/WNLI", SplitConfig)
+@register_suite("superglue/BoolQ", SplitConfig)
+@register_suite("superglue/COPA", SplitConfig)
+@register_suite("superglue/RTE", SplitConfig)
+@register_suite("superglue/WiC", SplitConfig)
+@register_suite("superglue/WSC", SplitConfig)
+@register_suite("cloth/CLOTH-M", SplitConfig)
+@register_suite("cloth/CLOTH-H", SplitConfig)
+def accuracy_suite(config: SplitConfig) -> LabelledSuite:
+    """A task whose official metric is the accuracy."""
+    return LabelledSuite(config, _accuracy)
+
+
+@register_suite("glue/CoLA", SplitConfig)
+@register_suite("glue/AX", SplitConfig)
+@register_suite("superglue/AX-b", SplitConfig)
+def matthews_suite(config: SplitConfig) -> LabelledSuite:
+    """A task whose official metric is Matthews' correlation."""
+    return LabelledSuite(config, _matthews)
+
+
+@register_suite("glue/MRPC", SplitConfig)
+@register_suite("glue/QQP", SplitConfig)
+def f1_accuracy_suite(config: SplitConfig) -> LabelledSuite:
+    """A task with F1 of the label "1" and accuracy."""
+    return LabelledSuite(config, _f1_accuracy)
+
+
+@register_suite("glue/STS-B", SplitConfig)
+def correlation_suite(config: SplitConfig) -> LabelledSuite:
+    """STS-B: Pearson's and Spearman's correlation."""
+    return LabelledSuite(config, _correlations)
+
+
+@register_suite("superglue/CB", SplitConfig)
+def macro_f1_accuracy_suite(config: SplitConfig) -> LabelledSuite:
+    """CB: macro F1 and accuracy."""
+    return LabelledSuite(config, _macro_f1_accuracy)
+
+
+@register_suite("superglue/MultiRC", SplitConfig)
+def multirc_suite(config: SplitConfig) -> LabelledSuite:
+    """MultiRC: F1 over all answers, and the share of questions with all answers right."""
+    return LabelledSuite(config, _multirc)
+
+
+@register_suite("superglue/ReCoRD", SplitConfig)
+def record_suite(config: SplitConfig) -> LabelledSuite:
+    """ReCoRD: F1 and exact match of the best entity of each query."""
+    return LabelledSuite(config, _record)
+
+
+@register_suite("superglue/AX-g", SplitConfig)
+def gender_parity_suite(config: SplitConfig) -> LabelledSuite:
+    """AX-g (Winogender): accuracy, and the share of pairs with one prediction."""
+    return LabelledSuite(config, _gender_parity)
+
+
+@register_suite("cloth/CLOTH", SplitConfig)
+def cloth_suite(config: SplitConfig) -> LabelledSuite:
+    """CLOTH: accuracy, and by the level of the school."""
+    return LabelledSuite(config, _accuracy_by_level, group="level")
 
 
 # ------------------------------------------------------------------------ leaderboard files

@@ -11,14 +11,32 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import SUITES
+from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    PREDICTIONS,
+    GroupMetrics,
+    Results,
+    SplitConfig,
+    Suite,
+    register_suite,
+)
 
 Golds = Mapping[str, Sequence[str]]
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Scores of the official scripts that are per cent; the others are counts and thresholds.
+PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
+GROUPS = ("HasAns", "NoAns")
+NULL_THRESHOLD = -2.75  # of ELECTRA's code
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -145,6 +163,93 @@ def best_threshold(
         if current > best:
             best, threshold = current, odds[question]
     return 100 * best / len(scores), threshold
+
+
+# ------------------------------------------------------------------------ the suites
+
+
+@dataclass
+class SquadSuiteConfig(SplitConfig):
+    """Which split is scored, and when a question counts as predicted to have no answer."""
+
+    null_threshold: float = option(
+        NULL_THRESHOLD, "odds of no answer above which the prediction is empty (version 2.0)"
+    )
+
+
+@dataclass(frozen=True)
+class SquadItems:
+    """The gold answers of each question by its id, and whether the version knows no unanswerable ones."""
+
+    golds: Golds
+    answerable_only: bool
+
+
+@dataclass(frozen=True)
+class PredictedAnswers:
+    """The best text for each question by its id, and the odds that it has no answer."""
+
+    texts: Mapping[str, str]
+    null_odds: Mapping[str, float]
+
+
+@register_suite("squad/v1.1", SquadSuiteConfig)
+@register_suite("squad/v2.0", SquadSuiteConfig)
+@register_suite("squad/mrqa", SquadSuiteConfig)
+class SquadSuite(Suite[SquadItems, PredictedAnswers]):
+    """Questions with answers in a text: exact match and F1, with and without an answer."""
+
+    patterns = ("manifest.json", "{split}.*")
+    takes = PREDICTIONS
+
+    def read(self, folder: Path) -> SquadItems:
+        if not folder.is_dir():
+            raise UsageError(f"--data {folder}: no such folder; name that of a set, DATA/NAME")
+        data = SquadSet(folder, self.config.split)
+        if self.name != suite_of(data):
+            raise UsageError(
+                f"--data {folder}: is no set of {self.name}; score it with --suite {suite_of(data)}"
+            )
+        return SquadItems(data.golds(), data.answerable_only)
+
+    def from_predictions(self, rows: Sequence[dict[str, Any]]) -> PredictedAnswers:
+        texts = {row["id"]: best_text(row) for row in rows}
+        return PredictedAnswers(texts, {row["id"]: row["null_odds"] for row in rows})
+
+    def score(self, items: SquadItems, probabilities: PredictedAnswers) -> Results:
+        """Return the official scores as shares, in one report with those of other tasks."""
+        texts = probabilities.texts
+        if items.answerable_only:
+            scores = squad_v1(items.golds, texts)
+        else:
+            threshold = self.config.null_threshold
+            scores = squad_v2(items.golds, texts, probabilities.null_odds, threshold)
+        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in scores.items()}
+        results = {OVERALL: GroupMetrics(int(shares["total"]), shares)}
+        for group in GROUPS:
+            if count := int(shares.get(f"{group}_total", 0)):
+                metrics = {name: shares[f"{group}_{name}"] for name in ("exact", "f1")}
+                results[group] = GroupMetrics(count, metrics)
+        return results
+
+
+def suite_of(data: SquadSet) -> str:
+    """Return the name of the suite that a set is of."""
+    return f"squad/{data.version}"
+
+
+def squad_results(data: SquadSet, answers: PredictedAnswers, null_threshold: float) -> Results:
+    """Return the results of the suite that a set is of."""
+    config = SquadSuiteConfig(data.split, null_threshold)
+    items = SquadItems(data.golds(), data.answerable_only)
+    results: Results = SUITES.build(suite_of(data), config).score(items, answers)
+    return results
+
+
+def best_text(row: dict[str, Any]) -> str:
+    """Return the best text of a prediction row, "" if it has none."""
+    text: str = row["nbest"][0]["text"] if row["nbest"] else ""
+    return text
 
 
 # ------------------------------------------------------------------------ decoding

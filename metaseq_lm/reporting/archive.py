@@ -2,8 +2,8 @@
 
 An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
 the config keys with the value that most runs have. Every other line is a run: its name, the config
-values that differ, its results and its validation log. `metaseq-lm report` reads archives like
-folders, and beside them, so that seeds can be added later.
+values that differ, its results, its validation log, and the results of suites if it has any.
+`metaseq-lm report` reads archives like folders, and beside them, so that seeds can be added later.
 """
 
 import json
@@ -24,6 +24,7 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.reporting.runs import Run, check_results, is_log_line, with_numbers
+from metaseq_lm.runs import suite_results
 
 KIND = "metaseq-lm runs "
 FORMAT = f"{KIND}1"
@@ -74,6 +75,8 @@ def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
     }
     if run.state:
         line["state"] = run.state
+    if run.suites:
+        line["suites"] = [results.record() for results in run.suites]
     return line
 
 
@@ -185,4 +188,6 @@ def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     if not all(map(is_log_line, log)):
         raise ValueError("a line that no log has")
     notes, state = tuple(line["notes"]), str(line.get("state", ""))
-    return Run(path / str(line["name"]), values, with_numbers(log), results, notes, state=state)
+    suites = tuple(suite_results.parse(as_numbers(record)) for record in line.get("suites", ()))
+    run_path, log = path / str(line["name"]), with_numbers(log)
+    return Run(run_path, values, log, results, notes, state=state, suites=suites)

@@ -18,12 +18,13 @@ from metaseq_lm.core.files import LARGEST_SWEEP, read_bounded
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, natural, read_run
+from metaseq_lm.runs import suite_results
 
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.states import State
 
 # Folders below a run that can hold copies of its config, never a run.
-SKIPPED_FOLDERS = ("checkpoints", "tb")
+SKIPPED_FOLDERS = ("checkpoints", "tb", suite_results.FOLDER)
 SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
 SWEEP_FILE = "sweep.json"
 LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for

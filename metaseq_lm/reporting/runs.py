@@ -18,6 +18,8 @@ from metaseq_lm.core.config import TOP, flatten
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded
 from metaseq_lm.runs import folder as run_folder
+from metaseq_lm.runs import suite_results
+from metaseq_lm.runs.suite_results import SuiteResults
 
 # Options that do not distinguish settings: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
@@ -37,7 +39,8 @@ class Run:
     `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
-    not finished, "" where no sweep knows it.
+    not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
+    that the run ended with.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class Run:
     notes: tuple[str, ...] = ()
     sources: frozenset[str] = frozenset()
     state: str = ""
+    suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -70,9 +74,27 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Final metrics by dotted name (`test.accuracy`); empty without results."""
+        """Final metrics by dotted name (`test.accuracy`), then those of suites (`blimp.accuracy`).
+
+        Empty without results.
+        """
+        metrics = dict(self.final_metrics)
+        for suite in self.suites if self.results is not None else ():
+            for name, value in suite.metrics.items():
+                metrics.setdefault(name, value)
+        return metrics
+
+    @cached_property
+    def final_metrics(self) -> dict[str, float]:
+        """The metrics of results.json by dotted name."""
         flat = flatten((self.results or {}).get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
+
+    def suite_of(self, metric: str) -> SuiteResults | None:
+        """Return the results of the suite that a metric is of, None for a final metric."""
+        if metric in self.final_metrics:
+            return None
+        return next((suite for suite in self.suites if metric in suite.metrics), None)
 
     @cached_property
     def losses(self) -> set[str]:
@@ -129,7 +151,7 @@ class Run:
             if line["kind"] == "valid":
                 validations.append({key: line[key] for key in line if key != "seconds"})
         updates = self.results.get("updates")
-        return json.dumps([self.seed, updates, self.metrics, validations], sort_keys=True)
+        return json.dumps([self.seed, updates, self.final_metrics, validations], sort_keys=True)
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""
@@ -236,7 +258,9 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
-    return Run(folder, values, log, results, tuple(notes), frozenset(sources))
+    suites, remarks = suite_results.of_last_checkpoint(folder)
+    notes += remarks
+    return Run(folder, values, log, results, tuple(notes), frozenset(sources), suites=tuple(suites))
 
 
 def read_values(

@@ -30,6 +30,9 @@ FUNCTION_KEYS = (
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"
+SUITE_REMEDY = "score all runs with the same data and options"
+# How keys begin that are no config keys but options of the results of a suite.
+SUITE_PREFIX = "suites."
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,6 +340,8 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
     A value that a run does not have, such as the hash of its data, does not count.
     """
     runs = list(runs)
+    if differing_suites := differing_suite_options(metric, runs):
+        return differing_suites
     if not any(is_of_objective(metric, run) for run in runs):
         return {}
     keys = dict.fromkeys(FUNCTION_KEYS)
@@ -347,6 +352,23 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)
         if len(values) > 1:
             differing[key] = ", ".join(map(show, values))
+    return differing
+
+
+def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Return in what results of the suite that a metric is of differ: data or options, with values.
+
+    Options that results of an earlier version lack are not told apart.
+    """
+    suites = [suite for run in runs if (suite := run.suite_of(metric)) is not None]
+    facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
+    keys = dict.fromkeys(key for values in facts for key in values)
+    differing = {}
+    for key in keys:
+        values = distinct(f[key] for f in facts if key in f)
+        if len(values) > 1:
+            name = metric.partition(".")[0]
+            differing[f"{SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
     return differing
 
 
@@ -362,3 +384,9 @@ def describe(metric: str, differing: dict[str, str]) -> str:
     """Return why values of a metric are not compared, in words, without the full stop."""
     keys = "; ".join(f"{key}: {values}" for key, values in differing.items())
     return f"{metric} is another function for each of these ({keys})"
+
+
+def remedy(differing: dict[str, str]) -> str:
+    """Return what can be compared instead."""
+    is_suite = any(key.startswith(SUITE_PREFIX) for key in differing)
+    return SUITE_REMEDY if is_suite else REMEDY

@@ -6,6 +6,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import seconds_text
+from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.reporting.numbers import (
     SPREAD_TITLES,
     Metric,
@@ -16,12 +17,12 @@ from metaseq_lm.reporting.numbers import (
 )
 from metaseq_lm.reporting.runs import Run, identity, is_number
 from metaseq_lm.reporting.settings import (
-    REMEDY,
     Setting,
     describe,
     distinct,
     group_by,
     hidden_keys,
+    remedy,
     repeated,
     scored_functions,
     show,
@@ -63,6 +64,7 @@ BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
 MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
 COSTS = ("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory")
+NAMED_METRICS = 40  # in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
@@ -83,7 +85,9 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         name = default_metric(list(known), list(maximize_by_name))
     elif known and name not in known:
         hint = suggestion(name, list(known))
-        raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
+        raise UsageError(
+            f"no run has the metric '{name}'.{hint} Metrics: {abbreviated(list(known), NAMED_METRICS)}."
+        )
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
     bare_name = name.partition(".")[2]
@@ -342,7 +346,7 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     if differing := scored_functions(metric.name, settings):
         lines.append(
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
-            f"them; {REMEDY}."
+            f"them; {remedy(differing)}."
         )
     for same in repeated(settings):
         *others, last = (setting.name for setting in same)

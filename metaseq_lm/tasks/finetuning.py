@@ -24,16 +24,20 @@ from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.evaluation import classification
+from metaseq_lm.evaluation.benchmarks import (
+    THRESHOLD,
+    LabelledItems,
+    labelled_results,
+    submission,
+)
 from metaseq_lm.evaluation.predictions import mean_scores
+from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
-THRESHOLD = 0.5  # a row has the classes with a greater probability
-AVERAGES = ("micro", "macro")
 POSITIONS = "encoder.embeddings.positions.weight"
 # (number of a sample, its outputs) for each of some samples.
 Outputs = list[tuple[int, list[float]]]
@@ -176,41 +180,14 @@ def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
 def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
     """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score" too.
 
-    "score" lets one report hold sets whose main metrics differ.
+    They are those of the suite of the set's benchmark. "score" lets one report hold sets whose main
+    metrics differ.
     """
     assert data.labels is not None
-    gold = data.labels[samples]
-    scores = scores[:, 0] if data.regression else scores
-    if data.benchmark:
-        from metaseq_lm.evaluation.benchmarks import metrics
-
-        rows = chosen_rows(data, samples.tolist())
-        values = metrics(data.benchmark, gold, scores, rows, data.label_names)
-    else:
-        values = plain_metrics(gold, scores, 0 if data.regression else scores.shape[1])
+    rows = chosen_rows(data, samples.tolist()) if data.benchmark else None
+    items = LabelledItems(data.benchmark, data.labels[samples], rows, data.label_names)
+    values = labelled_results(items, scores)[OVERALL].metrics
     return {"score": next(iter(values.values())), **values}
-
-
-def plain_metrics(gold: np.ndarray, scores: np.ndarray, classes: int) -> Logs:
-    """Return accuracy and macro F1 of scores (N, K), or CORRELATIONS of values (N,) for 0 `classes`.
-
-    Of boolean gold labels (N, K) and probabilities it is the micro- and macro-averaged F1, and the
-    share of rows that are right in all classes.
-
-    Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
-    micro-averaged F1 of single labels is the accuracy.
-    """
-    if not classes:
-        return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
-    if gold.ndim == 2:
-        chosen = scores > THRESHOLD
-        averages = {f"f1_{n}": classification.f1_multi_label(gold, chosen, n) for n in AVERAGES}
-        return averages | {"exact_match": float((gold == chosen).all(1).mean())}
-    predicted = scores.argmax(1)
-    return {
-        "accuracy": classification.accuracy(gold, predicted),
-        "f1_macro": classification.f1_macro(gold, predicted, range(classes)),
-    }
 
 
 def labelled_scores(
@@ -267,8 +244,6 @@ def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) 
     """
     if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
         return {}
-    from metaseq_lm.evaluation.benchmarks import submission
-
     ordered = sorted(rows, key=lambda row: row["index"])
     scores = np.array([row["scores"] for row in ordered])
     if data.regression:

@@ -7,7 +7,6 @@ D width, K beam.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,13 +29,16 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.predictions import mean_answers
 from metaseq_lm.evaluation.squad import (
+    NULL_THRESHOLD,
     Answers,
+    PredictedAnswers,
     WindowAnswers,
+    best_text,
     merged,
-    squad_v1,
-    squad_v2,
+    squad_results,
     window_texts,
 )
+from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.models.transformer.span_head import SpanModel
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
@@ -46,9 +48,6 @@ from metaseq_lm.tasks.finetuning import (
     judged,
     labelled_folder,
 )
-
-# Scores of the official scripts that are per cent; the others are counts and thresholds.
-PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
 
 
 @dataclass
@@ -69,7 +68,9 @@ class SquadConfig(OneSetConfig):
     beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
     n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
     max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
-    null_threshold: float = option(-2.75, "odds of no answer above which the prediction is empty")
+    null_threshold: float = option(
+        NULL_THRESHOLD, "odds of no answer above which the prediction is empty"
+    )
 
 
 @register_task("squad", dataclass=SquadConfig)
@@ -175,14 +176,10 @@ class SquadTask(LabelledSetTask):
 
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
         """Return the official scores of the best texts and the odds of no answer, by question."""
+        answers = PredictedAnswers(texts, odds)
         data = self.windows(split).data
-        if data.answerable_only:
-            scores = squad_v1(data.golds(), texts)
-        else:
-            scores = squad_v2(data.golds(), texts, odds, self.config.null_threshold)
-        # The official scripts give per cent; in one report with other tasks they are shares.
-        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in scores.items()}
-        return {"score": shares["f1"], **shares}
+        scores = squad_results(data, answers, self.config.null_threshold)[OVERALL].metrics
+        return {"score": scores["f1"], **scores}
 
     def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
         """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
@@ -204,11 +201,6 @@ class SquadTask(LabelledSetTask):
         answerable = self.windows(split).data.answerable_only
         empty = not answerable and row["null_odds"] > self.config.null_threshold
         return "" if empty else best_text(row)
-
-
-def best_text(row: dict[str, Any]) -> str:
-    """Return the best text of a prediction row, "" if it has none."""
-    return row["nbest"][0]["text"] if row["nbest"] else ""
 
 
 def windows_of(config: RunConfig, split: str) -> SquadWindows:

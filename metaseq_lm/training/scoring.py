@@ -20,24 +20,12 @@ from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.protocols import token_scorer
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
-
-
-@dataclass(frozen=True)
-class Score:
-    """The tokens of a sentence, ids (n,), and the log-probability of each given the others, (n,)."""
-
-    tokens: np.ndarray
-    log_probs: np.ndarray
-
-    @property
-    def pll(self) -> float:
-        """The pseudo-log-likelihood in nats; 0 for a sentence without tokens."""
-        return float(self.log_probs.sum())
 
 
 @dataclass
@@ -87,7 +75,7 @@ class SentenceScorer:
         self.room = min((n for n in sizes if n), default=1 << 30) - 2
         self.cost = Cost()
 
-    def score(self, sentences: Sequence[Sentence]) -> list[Score | None]:
+    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
         """Return the score of each sentence, None for one that is skipped.
 
         Raises MetaseqError that names the place of a sentence that is too long, and UsageError if
@@ -101,7 +89,9 @@ class SentenceScorer:
         rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
         # Equal rows are scored once, so that their scores cannot differ by a rounding error. A sentence
         # without tokens needs no pass.
-        unique = {row.tobytes(): Score(row, np.zeros(len(row))) for row in rows if row is not None}
+        unique = {
+            row.tobytes(): SentenceScore(row, np.zeros(len(row))) for row in rows if row is not None
+        }
         nonempty = [score for score in unique.values() if len(score.tokens)]
         lengths = np.array([len(score.tokens) + 2 for score in nonempty], dtype=np.int64)
         self.cost.sentences += len(lengths)

@@ -14,7 +14,6 @@ from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
 from metaseq_lm.data.labelled.records import Record, RecordReader, label_word
 from metaseq_lm.data.storage.file_kinds import is_json
-from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.literals import read_literal
 from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.storage.text_files import BOM, TextFile, decode
@@ -317,7 +316,7 @@ class Sentence:
     location: str
 
 
-def _lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
+def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
     if source != STANDARD_INPUT:
         for number, text, bad in TextFile(Path(source), policy).lines():
@@ -338,27 +337,8 @@ def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
     `policy` is what becomes of invalid UTF-8: replace, skip or fail. A blank line is a sentence
     without tokens. MetaseqError for a file that is missing, empty or no text.
     """
-    lines = list(_lines(source, policy))
+    lines = list(source_lines(source, policy))
     sentences = [
         Sentence(text, location) for location, text, bad in lines if not (bad and policy == "skip")
     ]
     return sentences, len(lines) - len(sentences)
-
-
-def read_pairs(source: str, policy: str) -> tuple[list[tuple[Sentence, Sentence]], int]:
-    """Return the minimal pairs (good, bad) of JSON lines, and how many bad UTF-8 made it skip.
-
-    Fields sentence_good and sentence_bad, as in BLiMP (Warstadt et al. 2020); others and blank
-    lines are passed over. MetaseqError with file and line for anything else.
-    """
-    pairs, skipped = [], 0
-    for location, text, bad in _lines(source, policy):
-        if bad and policy == "skip":
-            skipped += 1
-        elif text.strip():
-            record = Record(json_object(text, location), location)
-            texts = record.text("sentence_good"), record.text("sentence_bad")
-            pairs.append((Sentence(texts[0], location), Sentence(texts[1], location)))
-    if not pairs:
-        raise MetaseqError(f"{source}: holds no pair")
-    return pairs, skipped

@@ -6,10 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from agreement import make_data, make_run, sentences
 from battery import TINY
 
+from metaseq_lm import plugins
 from metaseq_lm.cli import main
 from metaseq_lm.core.random_streams import key, row_keys
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.evaluation.suites import SentenceScore, build_suite
+from metaseq_lm.reporting.folders import read_run
 
 ROOT = Path(__file__).resolve().parents[3]
 CHOICE = ["--user-dir", str(ROOT / "user_dir"), "--task", "span_masking"]
@@ -34,6 +39,54 @@ def test_span_masking_starts_from_a_masked_lm(moons: Path, tmp_path: Path) -> No
     assert main(["train", str(moons), *CHOICE, *more, *short]) == 0
     said = json.loads((second / "log.jsonl").read_text().splitlines()[0])["message"]
     assert said.startswith("starts from") and said.endswith("; fresh: heads.boundary")
+
+
+def write_gaps(path: Path, count: int) -> None:
+    """Write sentences of the toy language without their verb, which the right word agrees with."""
+    rows = []
+    for right, wrong in zip(sentences(count, 3), sentences(count, 3, grammatical=False)):
+        verbs = {good: bad for good, bad in zip(right.split(), wrong.split()) if good != bad}
+        ((good, bad),) = verbs.items()
+        kind = "plural" if bad.endswith("s") else "singular"
+        text = right.replace(f" {good} ", " ___ ")
+        rows.append({"text": text, "words": [good, bad], "kind": kind})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_suite_scores_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(make_data(tmp_path), tmp_path / "run", 600)
+    write_gaps(tmp_path / "gaps.jsonl", 100)
+    command = ["score", str(run), "--suite", "gaps", "--data", str(tmp_path / "gaps.jsonl")]
+    assert main([*command, *CHOICE[:2]]) == 0
+    metrics = read_run(run).metrics
+    assert metrics["gaps.accuracy"] > 0.8
+    assert metrics["gaps.plural.n"] + metrics["gaps.singular.n"] == metrics["gaps.n"] == 100
+    capsys.readouterr()
+    assert main(["list", "suite", *CHOICE[:2]]) == 0
+    assert "user_dir.gaps" in capsys.readouterr().out
+    (tmp_path / "gaps.jsonl").write_text('{"text": "a ___ b"}\n')
+    assert main([*command, *CHOICE[:2]]) == 2
+    assert "gaps.jsonl:1: no field 'words'" in capsys.readouterr().err
+
+
+def test_equal_words_share_and_long_sentences_are_left_out() -> None:
+    plugins.load(str(ROOT / "user_dir"))
+    suite = build_suite("gaps")
+    gap_type = type(suite).score.__globals__["Gap"]
+    table = {"a": 0.0, "b": -1.0, "c": 0.0}
+
+    class Probabilities:
+        def score(self, texts: list[Sentence]) -> list[SentenceScore | None]:
+            values = [table.get(one.text) for one in texts]
+            return [
+                None if v is None else SentenceScore(np.zeros(1), np.array([v])) for v in values
+            ]
+
+    gaps = [
+        gap_type("k", [Sentence(text, "here") for text in words]) for words in ("abc", "ba", "ad")
+    ]
+    results = suite.score(gaps, Probabilities())
+    assert results["overall"].n == 2 and results["k"].metrics["accuracy"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,20 @@ def test_questions_learnt_by_heart(
     assert printed["exact"] == 1 and (printed.get("best_exact") == 1) == (name == "v2")
     for file in ("predictions.valid.json", "nbest.valid.json", "predictions.valid.jsonl"):
         assert (tmp_path / "out" / file).read_text() == (tmp_path / "run" / file).read_text()
+    suite = {"v1": "squad/v1.1", "v2": "squad/v2.0"}[name]
+    command = ["score", str(tmp_path / "run"), "--suite", suite, "--data", str(data / name)]
+    assert main([*command, "--name", "questions"]) == 0
+    (file,) = (tmp_path / "run" / "suites" / "questions").iterdir()
+    groups = json.loads(file.read_text())["groups"]
+    official = {key: printed[key] for key in groups["overall"]["metrics"]}
+    assert groups["overall"] == {"n": 21, "metrics": official}
+    counts = {group: content["n"] for group, content in groups.items()}
+    assert counts == {"overall": 21} | ({"HasAns": 14, "NoAns": 7} if name == "v2" else {})
+    assert all(content["metrics"]["f1"] == 1 for content in groups.values())
+    capsys.readouterr()
+    other = str(data / {"v1": "v2", "v2": "v1"}[name])
+    assert main([*command[:-1], other]) == 2
+    assert "score it with --suite squad/" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 from battery import CASES, TINY
 from real_runs import Started
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import OPTIMIZERS
 from metaseq_lm.plugins import load_all
 from metaseq_lm.training.run import TrainingRun

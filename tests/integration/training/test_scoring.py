@@ -18,13 +18,15 @@ from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.labelled.files import Sentence, read_pairs
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.evaluation.minimal_pairs import read_pairs
+from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
 from metaseq_lm.tasks.protocols import token_scorer
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
-from metaseq_lm.training.scoring import Score, SentenceScorer, batches_by_length
+from metaseq_lm.training.scoring import SentenceScorer, batches_by_length
 
 TEXTS = [*sentences(12, 5), "cats", "the the the the the the the the", "an unknown dog runs"]
 
@@ -42,7 +44,7 @@ def opened(place: Path) -> TrainingRun:
     return open_run(str(place), overrides=["engine.precision=fp64"])
 
 
-def scored(run: TrainingRun, texts: list[str], *args: object) -> list[Score]:
+def scored(run: TrainingRun, texts: list[str], *args: object) -> list[SentenceScore]:
     """Return the scores of texts of which none is skipped."""
     given = [Sentence(text, f"here:{n}") for n, text in enumerate(texts, 1)]
     scores = SentenceScorer(run, *args).score(given)  # type: ignore[arg-type]
@@ -191,7 +193,7 @@ def test_blimp_is_read() -> None:
     if not folder or not (Path(folder) / "blimp").is_dir():
         pytest.skip("METASEQ_LM_DATA names no folder with blimp")
     files = sorted((Path(folder) / "blimp").glob("*.jsonl"))
-    counts = [len(read_pairs(str(file), "fail")[0]) for file in files]
+    counts = [len(read_pairs(str(file))[0]) for file in files]
     assert counts == [1000] * 34
 
 

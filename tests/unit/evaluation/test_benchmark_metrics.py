@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.registry import SUITES
 from metaseq_lm.data.benchmarks import BENCHMARKS
-from metaseq_lm.evaluation.benchmarks import SCORERS, metrics
+from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results, metrics
 from metaseq_lm.evaluation.squad import exact_match, normalize_answer, token_f1
 
 # Few values, so that ties, constant columns and one-sided predictions are common.
@@ -214,7 +215,7 @@ def test_gender_parity(case):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_table_names_what_is_computed(name):
-    assert set(SCORERS) <= set(BENCHMARKS)
+    assert name in SUITES.names()
     task = BENCHMARKS[name]
     count = max(len(task.labels), 1)
     fact = {
@@ -263,3 +264,13 @@ def test_the_table_names_what_is_computed(name):
 def test_parts_that_do_not_belong_together(name, gold, scores, rows, labels, message):
     with pytest.raises(MetaseqError, match=message):
         metrics(name, gold, scores, rows, labels)
+
+
+def test_cloth_is_grouped_by_the_level_of_the_school():
+    rows = [{"level": level} for level in ("middle", "high", "high", "middle", "high")]
+    gold, scores = np.array([0, 1, 2, 3, 0]), np.eye(4)[[0, 1, 1, 0, 0]]
+    items = LabelledItems("cloth/CLOTH", gold, rows, ["A", "B", "C", "D"])
+    results = labelled_results(items, scores)
+    found = {name: (group.n, group.metrics["accuracy"]) for name, group in results.items()}
+    assert found == {"overall": (5, 3 / 5), "high": (3, 2 / 3), "middle": (2, 1 / 2)}
+    assert results["overall"].metrics["accuracy_high"] == 2 / 3

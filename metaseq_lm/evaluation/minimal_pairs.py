@@ -1,0 +1,185 @@
+"""Minimal pairs: in which share of pairs the acceptable sentence is the more probable one.
+
+Files are JSON lines, or a table with a header row, with the fields `sentence_good` and
+`sentence_bad`, as in BLiMP (Warstadt et al. 2020). The score of a sentence is the sum of its
+tokens' log-probabilities, not divided by its length. A tie counts 1/2, so that chance is 1/2
+whatever the model: one with constant logits has ties only.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.labelled.files import Sentence, source_lines
+from metaseq_lm.data.labelled.records import Record, RecordReader
+from metaseq_lm.data.storage.json_records import json_object
+from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    GroupMetrics,
+    Results,
+    SentenceProbabilities,
+    Suite,
+    register_suite,
+)
+
+TABLES = (".tsv", ".csv")
+GOOD, BAD = "sentence_good", "sentence_bad"
+SEPARATOR = "/"  # between the name of a group and that of a group in it
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """An acceptable and an unacceptable sentence, and its groups from the widest to the narrowest."""
+
+    good: Sentence
+    bad: Sentence
+    groups: tuple[str, ...] = ()
+
+
+@dataclass
+class PairsConfig:
+    """How pairs are grouped."""
+
+    groups: list[str] = option(
+        [], "fields of a pair by which results are grouped, the widest first; none: by file"
+    )
+    first: int = option(0, "only the first pairs of each file (0 = all)", at_least=0)
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+@dataclass
+class BlimpConfig(PairsConfig):
+    """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
+
+    groups: list[str] = option(
+        ["linguistics_term", "UID"],
+        "fields of a pair by which results are grouped, the widest first",
+    )
+
+
+@register_suite("pairs", PairsConfig)
+@register_suite("blimp", BlimpConfig)
+class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
+    """Minimal pairs of sentences, as in BLiMP: accuracy by group."""
+
+    patterns = ("*.jsonl", "*.tsv", "*.csv")
+
+    def read(self, folder: Path) -> list[MinimalPair]:
+        pairs = []
+        for file in self.files(folder):
+            in_file, _ = read_pairs(str(file), self.config.groups, self.config.on_bad_utf8)
+            pairs += in_file[: self.config.first or None]
+        return pairs
+
+    def score(self, items: list[MinimalPair], probabilities: SentenceProbabilities) -> Results:
+        sentences = [sentence for pair in items for sentence in (pair.good, pair.bad)]
+        scores = probabilities.score(sentences)
+        pairs, margins = [], []
+        for pair, good, bad in zip(items, scores[::2], scores[1::2]):
+            if good is not None and bad is not None:
+                pairs.append(pair)
+                margins.append(good.pll - bad.pll)
+        check_groups(items, pairs)
+        return results_of(pairs, np.array(margins))
+
+
+def read_pairs(
+    source: str, groups: Sequence[str] = (), policy: str = "fail", name: str | None = None
+) -> tuple[list[MinimalPair], int]:
+    """Return the pairs of a file, and how many were skipped for invalid UTF-8.
+
+    Args:
+        source: Path of the file, "-" for standard input.
+        groups: The fields whose values are the groups of a pair; none for one group called `name`.
+        policy: What becomes of invalid UTF-8: "replace", "skip" or "fail".
+        name: The name of the file's group, by default that of the file without its ending.
+
+    Raises:
+        MetaseqError: The file holds no pair, or something else; the message names file and line.
+    """
+    pairs, skipped = [], 0
+    for place, fields, is_bad in records_of(source, policy):
+        if is_bad and policy == "skip":
+            skipped += 1
+            continue
+        record = Record(fields, place)
+        good, bad = Sentence(record.text(GOOD), place), Sentence(record.text(BAD), place)
+        record = Record(fields, place, remedy="groups=[] groups the pairs by file")
+        values = tuple(record.text(field) for field in groups)
+        pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))
+    if not pairs:
+        raise MetaseqError(f"{source}: holds no pair")
+    return pairs, skipped
+
+
+def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield (place, fields, held bad UTF-8) of each line of JSON lines, or of each row of a table."""
+    if Path(source).suffix in TABLES:
+        for number, fields, is_bad in RecordReader(TextFile(Path(source), policy)):
+            yield f"{source}:{number}", fields, is_bad
+        return
+    for place, text, is_bad in source_lines(source, policy):
+        if is_bad and policy == "skip":
+            yield place, {}, True
+        elif text.strip():
+            yield place, json_object(text, place), is_bad
+
+
+def groups_of(pair: MinimalPair) -> list[str]:
+    """Return the names of the groups of a pair: "binding", "binding/principle_A_case_1"."""
+    return [SEPARATOR.join(pair.groups[: depth + 1]) for depth in range(len(pair.groups))]
+
+
+def check_groups(items: Sequence[MinimalPair], scored: Sequence[MinimalPair]) -> None:
+    """Raise UsageError if a group has no pair that was scored."""
+    counts = Counter(group for pair in items for group in groups_of(pair))
+    empty = counts.keys() - {group for pair in scored for group in groups_of(pair)}
+    for group in sorted(empty):
+        raise UsageError(
+            f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the rows "
+            "of this run; --too-long cut scores their first tokens, or leave them out of the data"
+        )
+
+
+def results_of(pairs: Sequence[MinimalPair], margins: np.ndarray) -> Results:
+    """Return the metrics of all pairs and of each group.
+
+    Args:
+        pairs: The pairs, P of them, at least one.
+        margins: By how much the good sentence has the larger score, in nats, (P,).
+    """
+    members: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        for group in groups_of(pair):
+            members.setdefault(group, []).append(number)
+    narrowest = {groups_of(pair)[-1] for pair in pairs}
+    results = {OVERALL: GroupMetrics(len(pairs), pair_metrics(margins))}
+    for group in sorted(members):
+        results[group] = GroupMetrics(len(members[group]), pair_metrics(margins[members[group]]))
+    macro = np.mean([results[group].metrics["accuracy"] for group in sorted(narrowest)])
+    metrics = results[OVERALL].metrics | {"accuracy_macro": float(macro)}
+    results[OVERALL] = GroupMetrics(len(pairs), metrics)
+    return results
+
+
+def pair_metrics(margins: np.ndarray) -> dict[str, float]:
+    """Return the metrics of pairs by their margins, (P,).
+
+    "accuracy" counts a tie as 1/2. "soft_accuracy" is the mean of sigmoid(margin), which moves
+    before an accuracy does. "ties" is a number of pairs.
+    """
+    wins, ties = float((margins > 0).sum()), float((margins == 0).sum())
+    # tanh does not overflow where exp would.
+    soft = (1 + np.tanh(margins / 2)) / 2
+    return {
+        "accuracy": (wins + ties / 2) / len(margins),
+        "soft_accuracy": float(soft.mean()),
+        "ties": ties,
+    }

@@ -1,0 +1,229 @@
+"""Suites of evaluation: items read from files, scored with the probabilities of a run.
+
+A suite is registered like a task and knows no model:
+
+    @register_suite("my_suite", MySuiteConfig)
+    class MySuite(Suite[list[Item], SentenceProbabilities]):
+        patterns = ("*.jsonl",)
+
+        def read(self, folder: Path) -> list[Item]: ...
+
+        def score(self, items, probabilities) -> Results: ...
+
+`metaseq-lm score RUN --suite my_suite --data FOLDER` restores the run, calls both methods and keeps
+the results in the run folder, where `metaseq-lm report` reads them.
+"""
+
+import hashlib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import check_options, option
+from metaseq_lm.core.registry import SUITES, nearest
+from metaseq_lm.core.registry import register_suite as register_suite
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.runs.suite_results import OVERALL as OVERALL
+
+SENTENCES = "sentences"
+PREDICTIONS = "predictions"
+TRUTH = {"true": True, "false": False}
+CHUNK = 1 << 20
+
+Items = TypeVar("Items")
+Probabilities = TypeVar("Probabilities")
+
+
+@dataclass(frozen=True)
+class GroupMetrics:
+    """The metrics of a group of items by name, and the number of items `n`."""
+
+    n: int
+    metrics: dict[str, float]
+
+
+# The metrics of each group by its name; those of all items are called OVERALL and come first.
+Results = dict[str, GroupMetrics]
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """The tokens of a sentence, ids (n,), and the log-probability of each given the others, (n,).
+
+    A causal model conditions on the tokens before, and an energy-based one gives energies.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+
+    @property
+    def pll(self) -> float:
+        """The sum of the log-probabilities in nats; 0 for a sentence without tokens."""
+        return float(self.log_probs.sum())
+
+
+@dataclass
+class SplitConfig:
+    """Which split of a labelled set is scored."""
+
+    split: str = option("valid", "split of the set that is scored")
+
+
+class SentenceProbabilities(Protocol):
+    """The log-probabilities that a run gives sentences."""
+
+    def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
+        """Return the score of each sentence, None for one that is longer than the run's rows."""
+
+
+class Suite(Generic[Items, Probabilities]):
+    """Base class of suites.
+
+    Args:
+        config: The options of the suite, an instance of the dataclass it is registered with.
+
+    Attributes:
+        name: The name that the suite is registered under.
+        patterns: Which files of a folder it reads; {option} stands for the value of an option.
+        takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
+            `from_predictions` makes of the predictions of a run for the split `config.split`.
+    """
+
+    name: str = ""
+    patterns: ClassVar[tuple[str, ...]] = ("*",)
+    takes: ClassVar[str] = SENTENCES
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def read(self, folder: Path) -> Items:
+        """Return the items in a folder, or in a single file.
+
+        Raises:
+            MetaseqError: A file is not of the suite's form; the message names file and line.
+        """
+        raise NotImplementedError
+
+    def score(self, items: Items, probabilities: Probabilities) -> Results:
+        """Return the metrics of all items and of each group of items."""
+        raise NotImplementedError
+
+    def from_predictions(self, rows: Sequence[dict[str, Any]]) -> Probabilities:
+        """Return the second argument of `score`, made of the prediction rows of a split."""
+        raise NotImplementedError
+
+    def files(self, folder: Path) -> list[Path]:
+        """Return the files that are read, in the order of their names.
+
+        Raises:
+            UsageError: There is no such folder or file, or the folder holds no file of the suite.
+        """
+        if folder.is_file():
+            return [folder]
+        if not folder.is_dir():
+            raise UsageError(
+                f"--data {folder}: no such folder; name the folder with the files of suite {self.name}"
+            )
+        patterns = [pattern.format(**vars(self.config)) for pattern in self.patterns]
+        matches = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        if not matches:
+            raise UsageError(
+                f"--data {folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
+            )
+        return sorted(matches)
+
+    def data_hash(self, folder: Path) -> str:
+        """Return a hash of the names and the contents of the files that are read."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files(folder):
+            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+            with open(file, "rb") as content:
+                while chunk := content.read(CHUNK):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+def mean_by_group(items: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Results:
+    """Return the mean of each metric over all items, and over the items of each group.
+
+    Args:
+        items: For each item the names of its groups and its metrics, which all items have.
+    """
+    members: dict[str, list[Mapping[str, float]]] = {OVERALL: []}
+    for groups, metrics in items:
+        for group in (OVERALL, *groups):
+            members.setdefault(group, []).append(metrics)
+    results = {}
+    for group, rows in members.items():
+        names = rows[0] if rows else {}
+        means = {name: sum(row[name] for row in rows) / len(rows) for name in names}
+        results[group] = GroupMetrics(len(rows), means)
+    return results
+
+
+def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:
+    """Return the suite registered under `name` with options `name=value`.
+
+    Raises:
+        UsageError: The suite, an option or a value is unknown.
+    """
+    entry = SUITES.entry(name)
+    suite: Suite[Any, Any] = entry.value(parse_options(name, entry.dataclass, options))
+    suite.name = name
+    return suite
+
+
+def parse_options(suite: str, dataclass: type, words: Sequence[str]) -> Any:
+    """Return an instance of the dataclass of a suite's options, with values of words `name=value`.
+
+    Raises:
+        UsageError: An option is unknown, or its value of a wrong type or out of its range.
+    """
+    hints = get_type_hints(dataclass)
+    values: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in hints:
+            names = [item.name for item in fields(dataclass)]
+            known = f"Options: {', '.join(names)}" if names else "It has none"
+            raise UsageError(f"suite {suite} has no option '{name}'.{nearest(name, names)} {known}")
+        try:
+            values[name] = parse_value(hints[name], text)
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"{word}: suite {suite} takes another kind of value there") from error
+    options = dataclass(**values)
+    check_options(dataclass, options)
+    return options
+
+
+def parse_value(hint: Any, text: str) -> Any:
+    """Return the value of a text by the annotation of a field.
+
+    Lists have commas between their items, and may stand in brackets; "null" is None where the
+    annotation allows it. ValueError or KeyError for a text that is no such value.
+    """
+    if get_origin(hint) in (Union, types.UnionType):
+        if text == "null":
+            return None
+        hint = next(part for part in get_args(hint) if part is not types.NoneType)
+    if get_origin(hint) in (list, tuple):
+        inside = text.removeprefix("[").removesuffix("]")
+        texts = [part.strip() for part in inside.split(",")] if inside.strip() else []
+        items = [parse_value(get_args(hint)[0], part) for part in texts]
+        return items if get_origin(hint) is list else tuple(items)
+    return TRUTH[text] if hint is bool else hint(text)

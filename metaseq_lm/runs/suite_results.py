@@ -1,0 +1,202 @@
+"""Results of suites in a run folder: `suites/NAME/update_000000500.json`, a file per checkpoint.
+
+A file names the checkpoint by its update and the hash of its weights, so that a reader can tell the
+results of the checkpoint that a run ended with from those of another one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import (
+    as_numbers,
+    check_folder,
+    is_altered,
+    read_json,
+    schema_error,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
+from metaseq_lm.runs import manifests
+
+FOLDER = "suites"
+FORMAT = "metaseq-lm suite results 1"
+OVERALL = "overall"
+COUNT = "n"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+SPLITS = ("train", "valid", "test")
+# What a file holds, see `schema_error`.
+FORM = {
+    "format": str,
+    "suite": str,
+    "name": str,
+    "update": int,
+    "weights": str,
+    "data": str,
+    "options": dict,
+    "groups": {"*": {COUNT: int, "metrics": {"*": (float, int)}}},
+}
+
+
+@dataclass(frozen=True)
+class SuiteResults:
+    """The results of a suite for one checkpoint.
+
+    Attributes:
+        name: What reports call them: the name of the suite, if the user gave no other.
+        suite: The name of the suite.
+        update: The update of the checkpoint.
+        weights: A hash of its weights, see `manifests.hash_of_weights`.
+        data: A hash of the files that were read.
+        options: What the results depend on besides: the options of the suite, the precision, what
+            became of sentences that were too long.
+        groups: For each group of items, the one of all called OVERALL, their number "n" and their
+            "metrics" by name.
+        facts: What else is recorded, such as the cost of scoring.
+    """
+
+    name: str
+    suite: str
+    update: int
+    weights: str
+    data: str
+    options: Mapping[str, Any]
+    groups: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics as reports name them: `NAME.METRIC` of all items, `NAME.GROUP.METRIC`."""
+        flat: dict[str, float] = {}
+        for group, content in self.groups.items():
+            prefix = self.name if group == OVERALL else f"{self.name}.{group}"
+            for metric, value in content["metrics"].items():
+                flat[f"{prefix}.{metric}"] = float(value)
+            flat[f"{prefix}.{COUNT}"] = float(content[COUNT])
+        return flat
+
+    def record(self) -> dict[str, Any]:
+        """Return the results as a JSON object; `parse` is the inverse."""
+        return {"format": FORMAT, **vars(self)}
+
+
+def default_name(suite: str) -> str:
+    """Return the name of the results of a suite, such as "glue-RTE" of glue/RTE."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", suite)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that is no name of a file, or one of a split of the run's data."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--name {name!r}: letters, digits, '_' and '-' only")
+    if name in SPLITS:
+        raise UsageError(f"--name {name}: reports call the metrics of a split so; choose another")
+
+
+def parse(record: dict[str, Any]) -> SuiteResults:
+    """Return the results in a JSON object; ValueError if it is of another form."""
+    if problem := schema_error(record, FORM, "it"):
+        raise ValueError(problem)
+    if record["format"] != FORMAT:
+        raise ValueError(f"its format is {record['format'][:40]!r}, not {FORMAT!r}")
+    if not NAME.fullmatch(record["name"]):
+        raise ValueError("its name is no name of results")
+    facts = record.get("facts")
+    return SuiteResults(
+        record["name"],
+        record["suite"],
+        record["update"],
+        record["weights"],
+        record["data"],
+        record["options"],
+        record["groups"],
+        facts if isinstance(facts, dict) else {},
+    )
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """Return the run folder that a checkpoint lies in, None if it lies in none."""
+    for folder in checkpoint.resolve().parents[:2]:
+        if (folder / "config.yaml").is_file():
+            return folder
+    return None
+
+
+def write(run: Path, results: SuiteResults) -> Path:
+    """Write results into a run folder, in place of those of the same name and checkpoint.
+
+    Returns:
+        The path of the file.
+    """
+    check_folder(run / FOLDER)
+    folder = run / FOLDER / results.name
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{manifests.folder_of(folder, results.update).name}.json"
+    write_atomic(file, (to_json(with_checksum(results.record()), 1) + "\n").encode())
+    return file
+
+
+def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:
+    """Return all results in a run folder by name and update, and notes on files that were changed.
+
+    Raises:
+        MetaseqError: A file is damaged.
+    """
+    results, notes = [], []
+    for file in sorted((run / FOLDER).glob(f"*/{manifests.PREFIX}*.json")):
+        try:
+            record = read_json(file)
+            if is_altered(record):
+                notes.append(f"{file.relative_to(run)} was changed after it was written")
+            numbers = as_numbers({"groups": record.get("groups")})
+            results.append(parse(record | numbers))
+        except (OSError, ValueError) as error:
+            raise MetaseqError(
+                f"{file}: not readable as results of a suite ({error}). Delete it and score the run again."
+            ) from error
+    return results, notes
+
+
+def of_last_checkpoint(run: Path) -> tuple[list[SuiteResults], list[str]]:
+    """Return the results for the checkpoint that `score RUN` would use, and notes.
+
+    That is the best checkpoint, else the last, as for the final metrics of a run. Results for other
+    checkpoints are left out; a note names a suite that has no others.
+    """
+    if not (run / FOLDER).is_dir():
+        return [], []
+    results, notes = read_all(run)
+    current = current_checkpoint(run)
+    chosen = []
+    for name in dict.fromkeys(result.name for result in results):
+        named = [result for result in results if result.name == name]
+        updates = ", ".join(str(result.update) for result in named)
+        if current is None:
+            newest = max(named, key=lambda result: result.update)
+            notes.append(
+                f"{name} is of update {newest.update}; that this is the checkpoint the run ended "
+                "with cannot be checked, because its checkpoints are gone"
+            )
+            chosen.append(newest)
+            continue
+        fitting = [result for result in named if (result.update, result.weights) == current]
+        chosen += fitting
+        if not fitting:
+            notes.append(
+                f"{name} was scored at update {updates}, not at the checkpoint that this report is "
+                f"of (update {current[0]}), and is left out; score the run again"
+            )
+    return chosen, notes
+
+
+def current_checkpoint(run: Path) -> tuple[int, str] | None:
+    """Return the update and the hash of the best checkpoint of a run, else of the last; None if gone."""
+    try:
+        manifest = manifests.read_manifest(manifests.resolve(str(run), prefer="best"))
+    except manifests.CheckpointError:
+        return None
+    return manifest["update"], manifests.hash_of_weights(manifest)

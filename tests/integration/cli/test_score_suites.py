@@ -1,0 +1,231 @@
+"""`score --suite`: what is printed and kept, what `report` makes of it, users' mistakes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from agreement import make_data, make_pairs, make_run
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.folders import read_run
+from metaseq_lm.runs import manifests, suite_results
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of two checkpoints, and minimal pairs of two kinds."""
+    folder = tmp_path_factory.mktemp("suites")
+    make_run(make_data(folder), folder / "run", 60, "trainer.save_interval_updates=30")
+    (folder / "pairs").mkdir()
+    for name, seed in (("near", 7), ("far", 8)):
+        make_pairs(folder / "pairs" / f"{name}.jsonl", 30, seed)
+    return folder
+
+
+@pytest.fixture
+def place(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the folder that a test may change."""
+    return shutil.copytree(trained, tmp_path / "copy", symlinks=True)
+
+
+def score(place: Path, *words: str, run: str = "run") -> int:
+    return main(["score", str(place / run), "--suite", "pairs", "--data", f"{place}/pairs", *words])
+
+
+def test_results_are_printed_kept_and_reported(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = place / "out.json"
+    assert score(place, "--out", str(out)) == 0
+    shown, err = capsys.readouterr()
+    lines = [line.split() for line in shown.splitlines() if line]
+    assert [row[:2] for row in lines[3:]] == [["overall", "60"], ["far", "30"], ["near", "30"]]
+    file = place / "run" / "suites" / "pairs" / "update_000000060.json"
+    assert file.is_file() and "update_000000060.json" in err
+    kept = json.loads(file.read_text())
+    assert kept == json.loads(out.read_text()) | {"checksum": kept["checksum"]}
+    manifest = manifests.read_manifest(manifests.resolve(str(place / "run")))
+    assert kept["update"] == 60 and kept["weights"] == manifests.hash_of_weights(manifest)
+    assert kept["options"]["precision"] == "fp32" and kept["options"]["too_long"] == "fail"
+    # The metrics are those of --pairs.
+    files = [str(place / "pairs" / f"{name}.jsonl") for name in ("near", "far")]
+    assert main(["score", str(place / "run"), "--pairs", "--input", *files]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    groups = kept["groups"]
+    assert printed["overall"]["accuracy"] == groups["overall"]["metrics"]["accuracy"]
+    assert printed["files"][files[1]]["accuracy"] == groups["far"]["metrics"]["accuracy"]
+    run = read_run(place / "run")
+    assert run.metrics["pairs.accuracy"] == printed["overall"]["accuracy"]
+    assert run.metrics["pairs.far.n"] == 30 and not run.notes
+    capsys.readouterr()
+    archived = place / "runs.jsonl"
+    command = ["report", str(place / "run"), "--metric", "pairs.accuracy"]
+    assert main([*command, "--archive", str(archived)]) == 0
+    assert "pairs.accuracy (%)" in capsys.readouterr().out
+    (again,) = archive.read(archived)
+    assert again.metrics == run.metrics and again.suites == run.suites
+
+
+def test_a_run_without_suites_is_archived_as_before(place: Path) -> None:
+    archive.write(place / "runs.jsonl", [read_run(place / "run")])
+    assert "suites" not in json.loads((place / "runs.jsonl").read_text().splitlines()[1])
+
+
+def test_results_of_another_checkpoint_are_not_shown(place: Path) -> None:
+    assert score(place, run="run/checkpoints/update_000000030") == 0
+    run = read_run(place / "run")
+    assert "pairs.accuracy" not in run.metrics
+    assert any(
+        "pairs was scored at update 30" in note and "update 60" in note for note in run.notes
+    )
+    assert score(place) == 0
+    run = read_run(place / "run")
+    assert run.suites[0].update == 60 and not run.notes
+    # Another training of the same folder: the update is the same, the weights are not.
+    file = place / "run" / "suites" / "pairs" / "update_000000060.json"
+    kept = json.loads(file.read_text()) | {"weights": "other"}
+    kept.pop("checksum")
+    file.write_text(json.dumps(kept))
+    assert "pairs.accuracy" not in read_run(place / "run").metrics
+
+
+def test_results_whose_checkpoint_is_gone_are_named(place: Path) -> None:
+    assert score(place) == 0
+    shutil.rmtree(place / "run" / "checkpoints")
+    run = read_run(place / "run")
+    assert "pairs.accuracy" in run.metrics
+    assert any("pairs is of update 60" in note for note in run.notes)
+
+
+def test_changed_and_damaged_results(place: Path) -> None:
+    assert score(place) == 0
+    file = place / "run" / "suites" / "pairs" / "update_000000060.json"
+    text = file.read_text()
+    file.write_text(text.replace('"n": 60', '"n": 61'))
+    assert any("was changed" in note for note in read_run(place / "run").notes)
+    for damaged in ("{", text.replace('"groups"', '"gruops"'), text.replace(": 60", ': "60"')):
+        file.write_text(damaged)
+        with pytest.raises(MetaseqError, match=r"update_000000060.json.*score the run again"):
+            read_run(place / "run")
+
+
+def test_no_best_is_marked_between_other_data_or_options(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(place / "data", place / "second", 30, "label=second", "seed=2")
+    assert score(place) == 0
+    assert score(place, "first=10", run="second") == 0
+    capsys.readouterr()
+    both = ["report", str(place / "run"), str(place / "second"), "--metric", "pairs.accuracy"]
+    assert main(both) == 0
+    shown = capsys.readouterr().out
+    assert "suites.pairs.first: 0, 10" in shown and "score all runs with the same" in shown
+    assert score(place, run="second") == 0
+    capsys.readouterr()
+    assert main(both) == 0
+    assert "suites.pairs" not in capsys.readouterr().out
+
+
+def test_several_results_of_a_suite_have_names(place: Path) -> None:
+    assert score(place, "--name", "agreement", "first=5") == 0
+    assert score(place) == 0
+    metrics = read_run(place / "run").metrics
+    assert metrics["agreement.n"] == 10 and metrics["pairs.n"] == 60
+
+
+def test_a_final_metric_is_not_replaced(place: Path) -> None:
+    assert score(place, "--name", "mlm") == 0
+    results = place / "run" / "results.json"
+    content = json.loads(results.read_text())
+    content["metrics"] = {"mlm": {"accuracy": 0.25}}
+    results.write_text(json.dumps(content))
+    assert read_run(place / "run").metrics["mlm.accuracy"] == 0.25
+
+
+def make_set(place: Path) -> Path:
+    """Make a labelled set in the data folder of the run; return its folder."""
+    (place / "set.tsv").write_text("label\ttext\n" + "yes\tcats run\nno\tcat run\n" * 4)
+    command = ["preprocess", "--labelled", "set", "--destdir", str(place / "data")]
+    splits = ["--trainpref", f"{place}/set.tsv", "--validpref", f"{place}/set.tsv"]
+    assert main([*command, *splits]) == 0
+    return place / "data" / "set"
+
+
+def test_a_labelled_set_is_a_suite(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its numbers are those of `evaluate`."""
+    folder = make_set(place)
+    tuned, options = str(place / "tuned"), ["task.tokens_per_sample=12", "--max-update", "3"]
+    command = ["train", str(place / "data"), "--task", "sentence_prediction", "--model", "inherit"]
+    more = ["--criterion", "sentence_prediction", "--init-from", str(place / "run")]
+    assert main([*command, *more, "task.labelled=set", "--save-dir", tuned, *options]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", tuned, "--split", "valid"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert main(["score", tuned, "--suite", "labelled", "--data", str(folder)]) == 0
+    capsys.readouterr()
+    metrics = read_run(place / "tuned").metrics
+    for name in ("accuracy", "f1_macro"):
+        assert metrics[f"labelled.{name}"] == evaluated[name]
+    assert metrics["labelled.n"] == 8
+    for words, part in (
+        (["--suite", "glue/RTE", "--data", str(folder)], "score it with --suite labelled"),
+        (["--suite", "labelled", "--data", str(folder), "split=test"], "test"),
+        (["--suite", "labelled", "--data", str(place / "data")], "a corpus, not a labelled set"),
+    ):
+        assert main(["score", tuned, *words]) == 2
+        assert part in capsys.readouterr().err
+
+
+MISTAKES = {
+    "no such suite": (["--suite", "blmp"], ["blmp", "Did you mean 'blimp'"]),
+    "no folder given": (["--data"], ["--data"]),
+    "no such folder": (["--data", "{p}/none"], ["none: no such folder"]),
+    "nothing in it": (
+        ["--data", "{p}/run/checkpoints"],
+        ["holds no file of suite pairs", "*.jsonl"],
+    ),
+    "no JSON": (["--data", "{p}/text.jsonl"], ["text.jsonl:1", "not valid JSON"]),
+    "no pairs": (["--data", "{p}/half.jsonl"], ["half.jsonl:1", "'sentence_bad'"]),
+    "no UTF-8": (["--data", "{p}/bytes.jsonl"], ["bytes.jsonl:1", "0xff", "--on-bad-utf8"]),
+    "not BLiMP": (["--suite", "blimp"], ["far.jsonl:1", "linguistics_term", "groups=[]"]),
+    "an empty group": (
+        ["--data", "{p}/long.jsonl", "--too-long", "skip"],
+        ["'long' is empty", "--too-long cut"],
+    ),
+    "option of the suite": (["frist=3"], ["frist", "Did you mean 'first'"]),
+    "option of the run": (["engine.devcie=cpu"], ["engine.devcie", "engine.device"]),
+    "a split's name": (["--name", "test"], ["--name test"]),
+    "no name": (["--name", "a/b"], ["--name"]),
+    "with --pairs": (["--pairs"], ["--pairs"]),
+    "not fine-tuned": (
+        ["--suite", "labelled", "--data", "{p}/data/set"],
+        ["masked_lm", "fine-tuned", "sentence_prediction"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(MISTAKES))
+def test_mistakes(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    long = {"sentence_good": "cats " * 20, "sentence_bad": "cats run"}
+    (place / "text.jsonl").write_text("text\n")
+    (place / "half.jsonl").write_text('{"sentence_good": "a"}\n')
+    (place / "bytes.jsonl").write_bytes(b'{"sentence_good": "\xff", "sentence_bad": "b"}\n')
+    (place / "long.jsonl").write_text(json.dumps(long) + "\n")
+    make_set(place)
+    capsys.readouterr()
+    words, parts = MISTAKES[name]
+    assert score(place, *(word.format(p=place) for word in words)) == 2
+    out, err = capsys.readouterr()
+    assert not [part for part in parts if part not in err], err
+    assert err.count("metaseq-lm:") == 1 and "Traceback" not in err and not out
+    assert not (place / "run" / suite_results.FOLDER).exists()
+
+
+def test_neither_input_nor_suite(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(place / "run")]) == 2
+    assert "--suite" in capsys.readouterr().err
+    assert main(["score", str(place / "run"), "--suite", "pairs"]) == 2
+    assert "--data FOLDER" in capsys.readouterr().err
