@@ -35,7 +35,7 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from metaseq_lm.sweeps.definition import Definition
 
 PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
@@ -199,20 +201,20 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
-    runs, definition = folder.runs(), content["definition"]
+    runs, definition = folder.runs(), folder.definition()
     copies = {} if args.new_code else copied_code(folder, definition)
-    check_configs(runs, definition | copies)
+    check_configs(runs, replace(definition, **copies))
     return launch_runs(folder, definition, runs, launch, args, AGAIN)
 
 
-def copied_code(folder: Any, definition: dict[str, Any]) -> dict[str, Any]:
+def copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
     """Return where the plug-in and the configs are that the last jobs ran with, {} before any job."""
     from metaseq_lm.sweeps.job import code_at
 
     last = folder.last_code()
     if last is None:
         return {}
-    code = code_at(folder.path / "code" / last, definition["user_dir"], definition["config_dir"])
+    code = code_at(folder.path / "code" / last, definition.user_dir, definition.config_dir)
     return {"user_dir": code.user_dir, "config_dir": code.config_dir}
 
 
@@ -254,7 +256,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     plugins.load_all(args.user_dir)
     runs, definition, launch, out = plan(args)
     check_configs(runs, definition)
-    stages = len(definition["stages"])
+    stages = len(definition.stages)
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
     show(count + (f" of {stages} stages" if stages > 1 else ""))
     if args.estimate and not args.dry_run:
@@ -276,7 +278,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     return launch_runs(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
 
 
-def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path]:
+def plan(args: argparse.Namespace) -> tuple[list[Any], "Definition", Any, Path]:
     """Return the runs that the command line defines, their definition, how to launch them, and where."""
     from metaseq_lm.sweeps.definition import mapping, normalise
     from metaseq_lm.sweeps.expansion import expand
@@ -294,7 +296,7 @@ def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path
     return expand(definition, out), definition, launch, out
 
 
-def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
+def check_early(runs: list[Any], definition: "Definition") -> None:
     """Compose runs until every value of every key has been in one; raises UsageError naming the run."""
     seen: set[tuple[str, str]] = set()
     fresh: list[Any] = []
@@ -359,9 +361,7 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def composed(
-    runs: list[Any], definition: dict[str, Any]
-) -> Iterator[tuple[Any, Any, "DictConfig"]]:
+def composed(runs: list[Any], definition: "Definition") -> Iterator[tuple[Any, Any, "DictConfig"]]:
     """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
     from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
@@ -375,9 +375,9 @@ def composed(
             args.overrides = overrides(args.parser, rest)
             try:
                 words = overrides_of(args)
-                config = composer.load(words, definition["config_dir"], args.config_name)
+                config = composer.load(words, definition.config_dir, args.config_name)
                 check_no_secret(config)
-                if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
+                if not definition.user_dir:  # --user-dir of the jobs stands above a file's
                     plugins.check_named(config, None)
             except UsageError as error:
                 raise UsageError(f"{name_of(run, stage)}: {error}") from error
@@ -406,7 +406,7 @@ def check_no_secret(config: "DictConfig") -> None:
             )
 
 
-def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
+def check_configs(runs: list[Any], definition: "Definition") -> None:
     """Raise UsageError naming the first run that could not start, before anything is launched.
 
     Every configuration is composed. Of those that differ only in what neither task nor networks are
@@ -417,7 +417,7 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
     from metaseq_lm import plugins
     from metaseq_lm.training.parts import check_parts
 
-    plugins.load_all(definition["user_dir"])
+    plugins.load_all(definition.user_dir)
     checked = set()
     for run, stage, config in composed(runs, definition):
         options: Any = OmegaConf.to_container(config)
@@ -432,7 +432,7 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
 
 
 def show_estimate(
-    runs: list[Any], definition: dict[str, Any], max_parallel: int, divisor: int, rate: float
+    runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
     """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
 
@@ -464,11 +464,11 @@ def show_estimate(
     )
 
 
-def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
+def show_plan(runs: list[Any], definition: "Definition") -> None:
     """Print the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
-    code = Code(Path(), definition["user_dir"], definition["config_dir"])
+    code = Code(Path(), definition.user_dir, definition.config_dir)
     for run in runs[:MAX_LISTED]:
         show(run.name)
         for stage in run.stages:
@@ -480,7 +480,7 @@ def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
 
 def launch_runs(
     folder: Any,
-    definition: dict[str, Any],
+    definition: "Definition",
     runs: list[Any],
     launch: Any,
     args: argparse.Namespace,
@@ -513,14 +513,14 @@ def launch_runs(
         return 0
 
 
-def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
+def relocated(folder: Any, definition: "Definition") -> dict[str, str]:
     """Return the places stored in a sweep's folder that have moved: what is in the new ones is the same."""
     from metaseq_lm.sweeps.job import same_plugin
     from metaseq_lm.sweeps.states import same_data
 
     if not (folder.path / "sweep.json").exists():
         return {}
-    stored = folder.read()["definition"]
+    stored = folder.definition()
     last = folder.last_code()
     snapshot = folder.path / "code" / last if last else None
     comparisons: dict[str, Callable[[str, str], bool]] = {
@@ -528,7 +528,7 @@ def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
         "user_dir": lambda _, new: snapshot is None or same_plugin(snapshot, new),
         "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
     }
-    pairs = {key: (stored.get(key), definition[key]) for key in comparisons}
+    pairs = {key: (getattr(stored, key), getattr(definition, key)) for key in comparisons}
     return {
         key: old
         for key, (old, new) in pairs.items()
@@ -536,10 +536,10 @@ def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def same_configs(folder: Any, snapshot: Path, definition: dict[str, Any]) -> bool:
+def same_configs(folder: Any, snapshot: Path, definition: "Definition") -> bool:
     """Return whether the stored runs have the same configurations in the snapshot and in `definition`."""
     runs = folder.runs()
-    copied = definition | {"config_dir": str(snapshot / "config")}
+    copied = replace(definition, config_dir=str(snapshot / "config"))
     try:
         pairs = zip(composed(runs, copied), composed(runs, definition))
         return all(old[-1] == new[-1] for old, new in pairs)
@@ -573,8 +573,8 @@ def take_code(folder: Any, new: bool) -> Any:
     """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
     from metaseq_lm.sweeps.job import Snapshot, code_at
 
-    definition = folder.read()["definition"]
-    folders = definition["user_dir"], definition["config_dir"]
+    definition = folder.definition()
+    folders = definition.user_dir, definition.config_dir
     last = folder.last_code()
     if last is None or new:
         return Snapshot(folder.path, *folders).take()
