@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.storage.text_files import TextFile, training_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
