@@ -69,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("data", nargs="?", metavar="DATA", help="folder made by preprocess")
     add("keys", nargs="*", metavar="key=value", help="configuration overrides")
     add_config_arguments(add)
-    for flag, key in FLAGS.items():
-        add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    add_key_flags(parser)
     resets = "go on with other options than the run has, and start these parts anew: schedule, optimizer, data"
     add("--reset", metavar="A,B", help=resets)
     processes = "processes on this machine, or of each task of srun (default: 1)"
@@ -84,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Not argparse's own help: the keys to list depend on the other flags.
     keys = "show this help and all keys; with --task, --criterion and so on the keys of that choice, too"
     add("-h", "--help", action="store_true", help=keys)
+
+
+def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
+    """Declare the flags that stand for keys of the configuration, on a parser or group."""
+    for flag, key in FLAGS.items():
+        if flag not in without:
+            parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
 
 
 def add_config_arguments(add: Callable[..., Any]) -> None:

@@ -9,6 +9,7 @@ not given has the field's default. Further metadata of a field:
     repeated    of a tuple: the flag is given once for each item
     nargs       as argparse's; "+" for items with blanks between them (a tuple has commas else)
     const       the value of a flag without one, with nargs "?"
+    converter   makes a number of the text; raises ArgumentTypeError
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> Non
     elif "choices" not in settings:
         settings.setdefault("metavar", PLACEHOLDERS.get(kind))
     if kind in CONVERTERS and not is_tuple:
-        settings["type"] = CONVERTERS[kind]
+        settings["type"] = allowed.get("converter", CONVERTERS[kind])
     if allowed.get("repeated"):
         settings["action"] = "append"
     elif is_tuple and kind is Path:
