@@ -70,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("data", nargs="?", metavar="DATA", help="folder made by preprocess")
     add("keys", nargs="*", metavar="key=value", help="configuration overrides")
     add_config_arguments(add)
-    for flag, key in FLAGS.items():
-        add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    add_key_flags(parser)
     resets = (
         "go on with other options than the run has, and start these parts anew: schedule, "
         "optimizer, data"
@@ -93,6 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "too"
     )
     add("-h", "--help", action="store_true", help=keys)
+
+
+def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
+    """Declare the flags that stand for keys of the configuration, on a parser or group."""
+    for flag, key in FLAGS.items():
+        if flag not in without:
+            parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
 
 
 def add_config_arguments(add: Callable[..., Any]) -> None:

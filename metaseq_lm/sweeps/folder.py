@@ -27,7 +27,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.sweeps.definition import KEY, differences
+from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
@@ -36,7 +36,16 @@ NAMED = {"name": str, "folder": str}
 FORM = {
     "version": int,
     "out": str,
-    "definition": {"config_dir": (str, type(None)), "user_dir": (str, type(None))},
+    "definition": {
+        "data": str,
+        "config_dir": (str, type(None)),
+        "user_dir": (str, type(None)),
+        "stages": [{"name": str, "config_name": (str, type(None)), "overrides": list}],
+        "grid": dict,
+        "list": list,
+        "seeds": [int],
+        "overrides": list,
+    },
     "launch": dict,
     "runs": [{**NAMED, "values": dict, "seed": int, "stages": [{**NAMED, "arguments": [str]}]}],
 }
@@ -115,7 +124,7 @@ class SweepFolder:
         return [Run.from_json(row) for row in self.read()["runs"]]
 
     def require_same(
-        self, definition: dict[str, Any], runs: list[Run], relocated: dict[str, str]
+        self, definition: Definition, runs: list[Run], relocated: dict[str, Any]
     ) -> None:
         """Raise UsageError if another sweep is here.
 
@@ -125,8 +134,8 @@ class SweepFolder:
         if not (self.path / "sweep.json").exists():
             return
         old = self.read()
-        definition = definition | relocated
-        differing = differences(old["definition"], definition)
+        definition = replace(definition, **relocated)
+        differing = differences(old["definition"], definition.as_json())
         if differing and not grown(old, definition, runs):
             raise UsageError(
                 f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
@@ -134,12 +143,16 @@ class SweepFolder:
                 "another place, data, configs and plug-ins must be the same)"
             )
 
-    def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
+    def definition(self) -> Definition:
+        """Return the definition of the sweep."""
+        return Definition.from_json(self.read()["definition"])
+
+    def adopt(self, definition: Definition, runs: list[Run], launch: dict[str, Any]) -> None:
         """Write sweep.json."""
         content = {
             "version": VERSION,
             "out": str(self.path),
-            "definition": definition,
+            "definition": definition.as_json(),
             "launch": launch,
             "runs": [asdict(run) for run in runs],
         }
@@ -259,12 +272,12 @@ class SweepFolder:
         return jobs / f"{number:04d}"
 
 
-def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
+def grown(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
     """Return whether `runs` have every stage of sweep.json, with its arguments behind DATA."""
     places = ("data", "config_dir", "user_dir")
     current = {stage.folder: list(stage.arguments[1:]) for run in runs for stage in run.stages}
     before = [stage for run in old["runs"] for stage in run["stages"]]
-    return all(old["definition"].get(key) == definition[key] for key in places) and all(
+    return all(old["definition"].get(key) == getattr(definition, key) for key in places) and all(
         current.get(stage["folder"]) == stage["arguments"][1:] for stage in before
     )
 

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+from metaseq_lm.core.arguments import flag_of
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
@@ -31,12 +32,12 @@ from metaseq_lm.data.labelled.files import (
 )
 from metaseq_lm.data.labelled.records import column_names
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
+from metaseq_lm.data.preprocess.options import TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
     Request,
     find_packed,
-    option_name,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
@@ -51,7 +52,7 @@ HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions:
+class BenchmarkOptions(TokenizerFromOptions):
     """Options of benchmarks."""
 
     NOUN: ClassVar[str] = "benchmarks"
@@ -81,8 +82,7 @@ class BenchmarkOptions:
         const="own",
         choices=("own", "author"),
     )
-    labelled: str | None = option(None, "")
-    tokenizer_from: Path | None = option(None, "")
+    labelled: str | None = option(None, "name of the set in D (default: the benchmark's)")
 
 
 @register_dataset_kind("benchmark", BenchmarkOptions)
@@ -142,7 +142,7 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
     name, version = SQUAD[options.benchmark]
     for field_name in ("source", "no_double", "as_text"):
         if getattr(options, field_name):
-            option = option_name(field_name)
+            option = flag_of(field_name)
             raise UsageError(f"{option} does not apply to {options.benchmark}; give --trainpref F")
     if request.on_bad_utf8 == "skip":
         raise UsageError(

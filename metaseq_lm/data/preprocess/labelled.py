@@ -26,6 +26,7 @@ from metaseq_lm.data.labelled.classes import (
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
+from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -42,7 +43,6 @@ from metaseq_lm.data.preprocess.tokenizer import (
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
-from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BATCH = 1024
@@ -50,7 +50,7 @@ COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens")
 
 
 @dataclass(frozen=True)
-class LabelledOptions:
+class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
     """Options of labelled sets."""
 
     NOUN: ClassVar[str] = "labelled sets"
@@ -62,12 +62,6 @@ class LabelledOptions:
     }
 
     labelled: str = option("", "the files are a labelled set, written to D/NAME", metavar="NAME")
-    columns: tuple[str, ...] | None = option(
-        None, "column names of CSV and TSV files that have no header row", metavar="A,B,..."
-    )
-    text_columns: tuple[str, ...] | None = option(
-        None, "default: text, or text_a,text_b", metavar="A[,B]"
-    )
     text_column: tuple[str, ...] | None = option(
         None, "the same as --text-columns", metavar="A[,B]"
     )
@@ -75,12 +69,6 @@ class LabelledOptions:
         None,
         "join the text columns to one text with S between them, such as title and body",
         metavar="S",
-    )
-    quoting: str = option(
-        QUOTING[0],
-        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, "
-        "and in TSV files in which all are written so",
-        choices=QUOTING,
     )
     label_column: str = option("label", "the column of the labels", metavar="A")
     label_columns: tuple[str, ...] | None = option(
@@ -92,16 +80,10 @@ class LabelledOptions:
         "0, 1, ...",
         metavar="A,B,...",
     )
-    labels_from: Path | None = option(
-        None,
-        "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
-        metavar="SET",
-    )
     label_separator: str = option(
         "", "a row has any number of labels, with this text between them", metavar="S"
     )
     regression: bool = option(False, "labels are numbers, not classes")
-    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from metaseq_lm.data.parallel.sets import (
     UNLABELLED,
     references_name,
 )
+from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -43,7 +44,7 @@ MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 
 @dataclass(frozen=True)
-class ParallelOptions(TokenizerOptions):
+class ParallelOptions(TokenizerOptions, PlainTextOptions):
     """Options of parallel text."""
 
     NOUN: ClassVar[str] = "parallel text"
@@ -54,10 +55,9 @@ class ParallelOptions(TokenizerOptions):
         "D/NAME, a data folder of its own",
         metavar="NAME",
     )
-    tokenizer: str = option("word", "")
+    tokenizer: str = option("word", "kind of both tokenizers")
     source_lang: str = option("", "ending of the source files, en say", metavar="S")
     target_lang: str = option("", "ending of the target files, vi say", metavar="T")
-    plain_text: bool = option(False, "")
     unlabelled: tuple[Path, ...] = option(
         (), "files (whole names) of source text without translations"
     )

@@ -12,6 +12,7 @@ import numpy as np
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
+from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
@@ -51,7 +52,7 @@ UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
 
 
 @dataclass(frozen=True)
-class WordSetOptions:
+class WordSetOptions(WordColumnOptions, ClassOptions):
     """Options of all labelled sets of sentences."""
 
     tag_column: str = option(
@@ -65,13 +66,10 @@ class WordSetOptions:
         at_least=1,
     )
     hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
-    word_column: int | None = option(None, "")
-    drop_overlap_with: tuple[str, ...] = option((), "")
-    labels_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
-class TaggedOptions(WordSetOptions):
+class TaggedOptions(WordSetOptions, TokenizerFromOptions):
     """Options of tagged sets.
 
     With `unseen_tags` "one" the tags that train lacks are one class, which no prediction gets right
@@ -98,7 +96,6 @@ class TaggedOptions(WordSetOptions):
         "wrong (one)",
         choices=("own", "one"),
     )
-    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,12 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
+from metaseq_lm.data.preprocess.options import (
+    DocumentOptions,
+    PlainTextOptions,
+    VocabularyOptions,
+    WordColumnOptions,
+)
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -60,7 +66,7 @@ COUNTED = {
 
 
 @dataclass(frozen=True)
-class WordsOptions:
+class WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainTextOptions):
     """Options of unlabelled sentences of words."""
 
     NOUN: ClassVar[str] = "sentences of words"
@@ -91,23 +97,7 @@ class WordsOptions:
         "a blank one",
         choices=SPLITTING,
     )
-    drop_overlap_with: tuple[str, ...] = option(
-        (),
-        "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and "
-        "digits (all as 0), not blanks and signs",
-        metavar="SET",
-        nargs="+",
-    )
-    word_column: int | None = option(
-        None, "column of the words, from 0, or negative from the right (default: 0)"
-    )
-    vocab_size: int | None = option(None, "", at_least=1)
-    min_frequency: int = option(1, "", at_least=1)
-    tokenizer_corpus: tuple[Path, ...] = option((), "")
-    tokenizer_from: Path | None = option(None, "")
-    documents: str = option("lines", "")
-    plain_text: bool = option(False, "")
+    vocab_size: int | None = option(None, "at most this many words (default: all)", at_least=1)
 
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
