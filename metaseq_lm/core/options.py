@@ -49,6 +49,27 @@ def option(
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
     if choices is not None:
         metadata["choices"] = tuple(choices)
+    return _field(default, metadata)
+
+
+def with_default(
+    base: type, name: str, default: Any, help: str | None = None, **metadata: Any
+) -> Any:
+    """Declare an option of dataclass `base` again, with another default.
+
+    Args:
+        base: The dataclass that declares the option.
+        name: The name of the option.
+        default: The default value.
+        help: Its line of help; None for that of the option.
+        metadata: Bounds and choices that differ, as for `option`.
+    """
+    (declared,) = (item for item in fields(base) if item.name == name)
+    changes = metadata if help is None else {**metadata, "help": help}
+    return _field(default, {**declared.metadata, **changes})
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
