@@ -64,9 +64,19 @@ def with_default(
         help: Its line of help; None for that of the option.
         metadata: Bounds and choices that differ, as for `option`.
     """
-    (declared,) = (item for item in fields(base) if item.name == name)
     changes = metadata if help is None else {**metadata, "help": help}
-    return _field(default, {**declared.metadata, **changes})
+    return _field(default, {**_declared(base, name).metadata, **changes})
+
+
+def option_of(base: type, name: str) -> Any:
+    """Declare an option of dataclass `base` again, as it is there."""
+    declared = _declared(base, name)
+    return _field(declared.default, declared.metadata)
+
+
+def _declared(base: type, name: str) -> Any:
+    (item,) = (item for item in fields(base) if item.name == name)
+    return item
 
 
 def _field(default: Any, metadata: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, option_of
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
@@ -31,6 +31,7 @@ from metaseq_lm.data.labelled.files import (
 )
 from metaseq_lm.data.labelled.records import column_names
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
+from metaseq_lm.data.preprocess.options import SharedOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -80,8 +81,8 @@ class BenchmarkOptions:
         const="own",
         choices=("own", "author"),
     )
-    labelled: str | None = option(None, "")
-    tokenizer_from: Path | None = option(None, "")
+    labelled: str | None = option_of(SharedOptions, "labelled")
+    tokenizer_from: Path | None = option_of(SharedOptions, "tokenizer_from")
 
 
 @register_dataset_kind("benchmark", BenchmarkOptions)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, option_of, with_default
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.labelled.classes import (
@@ -25,6 +25,7 @@ from metaseq_lm.data.labelled.classes import (
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
+from metaseq_lm.data.preprocess.options import SharedOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -41,7 +42,6 @@ from metaseq_lm.data.preprocess.tokenizer import (
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
-from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BATCH = 1024
@@ -60,13 +60,9 @@ class LabelledOptions:
         "text_column": "text_columns",
     }
 
-    labelled: str = option("", "the files are a labelled set, written to D/NAME", metavar="NAME")
-    columns: tuple[str, ...] | None = option(
-        None, "column names of CSV and TSV files that have no header row", metavar="A,B,..."
-    )
-    text_columns: tuple[str, ...] | None = option(
-        None, "default: text, or text_a,text_b", metavar="A[,B]"
-    )
+    labelled: str = with_default(SharedOptions, "labelled", "")
+    columns: tuple[str, ...] | None = option_of(SharedOptions, "columns")
+    text_columns: tuple[str, ...] | None = option_of(SharedOptions, "text_columns")
     text_column: tuple[str, ...] | None = option(
         None, "the same as --text-columns", metavar="A[,B]"
     )
@@ -75,12 +71,7 @@ class LabelledOptions:
         "join the text columns to one text with S between them, such as title and body",
         metavar="S",
     )
-    quoting: str = option(
-        QUOTING[0],
-        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, and in "
-        "TSV files in which all are written so",
-        choices=QUOTING,
-    )
+    quoting: str = option_of(SharedOptions, "quoting")
     label_column: str = option("label", "the column of the labels", metavar="A")
     label_columns: tuple[str, ...] | None = option(
         None, "a row has any number of labels, each with a column of 0 and 1", metavar="A,B,..."
@@ -90,16 +81,12 @@ class LabelledOptions:
         "the classes in order (default: of train, sorted); names for labels that are the numbers 0, 1, ...",
         metavar="A,B,...",
     )
-    labels_from: Path | None = option(
-        None,
-        "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
-        metavar="SET",
-    )
+    labels_from: Path | None = option_of(SharedOptions, "labels_from")
     label_separator: str = option(
         "", "a row has any number of labels, with this text between them", metavar="S"
     )
     regression: bool = option(False, "labels are numbers, not classes")
-    tokenizer_from: Path | None = option(None, "")
+    tokenizer_from: Path | None = option_of(SharedOptions, "tokenizer_from")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, option_of, with_default
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,
@@ -21,6 +21,7 @@ from metaseq_lm.data.parallel.sets import (
     UNLABELLED,
     references_name,
 )
+from metaseq_lm.data.preprocess.options import SharedOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -54,10 +55,10 @@ class ParallelOptions(TokenizerOptions):
         "a data folder of its own",
         metavar="NAME",
     )
-    tokenizer: str = option("word", "")
+    tokenizer: str = with_default(TokenizerOptions, "tokenizer", "word")
     source_lang: str = option("", "ending of the source files, en say", metavar="S")
     target_lang: str = option("", "ending of the target files, vi say", metavar="T")
-    plain_text: bool = option(False, "")
+    plain_text: bool = option_of(SharedOptions, "plain_text")
     unlabelled: tuple[Path, ...] = option(
         (), "files (whole names) of source text without translations"
     )

@@ -378,15 +378,15 @@ def all_kinds() -> dict[str, Any]:
 def add_arguments(parser: Any) -> None:
     """Add the options of every registered kind to an argparse parser, a group for each kind.
 
-    An option of several kinds stands with the first one that describes it. The metadata of its
+    An option of several kinds stands with the first of them, or that of its `shown_with`. The metadata of its
     field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
     """
     added: set[str] = set()
-    for kind in all_kinds().values():
+    for name, kind in all_kinds().items():
         hints = get_type_hints(kind)
         group = parser.add_argument_group(kind.NOUN)
         for item in fields(kind):
-            if item.name in added or not item.metadata["help"]:
+            if item.name in added or item.metadata.get("shown_with", name) != name:
                 continue
             added.add(item.name)
             hint, sequence = _value_type(hints[item.name])

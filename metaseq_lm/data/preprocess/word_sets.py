@@ -11,7 +11,8 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, option_of
+from metaseq_lm.data.preprocess.options import SharedOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
@@ -65,9 +66,9 @@ class WordSetOptions:
         at_least=1,
     )
     hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
-    word_column: int | None = option(None, "")
-    drop_overlap_with: tuple[str, ...] = option((), "")
-    labels_from: Path | None = option(None, "")
+    word_column: int | None = option_of(SharedOptions, "word_column")
+    drop_overlap_with: tuple[str, ...] = option_of(SharedOptions, "drop_overlap_with")
+    labels_from: Path | None = option_of(SharedOptions, "labels_from")
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class TaggedOptions(WordSetOptions):
         "(one)",
         choices=("own", "one"),
     )
-    tokenizer_from: Path | None = option(None, "")
+    tokenizer_from: Path | None = option_of(SharedOptions, "tokenizer_from")
 
 
 @dataclass(frozen=True)

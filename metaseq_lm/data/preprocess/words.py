@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, option_of, with_default
 from metaseq_lm.core.output import show
+from metaseq_lm.data.preprocess.options import SharedOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -23,7 +24,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     batches,
     register_dataset_kind,
 )
-from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.file_kinds import PLAIN, check_kind, is_conllu
 from metaseq_lm.data.storage.indexed import smallest_dtype
@@ -89,23 +90,14 @@ class WordsOptions:
         "for English cut into words and sentences (raw); --documents blank joins lines up to a blank one",
         choices=SPLITTING,
     )
-    drop_overlap_with: tuple[str, ...] = option(
-        (),
-        "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and digits "
-        "(all as 0), not blanks and signs",
-        metavar="SET",
-        nargs="+",
-    )
-    word_column: int | None = option(
-        None, "column of the words, from 0, or negative from the right (default: 0)"
-    )
-    vocab_size: int | None = option(None, "", at_least=1)
-    min_frequency: int = option(1, "", at_least=1)
-    tokenizer_corpus: tuple[Path, ...] = option((), "")
-    tokenizer_from: Path | None = option(None, "")
-    documents: str = option("lines", "")
-    plain_text: bool = option(False, "")
+    drop_overlap_with: tuple[str, ...] = option_of(SharedOptions, "drop_overlap_with")
+    word_column: int | None = option_of(SharedOptions, "word_column")
+    vocab_size: int | None = with_default(TokenizerOptions, "vocab_size", None)
+    min_frequency: int = option_of(SharedOptions, "min_frequency")
+    tokenizer_corpus: tuple[Path, ...] = option_of(SharedOptions, "tokenizer_corpus")
+    tokenizer_from: Path | None = option_of(SharedOptions, "tokenizer_from")
+    documents: str = option_of(SharedOptions, "documents")
+    plain_text: bool = option_of(SharedOptions, "plain_text")
 
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
