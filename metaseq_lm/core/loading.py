@@ -70,7 +70,7 @@ def load_config(
     folder, name = primary_config(config_dir, config_name)
     parsed = [parse_override(literal_path(override)) for override in overrides]
     values = [item for item in parsed if not is_choice(item, folder)]
-    choices = [str(item.input_line) for item in parsed if item not in values]
+    choices = [str(item.input_line) for item in parsed if is_choice(item, folder)]
     if compositions is None:
         compositions = {}
     key = (str(folder), name, *choices)
@@ -91,8 +91,8 @@ def load_config(
             set_value(config, item)
         loaded = resolved(config)
     except RecursionError as error:
-        raise UsageError(mistakes.names_itself(folder / f"{name}.yaml")) from error
-    except OmegaConfBaseException as error:
+        raise UsageError(mistakes.names_itself(source_of(folder, name))) from error
+    except (OmegaConfBaseException, ValueError) as error:
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(loaded)
     return loaded
@@ -153,17 +153,24 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
     whole = is_own or any(word.startswith("hydra") for word in choices)
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(folder), version_base="1.3"), hydra_choices(whole):
+        with (
+            initialize_config_dir(str(folder), version_base="1.3"),
+            hydra_choices(whole),
+            without_environment(),
+        ):
             return compose(name, list(words))
     except mistakes.MISTAKES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk; it names its file
         if choices and lacks_groups(folder, name):
             raise UsageError(mistakes.without_base(folder / f"{name}.yaml")) from error
-        source = (
-            "key=value" if folder == FOLDER else f"{folder / name}.yaml or a config in its defaults"
-        )
-        raise UsageError(mistakes.explain_composition(error, choices, source)) from error
+        text = mistakes.explain_composition(error, choices, source_of(folder, name))
+        raise UsageError(text) from error
+
+
+def source_of(folder: Path, name: str) -> str:
+    """Return what messages call the files and values that a configuration is composed of."""
+    return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 
 def fill_store() -> None:
@@ -218,6 +225,7 @@ def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
 
 def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
     """Return the config file that sets a key: the last in Hydra's order, None if there is none."""
+    key = key.partition("[")[0]  # of a list, not of its entry
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -71,7 +71,8 @@ def with_default(
 def option_of(base: type, name: str) -> Any:
     """Declare an option of dataclass `base` again, as it is there."""
     declared = _declared(base, name)
-    return _field(declared.default, declared.metadata)
+    is_list = declared.default is MISSING
+    return _field(declared.default_factory() if is_list else declared.default, declared.metadata)
 
 
 def _declared(base: type, name: str) -> Any:
