@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,9 @@ def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path
 def schema(base: type, name: str) -> DictConfig:
     """Return the options of a dataclass, and `_name`, as a config with types."""
     options: DictConfig = OmegaConf.structured(named(base, name))
+    for item in fields(base):
+        if "follows" in item.metadata:
+            options[item.name] = f"${{{item.metadata['follows']}}}"
     return options
 
 

@@ -43,7 +43,8 @@ def option(
         at_most: The largest value allowed.
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
-        metadata: Further keys, which `options_with` finds.
+        metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
+            option, whose value a run's configuration has here unless it sets one.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
