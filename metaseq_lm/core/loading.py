@@ -302,15 +302,24 @@ def resolved(config: DictConfig) -> RunConfig:
 def without_environment() -> Iterator[None]:
     """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
 
+    refusals: list[UsageError] = []  # which OmegaConf would wrap
+
     def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
-        raise UsageError(
+        text = (
             f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value "
-            "would stand in the run folder for all to read; write the value itself, or give key=value"
+            "would stand in the run folder for all to read; write the value itself, or give "
+            "key=value"
         )
+        refusals.append(UsageError(text))
+        raise refusals[0]
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
     try:
         yield
+    except Exception as error:
+        if refusals:
+            raise refusals[0] from error
+        raise
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
@@ -334,6 +343,8 @@ def from_stored(values: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it names itself") from error
 
