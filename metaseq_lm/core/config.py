@@ -83,8 +83,8 @@ class EngineConfig:
     )
     reduce_precision: str = option(
         "fp32",
-        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what is "
-        "part of second derivatives is never summed in bf16",
+        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what "
+        "is part of second derivatives is never summed in bf16",
         choices=("fp32", "bf16"),
     )
     micro_batch_size: int = option(
@@ -94,8 +94,8 @@ class EngineConfig:
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
     parallel: str = option(
         "replicate",
-        "where parameters and moments rest: replicate (whole in each process), shard (divided among "
-        "all processes) or hybrid (among those of a node)",
+        "where parameters and moments rest: replicate (whole in each process), shard (divided "
+        "among all processes) or hybrid (among those of a node)",
         choices=("replicate", "shard", "hybrid"),
     )
     compile: bool = option(
