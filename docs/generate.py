@@ -277,7 +277,9 @@ def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def default_of(item: Field) -> Any:
-    """Return the default of a field."""
+    """Return the default of a field; that of an option that follows another refers to it."""
+    if "follows" in item.metadata:
+        return f"${{{item.metadata['follows']}}}"
     return item.default if item.default_factory is MISSING else item.default_factory()
 
 
