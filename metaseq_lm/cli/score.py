@@ -1,6 +1,7 @@
 """Pseudo-log-likelihoods: the sum over a sentence's tokens of ln p(token | the other tokens).
 
-A masked LM takes one pass a token, other objectives one a sentence; see the last line on stderr.
+A causal LM gives ln p(token | those before it) instead. A masked LM takes one pass a token, other
+objectives one a sentence; see the last line on stderr.
 One sentence a line gives one line each, in the same order, skipped ones left out:
     pll<TAB>tokens<TAB>text
 pll is in nats and written so that it reads back as the same number, tokens is how many were scored
