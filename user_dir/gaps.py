@@ -1,7 +1,6 @@
 """A suite: which of several words fills the gap of a sentence.
 
-Files are JSON lines {"text": "the cats ___ here", "words": ["run", "runs"], "kind": "verb"}, with
-the right word first.
+Files are JSON lines {"text": "the cats ___ here", "words": ["run", "runs"], "kind": "verb"}.
 """
 
 from dataclasses import dataclass
