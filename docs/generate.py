@@ -36,7 +36,11 @@ API = {
     "config": (
         "Configuration and registry",
         "Options, names, plug-ins, errors and random numbers.",
-        ("core.config", "core.registry", "plugins", "core.errors", "core.random_streams"),
+        (
+            *("core.config", "core.options", "core.loading", "core.registry", "plugins"),
+            "core.errors",
+            "core.random_streams",
+        ),
     ),
     "data": ("Data", "Files, tokenizers, corpora, labelled sets, streams.", ("data",)),
     "models": ("Models", "Networks, their layers and forward passes.", ("models", "forward")),
@@ -113,9 +117,9 @@ def command_page(name: str, parser: argparse.ArgumentParser) -> str:
 @cache
 def base_keys() -> dict[str, tuple[str, str]]:
     """Return default and help of each key of the base configuration."""
-    from omegaconf import OmegaConf
-
-    from metaseq_lm.core.config import dotted, format_value, load_config, sections
+    from metaseq_lm.core.config import as_dict, flatten, sections
+    from metaseq_lm.core.loading import load_config
+    from metaseq_lm.core.overrides import format_value
 
     config = load_config([])
     helps = {
@@ -123,7 +127,7 @@ def base_keys() -> dict[str, tuple[str, str]]:
         for prefix, schema in sections(config).items()
         for item in fields(schema)
     }
-    values = {key: format_value(OmegaConf.select(config, key)) for key in dotted(config)}
+    values = {key: format_value(value) for key, value in flatten(as_dict(config)).items()}
     links = {f"{kind}._name": f"one of [these](../options/{kind}.md)" for kind in KINDS}
     return {
         key.removesuffix("._name"): (value, links.get(key) or escape(helps.get(key, "")))
@@ -193,7 +197,8 @@ def contents(titles: list[str]) -> str:
 
 def option_pages() -> Iterator[tuple[str, str]]:
     """Yield a page per registry with a table of options for each name, and one for every run's."""
-    from metaseq_lm.core.config import FOLDER, EngineConfig, RunConfig, TrainerConfig
+    from metaseq_lm.core.config import EngineConfig, RunConfig, TrainerConfig
+    from metaseq_lm.core.loading import FOLDER
     from metaseq_lm.core.registry import ALL, tasks_for
 
     titles = {kind: title.lower() for kind, (title, _) in KINDS.items() if kind != SUITE}
@@ -239,7 +244,7 @@ def sizes(presets: list[Path]) -> str:
     """Return a table of the files that set the options of a registered name."""
     from omegaconf import OmegaConf
 
-    from metaseq_lm.core.config import format_value
+    from metaseq_lm.core.overrides import format_value
 
     rows = []
     for file in presets:
@@ -259,7 +264,7 @@ def sizes(presets: list[Path]) -> str:
 
 def key_table(config: type, prefix: str, name: str = "", skip: tuple[str, ...] = ()) -> str:
     """Return the options of a dataclass as a table; `name` is what they are options of."""
-    from metaseq_lm.core.config import format_value
+    from metaseq_lm.core.overrides import format_value
 
     rows = []
     for item in fields(config):
@@ -339,7 +344,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
     )
 
 
-FILES_OF_AN_UPDATE = {"masked_lm": 9, "soft": 13, "cvt": 15}  # at most; see docs/architecture.md
+FILES_OF_AN_UPDATE = {"masked_lm": 10, "soft": 14, "cvt": 15}  # at most; see docs/architecture.md
 
 
 def traces() -> Iterator[tuple[str, str]]:

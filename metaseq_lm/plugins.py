@@ -20,7 +20,7 @@ from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.registry import ALL, FAILED, Registry
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from metaseq_lm.core.config import RunConfig
 
 T = TypeVar("T")
 ENTRY_POINTS = "metaseq_lm.plugins"
@@ -155,7 +155,7 @@ def installed() -> list[importlib.metadata.EntryPoint]:
     return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
 
 
-def check_named(config: "DictConfig", user_dir: str | None) -> None:
+def check_named(config: "RunConfig", user_dir: str | None) -> None:
     """Raise UsageError if a configuration names another plug-in than --user-dir did.
 
     Code is run only if the command line names it, never because a file does.

@@ -2,12 +2,10 @@
 
 import functools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import bam_bench
 import battery
-import composing
 import pytest
 import sharing
 import small_data
@@ -31,13 +29,6 @@ settings.load_profile("no deadline")
 def one_thread() -> None:
     """Tiny models are fastest on one thread, and tests must not fight for cores."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def remembered_compositions() -> Iterator[None]:
-    """Configurations of the same names are composed once."""
-    with composing.remembered():
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms
@@ -35,7 +35,7 @@ class SpanBoundary(Criterion):
 
     def __call__(self, model: nn.Module, batch: SpanBatch) -> Terms:
         assert isinstance(model, TransformerLM)
-        x = model.encoder(batch.tokens, batch.padding, batch.segments)  # (B, S, D)
+        x = model.encoder(batch.tokens, batch.layout, batch.segments)  # (B, S, D)
         logits = model.predict(x, batch.positions, "lm")  # (B, M, V)
         outside = model.heads[BOUNDARY](x, batch, model.encoder.embeddings.tokens.weight)
         loss = cross_entropy(outside, batch.targets).sum()

@@ -6,7 +6,7 @@ Files are JSON lines {"text": "the cats ___ here", "words": ["run", "runs"], "ki
 from dataclasses import dataclass
 from pathlib import Path
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.json_records import json_object
@@ -37,11 +37,11 @@ class Gaps(Suite):
     def read(self, folder: Path) -> list[Gap]:
         gaps = []
         for file in self.files(folder):
-            for place, line, _ in source_lines(str(file), "fail"):
-                record = Record(json_object(line, place), place)
+            for location, line, _ in source_lines(str(file), "fail"):
+                record = Record(json_object(line, location), location)
                 text, words = record.text("text"), record.get("words", list)
                 filled = [
-                    Sentence(text.replace(self.config.gap, str(word)), place) for word in words
+                    Sentence(text.replace(self.config.gap, str(word)), location) for word in words
                 ]
                 gaps.append(Gap(record.text("kind"), filled))
         return gaps

@@ -5,8 +5,8 @@ from functools import partial
 
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream
@@ -51,8 +51,7 @@ class SpanMaskingTask(MaskedLMTask):
         model, options = super().build_model(), self.run_config.model
         if not isinstance(model, TransformerLM):
             raise UsageError(f"task span_masking needs model transformer, got {options._name}")
-        sizes = typed_options("model", options)
-        head = BoundaryHead(sizes, len(self.vocabulary), self.config.longest_span)
+        head = BoundaryHead(options, len(self.vocabulary), self.config.longest_span)
         initialise(head, options.init)
         model.heads[BOUNDARY] = head
         return model

@@ -46,7 +46,7 @@ from torch.nn import functional as F
 from metaseq_lm import plugins
 from metaseq_lm.cli import main as command
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.methods.electra.criterion import (
     Electric,

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import overridden
 from metaseq_lm.core.errors import run_script, say
+from metaseq_lm.core.loading import overridden
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.interop.check import library
 from metaseq_lm.runs import checkpoint, manifests
@@ -71,7 +71,7 @@ def peer_of(parts: Parts, source: str) -> nn.Module:
     settings: dict[str, Any] = {
         "hidden_dropout_prob": options.dropout,
         "attention_probs_dropout_prob": options.attention_dropout,
-        "classifier_dropout": parts.config.task.get("head_dropout"),
+        "classifier_dropout": getattr(parts.config.task, "head_dropout", None),
     }
     kind = transformers.AutoModelForQuestionAnswering
     if "heads.sentence.out.bias" in weights:

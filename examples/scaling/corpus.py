@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.indexed import MAGIC
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import options_of
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import placement, process_group, vectors
@@ -101,8 +101,7 @@ def held_bytes(run: Parts) -> dict[str, int]:
 
 def sizes_of(run: Parts) -> dict[str, Any]:
     """Return the options of the model."""
-    sizes: Any = OmegaConf.to_container(run.config.model)
-    return {name: value for name, value in sizes.items() if not name.startswith("_")}
+    return options_of(run.config.model)
 
 
 def updates(

@@ -1,8 +1,9 @@
 """`metaseq-lm <command>`: one module per command.
 
-A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With `OVERRIDES`
-it takes key=value arguments, with `WORDS` other words too, also between and after the options. With
-`PROGRESS` it prints progress, which --quiet leaves out. A command that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
+A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With
+`OVERRIDES` it takes key=value arguments, with `WORDS` other words too, also between and after the
+options. With `PROGRESS` it prints progress, which --quiet leaves out. A command that is a word of
+Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
 """
 
 import argparse
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _option_with_value(self, word: str) -> str:
-        """Return a hint for a value that is given as an option, such as --html; "" for another word."""
+        """Return a hint for a value passed as an option, such as --html; "" for another word."""
         value = word.removeprefix("--")
         for action in self._actions:
             listed = action.help or "" if action.metavar == "LIST" else ""
@@ -76,8 +77,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     parser = Parser(
         prog="metaseq-lm",
         description="Pre-train, compare and evaluate language-model objectives.",
-        epilog="exit codes: 0 ok, 1 error, 2 wrong usage (also a path that is not there), 3 diverged, "
-        "75 interrupted with a checkpoint saved (run again), 130 interrupted",
+        epilog="exit codes: 0 ok, 1 error, 2 wrong usage (also a path that is not there), 3 "
+        "diverged, 75 interrupted with a checkpoint saved (run again), 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"metaseq-lm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
@@ -120,7 +121,7 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
 
 
 def with_home(word: str) -> str:
-    """Return a word of a command line with the home folder for ~, which no shell expands behind "="."""
+    """Return a word with the home folder for ~, which no shell expands behind "="."""
     option, equals, value = word.partition("=")
     if value.startswith("~/"):
         return option + equals + os.path.expanduser(value)
@@ -172,7 +173,8 @@ def main(argv: list[str] | None = None) -> int:
         say("metaseq-lm: interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) left: no error where the output was all there is to do.
+        # The reader of our output (head, less) left: no error where the output was all there is to
+        # do.
         only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
         out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
         return 0 if only_prints or (first in PRINTING and not out) else MetaseqError.exit_code

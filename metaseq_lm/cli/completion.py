@@ -72,11 +72,13 @@ def complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list
     Nothing for an empty prefix: the shell then completes files.
     """
     from metaseq_lm.cli.train import FLAGS
-    from metaseq_lm.core.config import GROUPS, common_config, dotted
+    from metaseq_lm.core.config import GROUPS, as_dict, flatten
+    from metaseq_lm.core.loading import common_config
 
     group, equals, _value = prefix.partition("=")
     if equals and group in GROUPS:
         user_dir = getattr(parsed_args, "user_dir", None)
         return [f"{group}={name}" for name in registered_names(group, user_dir)]
-    keys = {key.removesuffix("._name") for key in dotted(common_config())} | set(FLAGS.values())
+    common = flatten(as_dict(common_config()))
+    keys = {key.removesuffix("._name") for key in common} | set(FLAGS.values())
     return [f"{key}=" for key in sorted(keys)] if prefix else []

@@ -1,6 +1,7 @@
 """Look over the machine and data folders before compute is spent on them.
 
-Each line is ok, warning or error. The exit code is 1 if there is an error, 2 if a folder is not there, else 0.
+Each line is ok, warning or error. The exit code is 1 if there is an error, 2 if a folder is not
+there, else 0.
 """
 
 import argparse

@@ -6,16 +6,19 @@ examples:
   metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
 
 An ensemble takes the mean of the probabilities (of real-valued predictions the mean; of SQuAD those
-of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those with
-the best validation metric at the checkpoint that is used.
+of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those
+with the best validation metric at the checkpoint that is used.
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
@@ -25,65 +28,75 @@ HELP = "score a checkpoint, or several as an ensemble, on a split; writes predic
 OVERRIDES = True
 
 
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of `evaluate`."""
+
+    checkpoint: tuple[str, ...] = option(
+        (),
+        "checkpoint, or run folder (its best one, else its last); several with --ensemble",
+        positional=True,
+        nargs="+",
+    )
+    split: tuple[str, ...] = option(
+        ("test",), "splits to score (default: test)", nargs="+", metavar="S"
+    )
+    data: str | None = option(None, "data folder (default: the one it was trained on)")
+    out: str | None = option(None, "folder for predictions and metrics (default: print only)")
+    user_dir: str | None = option(None, "plug-in the run was trained with")
+    ensemble: bool = option(False, "score the checkpoints together, as one")
+    best: int | None = option(None, "of an ensemble only the N best runs (default: all)")
+    metric: str | None = option(
+        None, "validation metric for --best (default: the first one; see log.jsonl)", metavar="M"
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add = parser.add_argument
-    add(
-        "checkpoint",
-        nargs="+",
-        help="checkpoint, or run folder (its best one, else its last); several with --ensemble",
-    )
-    splits = "splits to score (default: test)"
-    add("--split", nargs="+", default=["test"], metavar="S", help=splits)
-    add("--data", help="data folder (default: the one it was trained on)")
-    add("--out", help="folder for predictions and metrics (default: print only)")
-    add("--user-dir", help="plug-in the run was trained with")
-    add("--ensemble", action="store_true", help="score the checkpoints together, as one")
-    best = "of an ensemble only the N best runs (default: all)"
-    add("--best", type=int, metavar="N", help=best)
-    metric = "validation metric for --best (default: the first one; see log.jsonl)"
-    add("--metric", metavar="M", help=metric)
+    add_options(parser, EvaluateOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
 
-    args.split, more_overrides = split_overrides(args.split)
-    names, overrides = split_overrides(args.checkpoint + args.overrides)
+    options = read_options(EvaluateOptions, vars(args))
+    splits, more_overrides = split_overrides(options.split)
+    names, overrides = split_overrides([*options.checkpoint, *args.overrides])
     overrides += more_overrides
-    if not args.split:
+    if not splits:
         raise UsageError("--split names no split")
-    for split in args.split:
+    for split in splits:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
     if not names:
         raise UsageError("no checkpoint or run folder given")
-    if len(names) > 1 and not args.ensemble:
+    if len(names) > 1 and not options.ensemble:
         raise UsageError(
             f"{len(names)} checkpoints: give one, or --ensemble to score them together"
         )
-    if not args.ensemble and (args.best is not None or args.metric is not None):
+    if not options.ensemble and (options.best is not None or options.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
+    options = replace(options, split=tuple(splits))
     paths = [manifests.resolve(name, prefer="best") for name in names]
-    plugins.check_runs(names, args.user_dir, overrides)
-    plugins.load_all(args.user_dir)
-    if args.ensemble:
-        return run_ensemble(args, paths, overrides)
+    plugins.check_runs(names, options.user_dir, overrides)
+    plugins.load_all(options.user_dir)
+    if options.ensemble:
+        return run_ensemble(options, paths, overrides)
     from metaseq_lm.training.restore import open_run
 
-    scorer = open_run(str(paths[0]), args.data, args.user_dir, overrides)
-    for split in args.split:
+    scorer = open_run(str(paths[0]), options.data, options.user_dir, overrides)
+    for split in splits:
         metrics, rows = scorer.score(split)
-        report(args, scorer, split, {"checkpoint": str(paths[0])}, metrics, rows)
+        report(options, scorer, split, {"checkpoint": str(paths[0])}, metrics, rows)
     return 0
 
 
 def report(
-    args: argparse.Namespace,
+    options: EvaluateOptions,
     scorer: "Parts",
     split: str,
     source: dict[str, Any],
@@ -98,26 +111,26 @@ def report(
     show(to_json({"split": split, **source, **metrics}))
     if not metrics:
         say(f"metaseq-lm: {split} has no targets, so no score")
-    if args.out:
-        folder = Path(args.out)
+    if options.out:
+        folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / f"metrics.{split}.json", (to_json(metrics) + "\n").encode())
         if rows:
             write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
 
 
-def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
+def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run
 
-    if args.best is not None:
-        paths = best_of(paths, args.best, args.metric)
-    members: dict[str, list[Sequence[dict[str, Any]]]] = {split: [] for split in args.split}
+    if options.best is not None:
+        paths = best_of(paths, options.best, options.metric)
+    members: dict[str, list[Sequence[dict[str, Any]]]] = {split: [] for split in options.split}
     tasks = []
     for path in paths:
-        scorer = open_run(str(path), args.data, args.user_dir, overrides)
+        scorer = open_run(str(path), options.data, options.user_dir, overrides)
         task = scorer.config.task
         if not isinstance(scorer.task, Ensembles):
             raise UsageError(f"task '{task._name}' cannot put predictions of runs together")
@@ -126,15 +139,15 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
             raise UsageError(
                 f"{path} is of {tasks[-1]}, {paths[0]} of {tasks[0]}; give runs of one"
             )
-        for split in args.split:
+        for split in options.split:
             members[split].append(scorer.score(split)[1])
     if process_group.rank():
         return 0  # the first replica has all rows
-    for split in args.split:
+    for split in options.split:
         assert isinstance(scorer.task, Ensembles), "checked above"
         metrics, rows = scorer.task.ensemble(split, members[split])
         source = {"checkpoints": [str(path) for path in paths]}
-        report(args, scorer, split, source, metrics, rows)
+        report(options, scorer, split, source, metrics, rows)
     return 0
 
 
@@ -147,8 +160,8 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.reporting.objectives import describe, other_functions
     from metaseq_lm.reporting.runs import Run
+    from metaseq_lm.reporting.settings import describe, differing_functions
     from metaseq_lm.runs import manifests
 
     stored = [manifests.read_manifest(path) for path in paths]
@@ -162,7 +175,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             )
     configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in stored]
     runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]
-    if differing := other_functions(f"valid.{name}", runs):
+    if differing := differing_functions(f"valid.{name}", runs):
         raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
     trainer = manifests.config_of(stored[0], paths[0]).trainer
@@ -171,7 +184,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(
-            f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "
-            "such as loss"
+            f"--best: whether a higher or a lower {name} is better is not known; name another "
+            "--metric, such as loss"
         )
     return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]

@@ -65,5 +65,6 @@ def source_folder() -> Path:
         if all((root / name).is_dir() for name in FOLDERS):
             return root
     raise UsageError(
-        f"{PACKAGE} has no examples beside it; install the package from its wheel, or use a checkout"
+        f"{PACKAGE} has no examples beside it; install the package from its wheel, or use a "
+        "checkout"
     )

@@ -1,4 +1,4 @@
-"""Turn a BERT, DistilBERT, MegatronBERT, RoBERTa or ELECTRA folder of the transformers library into a run folder.
+"""Turn a folder of the transformers library (BERT and the like, RoBERTa, ELECTRA) into a run.
 
 examples:
   metaseq-lm import bert-base-uncased --out imported/bert --check

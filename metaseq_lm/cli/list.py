@@ -1,7 +1,7 @@
 """List registered names with the module that each comes from, or the checkpoints of runs.
 
-Criterions that fit only some tasks name them. Sizes are models with their options set, and are chosen
-like a model (--model NAME).
+Criterions that fit only some tasks name them. Sizes are models with their options set, and are
+chosen like a model (--model NAME).
 
 examples:
   metaseq-lm list criterion

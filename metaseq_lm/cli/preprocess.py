@@ -21,19 +21,26 @@ Sentences of whole words, for taggers and parsers, and sets of them with D's voc
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
 from metaseq_lm import plugins
 from metaseq_lm.cli import NOT_OPTIONS
+from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.text_files import BAD_UTF8, STANDARD_INPUT
 
 PROGRESS = True
 HELP = "turn text into a data folder"
-PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
+
+
+def files_of(split: str) -> str:
+    """Return the help of the flag that names the files of a split."""
+    return f"text files of the {split} split; - is standard input"
 
 
 def load_plugins(argv: Sequence[str]) -> None:
@@ -43,69 +50,63 @@ def load_plugins(argv: Sequence[str]) -> None:
     plugins.load_installed(finder.parse_known_args(argv)[0].user_dir)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all kinds have, then those of each kind."""
-    add = parser.add_argument
-    add("--destdir", required=True, metavar="D", help="data folder to fill")
-    for pref, split in PREFS.items():
-        add(
-            f"--{pref}",
-            nargs="+",
-            metavar="F",
-            help=f"text files of the {split} split; - is standard input",
-        )
-    add("--split", action="append", metavar="NAME=F", help="a further split; may be repeated")
-    add(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="corpus: processes (default: 1); other data always takes one",
+@dataclass(frozen=True)
+class PreprocessOptions:
+    """The options that all kinds of datasets have."""
+
+    destdir: str = option("", "data folder to fill", metavar="D", required=True)
+    trainpref: tuple[Path, ...] = option((), files_of("train"), metavar="F")
+    validpref: tuple[Path, ...] = option((), files_of("valid"), metavar="F")
+    testpref: tuple[Path, ...] = option((), files_of("test"), metavar="F")
+    split: tuple[str, ...] = option(
+        (), "a further split; may be repeated", metavar="NAME=F", repeated=True
     )
-    add(
-        "--encoding",
-        default="utf-8",
-        metavar="E",
-        help="what text files are converted from, such as latin-1 or utf-16 (default: %(default)s)",
+    workers: int = option(1, "corpus: processes (default: 1); other data always takes one")
+    encoding: str = option(
+        "utf-8", "what text files are converted from, such as latin-1 or utf-16", metavar="E"
     )
-    add(
-        "--on-bad-utf8",
+    on_bad_utf8: str | None = option(
+        None,
+        "lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
+        "replace in files where they are at most 1 % of the lines, and refuse others)",
         choices=BAD_UTF8,
-        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
-        "replace in files where they are at most 1 %% of the lines, and refuse others)",
     )
-    add("--overwrite", action="store_true", help="replace a data set that is already there")
-    add(
-        "--user-dir",
+    overwrite: bool = option(False, "replace a data set that is already there")
+    user_dir: str | None = option(
+        None,
+        "plug-in with kinds of datasets or tokenizers of your own; its options are added here",
         metavar="DIR",
-        help="plug-in with kinds of datasets or tokenizers of your own; its options are added here",
     )
-    pipeline.add_arguments(parser)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that all kinds have, then those of each kind."""
+    add_options(parser, PreprocessOptions)
+    pipeline.add_kinds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the dataset."""
-    kind, options = pipeline.choose_kind(vars(args))
+    options = read_options(PreprocessOptions, vars(args))
+    kind, kind_options = pipeline.choose_kind(vars(args))
     request = pipeline.Request(
-        destdir=Path(args.destdir),
-        splits=_splits(args),
-        on_bad_utf8=args.on_bad_utf8,
-        workers=args.workers,
-        overwrite=args.overwrite,
+        destdir=Path(options.destdir),
+        splits=splits_of(options),
+        on_bad_utf8=options.on_bad_utf8,
+        workers=options.workers,
+        overwrite=options.overwrite,
         command=command_line(args),
-        encoding=args.encoding,
+        encoding=options.encoding,
     )
-    pipeline.preprocess(kind.value(options, request))
+    pipeline.preprocess(kind.value(kind_options, request))
     return 0
 
 
-def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
-    splits = {
-        split: [Path(p) for p in getattr(args, pref)]
-        for pref, split in PREFS.items()
-        if getattr(args, pref)
-    }
-    for text in args.split or []:
+def splits_of(options: PreprocessOptions) -> dict[str, list[Path]]:
+    """Return the files of each split; UsageError for a name that is wrong or there twice."""
+    named = {"train": options.trainpref, "valid": options.validpref, "test": options.testpref}
+    splits = {split: list(paths) for split, paths in named.items() if paths}
+    for text in options.split:
         name, equals, path = text.partition("=")
         if not equals or not path or not pipeline.NAME.fullmatch(name):
             raise UsageError(
@@ -114,7 +115,8 @@ def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
         if name in splits:
             raise UsageError(f"--split {text!r}: there is a split '{name}' already")
         splits[name] = [Path(path)]
-    if [str(p) for paths in splits.values() for p in paths].count(STANDARD_INPUT) > 1:
+    files = [str(path) for paths in splits.values() for path in paths]
+    if files.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) is the text of one split only; it is named twice")
     return splits
 
@@ -125,7 +127,7 @@ def command_line(args: argparse.Namespace) -> str:
     for name, value in vars(args).items():
         if name in NOT_OPTIONS or value is None or value is False:
             continue
-        option = pipeline.option_name(name)
+        option = flag_of(name)
         if name == "split":
             words += [word for text in value for word in (option, text)]
         elif value is True:

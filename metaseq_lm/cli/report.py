@@ -30,7 +30,6 @@ from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.objectives import describe, remedy, scored_functions
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_curves,
@@ -42,7 +41,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, group, where
+from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
 from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
@@ -66,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--better",
         choices=("higher", "lower"),
-        help="which end of the metric is best (default: by its name, lower for a loss, or as the runs say)",
+        help="which end of the metric is best (default: by its name, lower for a loss, or as the "
+        "runs say)",
     )
     add(
         "--spread",
@@ -87,14 +87,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--test",
         choices=TESTS,
         default="permutation",
-        help="of means, or of medians with --spread range; t: always of means (default: %(default)s)",
+        help="of means, or of medians with --spread range; t: always of means (default: "
+        "%(default)s)",
     )
     add(
         "--detectable",
         action="store_true",
-        help="with --baseline: columns with the difference from it, and with the true one that the test would find "
-        f"(p below {LEVEL}, one-sided, before Holm) with a probability of {POWER:.0%}%, with these numbers of seeds "
-        "and their scatter",
+        help="with --baseline: columns with the difference from it, and with the true one that the "
+        f"test would find (p below {LEVEL}, one-sided, before Holm) with a probability of "
+        f"{POWER:.0%}%, with these numbers of seeds and their scatter",
     )
     add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
     columns = "config key across the table and over the panels of pictures (default: none)"
@@ -102,7 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mean",
         action="store_true",
-        help="with --columns: a last column with the mean over the others, e.g. of a benchmark's tasks",
+        help="with --columns: a last column with the mean over the others, e.g. of a benchmark's "
+        "tasks",
     )
     add(
         "--format",
@@ -120,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--archive",
         type=Path,
         metavar="FILE",
-        help="keep the runs of this table in a file that report reads like their folders: settings, results, "
-        "validation curves; no checkpoints, no curves of training",
+        help="keep the runs of this table in a file that report reads like their folders: "
+        "settings, results, validation curves; no checkpoints, no curves of training",
     )
     add(
         "--where",
@@ -136,14 +138,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--choose",
         metavar="KEY",
-        help="of runs that differ in this config key only (e.g. optimizer.lr), those of the value with "
-        "the best validation metric, the one that chose their checkpoints (default: all)",
+        help="of runs that differ in this config key only (e.g. optimizer.lr), those of the value "
+        "with the best validation metric, the one that chose their checkpoints (default: all)",
     )
     add(
         "--choose-by",
         metavar="METRIC",
-        help="with --choose: the final metric whose mean is to be best, e.g. valid.accuracy (default: the one that "
-        "chose the checkpoints)",
+        help="with --choose: the final metric whose mean is to be best, e.g. valid.accuracy "
+        "(default: the one that chose the checkpoints)",
     )
     add(
         "--control",
@@ -151,8 +153,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="draw the scores of settings with this value as lines across the pictures of scores, e.g. "
-        "label=untrained (default: none)",
+        help="draw the scores of settings with this value as lines across the pictures of scores, "
+        "e.g. label=untrained (default: none)",
     )
     add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
     add(
@@ -275,7 +277,10 @@ def choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> l
     """
     if not conditions:
         return []
-    picked = where([run for s in settings for run in s.runs], conditions, "--control")
+    runs = []
+    for setting in settings:
+        runs += setting.runs
+    picked = where(runs, conditions, "--control")
     controls = [setting for setting in settings if setting.runs[0] in picked]
     if len(controls) == len(settings):
         raise UsageError(

@@ -1,7 +1,8 @@
 """Re-rank n-best lists by score + lambda * pseudo-log-likelihood; word error rates.
 
 A list file is JSON: {utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}.
-Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a set:
+Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a
+    set:
 the rate without re-ranking, the oracle's (each list's best hypothesis), the re-ranked one, and the
 95 % interval of the difference over 1,000 resamplings of the utterances.
 Standard output has one JSON line for each RUN and scores file, with rates as fractions; a table in
@@ -90,7 +91,7 @@ class Lists:
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
     runs, options = split_overrides(args.runs + args.overrides)

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def run_input(args: argparse.Namespace) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import split_overrides
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.labelled.files import read_sentences
     from metaseq_lm.evaluation.minimal_pairs import read_pairs
 
@@ -202,7 +202,8 @@ def score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[b
 def run_suite(args: argparse.Namespace) -> int:
     """Score the run with a suite, print the table of its groups, and keep the results."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import TOP, split_overrides
+    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.reporting.runs import from_here
     from metaseq_lm.runs import manifests, suite_results
 

@@ -1,16 +1,16 @@
 """Run a grid of settings and seeds, on this machine or as a Slurm array, and follow it.
 
-  metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm key=value
-  metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4
-  metaseq-lm sweep status S               how every run fares, by its folder and the scheduler
-  metaseq-lm sweep resubmit --failed S    launch again what failed, timed out, was cancelled or lost
-  metaseq-lm sweep cancel S               stop what is pending or running; it saves first
+  metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm
+  key=value metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4 metaseq-lm sweep
+  status S               how every run fares, by its folder and the scheduler metaseq-lm sweep
+  resubmit --failed S    launch again what failed, timed out, was cancelled or lost metaseq-lm sweep
+  cancel S               stop what is pending or running; it saves first
 
 The same command given again launches only what is neither finished nor active (and not diverged).
-With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75 interrupted.
-Every configuration is composed, and its task, criterion and model put together, before anything is
-launched. Runs are trained from a snapshot of the code in S/code, so editing the code changes nothing;
---new-code takes a new one.
+With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75
+interrupted. Every configuration is composed, and its task, criterion and model put together, before
+anything is launched. Runs are trained from a snapshot of the code in S/code, so editing the code
+changes nothing; --new-code takes a new one.
 
 SWEEP.yaml (paths relative to the file):
   data: ../data
@@ -23,29 +23,36 @@ SWEEP.yaml (paths relative to the file):
   seeds: [1, 2, 3]
   overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
   launch: {executor: slurm, max_parallel: 4, time: 60}
-A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one as
-stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage with
-`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A sweep may
+A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one
+    as
+stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage
+    with
+`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A
+    sweep may
 grow: the command with more seeds, values or stages goes on with what is there.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
-from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
+from metaseq_lm.cli.train import add_config_arguments, add_key_flags, flag_values
+from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from metaseq_lm.core.config import RunConfig
+    from metaseq_lm.sweeps.definition import Definition
 
 PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
@@ -53,12 +60,73 @@ OVERRIDES = True
 WORDS = True
 VERBS = {
     "status": "Show how every run of a sweep fares.",
-    "resubmit": "Launch again the runs that failed, timed out, were cancelled, interrupted or lost.",
+    "resubmit": "Launch again runs that failed, timed out, were cancelled, interrupted or lost.",
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
 NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 MAX_LISTED = 200  # --dry-run lists at most this many runs
+
+
+def positive(text: str) -> int:
+    """Return a whole number above 0, such as 8 or 1e15; raises ArgumentTypeError."""
+    with contextlib.suppress(ValueError, OverflowError):
+        number = float(text)
+        if number >= 1 and number.is_integer():
+            return int(number)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+
+
+@dataclass(frozen=True)
+class DefinitionOptions:
+    """What defines a sweep."""
+
+    out: str | None = option(
+        None, "folder of the sweep; an existing sweep is continued", metavar="S"
+    )
+    grid: tuple[str, ...] = option(
+        (), "values to combine; can be repeated", metavar="KEY=A,B", repeated=True
+    )
+    seeds: tuple[str, ...] = option((), "seeds of every setting (default: 1)", metavar="1,2,3")
+    stages: tuple[str, ...] = option(
+        (), "only these stages, and what they start from; A* is possible", metavar="A,B"
+    )
+    dry_run: bool = option(False, "show the runs and launch nothing")
+    estimate: bool = option(
+        False, "with --dry-run: make an update of every setting and print FLOPs and hours"
+    )
+    divide: int = option(
+        1,
+        "with --estimate: measure this part of each batch, 1/N, and multiply",
+        converter=positive,
+    )
+    rate: int = option(
+        0,
+        "with --estimate: hours at this many FLOPs a second (default: measured on this machine)",
+        metavar="FLOPS",
+        converter=positive,
+    )
+
+
+@dataclass(frozen=True)
+class ResubmitOptions:
+    """What chooses runs to launch again."""
+
+    failed: bool = option(False, "resubmit: what did not end well (required)")
+    diverged: bool = option(False, "diverged runs too; they will diverge again")
+    new_code: bool = option(False, "take a new snapshot of the code")
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """What belongs to `status`."""
+
+    json: bool = option(False, "status: print one JSON document")
+
+
+@dataclass(frozen=True)
+class SweepOptions(DefinitionOptions, ResubmitOptions, StatusOptions):
+    """The options of `sweep` but those of launching."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,69 +136,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       metaseq-lm sweep {status,resubmit,cancel} S [options]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    add_definition(parser)
-    add_resubmit(parser)
-    add_status(parser)
+    group = parser.add_argument_group("definition")
+    add_options(group, DefinitionOptions)
+    add_config_arguments(group.add_argument)
+    add_key_flags(group, NOT_SWEPT)
+    add_options(parser.add_argument_group("launching again"), ResubmitOptions)
+    add_options(parser.add_argument_group("status"), StatusOptions)
     add_launch(parser)
     # Not argparse's own help: `sweep status --help` shows what belongs to status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
 
-def add_definition(parser: argparse.ArgumentParser) -> None:
-    """Declare what defines a sweep."""
-    add = parser.add_argument_group("definition").add_argument
-    add("--out", metavar="S", help="folder of the sweep; an existing sweep is continued")
-    add("--grid", action="append", metavar="KEY=A,B", help="values to combine; can be repeated")
-    add("--seeds", metavar="1,2,3", help="seeds of every setting (default: 1)")
-    stages = "only these stages, and what they start from; A* is possible"
-    add("--stages", metavar="A,B", help=stages)
-    add_config_arguments(add)
-    for flag, key in FLAGS.items():
-        if flag not in NOT_SWEPT:
-            add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
-    add("--dry-run", action="store_true", help="show the runs and launch nothing")
-    text = "with --dry-run: make an update of every setting and print FLOPs and hours"
-    add("--estimate", action="store_true", help=text)
-    text = (
-        "with --estimate: measure this part of each batch, 1/N, and multiply (default: %(default)s)"
-    )
-    add("--divide", type=positive, default=1, metavar="N", help=text)
-    text = "with --estimate: hours at this many FLOPs a second (default: measured on this machine)"
-    add("--rate", type=positive, default=0, metavar="FLOPS", help=text)
-
-
-def positive(text: str) -> int:
-    """Return a whole number above 0, such as 8 or 1e15; raises ValueError, as argparse wants it."""
-    number = float(text)
-    if number < 1 or not number.is_integer():
-        raise ValueError(text)
-    return int(number)
-
-
-def add_resubmit(parser: argparse.ArgumentParser) -> None:
-    """Declare what chooses runs to launch again."""
-    add = parser.add_argument_group("launching again").add_argument
-    add("--failed", action="store_true", help="resubmit: what did not end well (required)")
-    add("--diverged", action="store_true", help="diverged runs too; they will diverge again")
-    add("--new-code", action="store_true", help="take a new snapshot of the code")
-
-
-def add_status(parser: argparse.ArgumentParser) -> None:
-    """Declare what belongs to `status`."""
-    add = parser.add_argument_group("status").add_argument
-    add("--json", action="store_true", help="status: print one JSON document")
-
-
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Declare the launch options, from their dataclass."""
+    """Declare the launch options."""
     from metaseq_lm.sweeps.options import Launch
 
-    group = parser.add_argument_group("launch")
-    for item in fields(Launch):
-        text = item.metadata["help"] + (" (default: local)" if item.name == "executor" else "")
-        action = "append" if item.name == "setup" else "store"
-        flag = "--" + item.name.replace("_", "-")
-        group.add_argument(flag, action=action, metavar="V", help=text.replace("%", "%%"))
+    add_options(parser.add_argument_group("launch"), Launch)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,8 +161,9 @@ def run(args: argparse.Namespace) -> int:
     if args.help:
         show((verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
+    options = read_options(SweepOptions, vars(args))
     if not verb:
-        return launch_sweep(args)
+        return launch_sweep(args, options)
     from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.states import document, lines, states, summary
@@ -157,11 +179,11 @@ def run(args: argparse.Namespace) -> int:
     folder = SweepFolder(Path(args.words[1]))
     folder.read()
     if verb == "resubmit":
-        return resubmit(folder, args)
+        return resubmit(folder, args, options)
     if verb == "status":
         rows = states(folder)
         shown = (
-            to_json(document(rows), 1) if args.json else "\n".join([*lines(rows), summary(rows)])
+            to_json(document(rows), 1) if options.json else "\n".join([*lines(rows), summary(rows)])
         )
         show(shown)
     else:
@@ -175,21 +197,21 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     if verb == "status":
-        add_status(parser)
+        add_options(parser, StatusOptions)
     if verb == "resubmit":
-        add_resubmit(parser)
+        add_options(parser, ResubmitOptions)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
         add_launch(parser)
     return parser
 
 
-def resubmit(folder: Any, args: argparse.Namespace) -> int:
+def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> int:
     """Launch again what did not end well, with the stored definition and launch options."""
     from metaseq_lm.sweeps.options import check_out, launch_from
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
-    if not args.failed:
+    if not options.failed:
         raise UsageError("say what to launch again: metaseq-lm sweep resubmit --failed S")
     content = folder.read()
     if content["out"] != str(folder.path):
@@ -199,20 +221,20 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
-    runs, definition = folder.runs(), content["definition"]
-    copies = {} if args.new_code else copied_code(folder, definition)
-    check_configs(runs, definition | copies)
-    return launch_runs(folder, definition, runs, launch, args, AGAIN)
+    runs, definition = folder.runs(), folder.definition()
+    copies = {} if options.new_code else copied_code(folder, definition)
+    check_configs(runs, replace(definition, **copies))
+    return launch_runs(folder, definition, runs, launch, options, AGAIN)
 
 
-def copied_code(folder: Any, definition: dict[str, Any]) -> dict[str, Any]:
-    """Return where the plug-in and the configs are that the last jobs ran with, {} before any job."""
+def copied_code(folder: Any, definition: "Definition") -> dict[str, Any]:
+    """Return the paths of the last jobs' plug-in and configs, {} before any job."""
     from metaseq_lm.sweeps.job import code_at
 
     last = folder.last_code()
     if last is None:
         return {}
-    code = code_at(folder.path / "code" / last, definition["user_dir"], definition["config_dir"])
+    code = code_at(folder.path / "code" / last, definition.user_dir, definition.config_dir)
     return {"user_dir": code.user_dir, "config_dir": code.config_dir}
 
 
@@ -227,18 +249,19 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
     stored = content["definition"]["user_dir"]
     if stored != user_dir:
         raise UsageError(
-            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is loaded only "
-            f"if the command line names it: {'give --user-dir with its path' if stored else 'leave --user-dir out'}"
+            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is "
+            "loaded only if the command line names it: "
+            f"{'give --user-dir with its path' if stored else 'leave --user-dir out'}"
         )
     setup = content["launch"].get("setup")
     if setup and (args.executor or content["launch"].get("executor")) == "slurm" and not args.setup:
         raise UsageError(
-            f"the sweep has lines for the job's shell, {setup!r}, which are run only if the command line "
-            "names them: give them with --setup"
+            f"the sweep has lines for the job's shell, {setup!r}, which are run only if the "
+            "command line names them: give them with --setup"
         )
 
 
-def launch_sweep(args: argparse.Namespace) -> int:
+def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     """Launch a new sweep, or go on with one."""
     from metaseq_lm import plugins
     from metaseq_lm.sweeps.folder import SweepFolder
@@ -246,25 +269,25 @@ def launch_sweep(args: argparse.Namespace) -> int:
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
-    if args.json:
+    if options.json:
         raise UsageError("--json goes with 'metaseq-lm sweep status'")
-    if args.failed:
+    if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
-    plugins.early(lambda _: check_early(*plan(args)[:2]), args.user_dir)
+    plugins.early(lambda _: check_early(*plan(args, options)[:2]), args.user_dir)
     plugins.load_all(args.user_dir)
-    runs, definition, launch, out = plan(args)
+    runs, definition, launch, out = plan(args, options)
     check_configs(runs, definition)
-    stages = len(definition["stages"])
+    stages = len(definition.stages)
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
     show(count + (f" of {stages} stages" if stages > 1 else ""))
-    if args.estimate and not args.dry_run:
+    if options.estimate and not options.dry_run:
         raise UsageError("--estimate goes with --dry-run")
-    if (args.divide > 1 or args.rate) and not args.estimate:
+    if (options.divide > 1 or options.rate) and not options.estimate:
         raise UsageError("--divide and --rate go with --dry-run --estimate")
-    if args.estimate:
-        show_estimate(runs, definition, launch.max_parallel or 1, args.divide, args.rate)
+    if options.estimate:
+        show_estimate(runs, definition, launch.max_parallel or 1, options.divide, options.rate)
         return 0
-    if args.dry_run:
+    if options.dry_run:
         show_plan(runs, definition)
         if launch.executor == "slurm":
             parameters = slurm_parameters(launch, out)
@@ -273,29 +296,31 @@ def launch_sweep(args: argparse.Namespace) -> int:
     if launch.executor == "slurm":
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
-    return launch_runs(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
+    return launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
 
 
-def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path]:
-    """Return the runs that the command line defines, their definition, how to launch them, and where."""
+def plan(
+    args: argparse.Namespace, options: SweepOptions
+) -> tuple[list[Any], "Definition", Any, Path]:
+    """Return the command line's runs, definition, launch options and folder."""
     from metaseq_lm.sweeps.definition import mapping, normalise
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    content = content_of(args)
+    content = content_of(args, options)
     stored = mapping(content.pop("launch", {}), "launch")
     launch = launch_from(stored, launch_options(args))
-    if not args.out:
+    if not options.out:
         raise UsageError("no --out given; it is the folder of the sweep")
-    check_out(Path(os.path.abspath(args.out)), launch.executor)
-    out = Path(args.out).resolve()
+    check_out(Path(os.path.abspath(options.out)), launch.executor)
+    out = Path(options.out).resolve()
     check_out(out, launch.executor)
-    definition = normalise(content, args.stages.split(",") if args.stages else ())
+    definition = normalise(content, options.stages)
     return expand(definition, out), definition, launch, out
 
 
-def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
-    """Compose runs until every value of every key has been in one; raises UsageError naming the run."""
+def check_early(runs: list[Any], definition: "Definition") -> None:
+    """Compose runs until every value of every key was in one; UsageError names the run."""
     seen: set[tuple[str, str]] = set()
     fresh: list[Any] = []
     for run in runs:
@@ -307,9 +332,10 @@ def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
         pass
 
 
-def content_of(args: argparse.Namespace) -> dict[str, Any]:
+def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.core.config import TOP, quote, split_overrides
+    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.overrides import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
         absolute,
         absolute_sources,
@@ -334,10 +360,10 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
         content["user_dir"] = plugin(args.user_dir, working_dir)
     if args.config_name:
         content["config_name"] = args.config_name
-    if args.seeds:
-        content["seeds"] = args.seeds.split(",")
-    typed = absolute_sources({"grid": dict(map(axis, args.grid or []))}, working_dir)
-    if args.grid:
+    if options.seeds:
+        content["seeds"] = list(options.seeds)
+    typed = absolute_sources({"grid": dict(map(axis, options.grid))}, working_dir)
+    if options.grid:
         content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
     flags = [
         f"{key}={quote(absolute(value, working_dir) if key == 'init_from' else value)}"
@@ -359,25 +385,24 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def composed(
-    runs: list[Any], definition: dict[str, Any]
-) -> Iterator[tuple[Any, Any, "DictConfig"]]:
-    """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
+def composed(runs: list[Any], definition: "Definition") -> Iterator[tuple[Any, Any, "RunConfig"]]:
+    """Yield every run, its stages and their configuration; UsageError names the run."""
     from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
-    from metaseq_lm.core.config import Composer
+    from metaseq_lm.core.loading import Compositions, load_config
 
-    parser, composer = build_parser("train"), Composer()
+    parser = build_parser("train")
+    compositions: Compositions = {}
     for run in runs:
         for stage in run.stages:
             args, rest = parser.parse_known_args(["train", *stage.arguments])
             args.overrides = overrides(args.parser, rest)
             try:
                 words = overrides_of(args)
-                config = composer.load(words, definition["config_dir"], args.config_name)
+                config = load_config(words, definition.config_dir, args.config_name, compositions)
                 check_no_secret(config)
-                if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
+                if not definition.user_dir:  # --user-dir of the jobs stands above a file's
                     plugins.check_named(config, None)
             except UsageError as error:
                 raise UsageError(f"{name_of(run, stage)}: {error}") from error
@@ -389,38 +414,36 @@ def name_of(run: Any, stage: Any) -> str:
     return f"{run.name}, {stage.name}" if stage.name else str(run.name)
 
 
-def check_no_secret(config: "DictConfig") -> None:
-    """Raise UsageError for an option with a secret, which sweep.json and the jobs' files would hold."""
-    from omegaconf import OmegaConf
-
-    from metaseq_lm.core.config import flatten
+def check_no_secret(config: "RunConfig") -> None:
+    """Raise UsageError for an option with a secret, which the sweep's files would contain."""
+    from metaseq_lm.core.config import as_dict, flatten
     from metaseq_lm.core.secrets import mask_options
 
-    options = OmegaConf.to_container(config)
+    options = as_dict(config)
     shown = flatten(mask_options(options))
     for key, value in flatten(options).items():
         if value != shown[key]:
             raise UsageError(
-                f"{key} looks like a secret, which a sweep would write into its folder for all to read; put it "
-                "into a variable of the environment and let the plug-in read that"
+                f"{key} looks like a secret, which a sweep would write into its folder for all to "
+                "read; put it into a variable of the environment and let the plug-in read that"
             )
 
 
-def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
+def check_configs(runs: list[Any], definition: "Definition") -> None:
     """Raise UsageError naming the first run that could not start, before anything is launched.
 
     Every configuration is composed. Of those that differ only in what neither task nor networks are
     built from, one is built.
     """
-    from omegaconf import OmegaConf
 
     from metaseq_lm import plugins
+    from metaseq_lm.core.config import as_dict
     from metaseq_lm.training.parts import check_parts
 
-    plugins.load_all(definition["user_dir"])
+    plugins.load_all(definition.user_dir)
     checked = set()
     for run, stage, config in composed(runs, definition):
-        options: Any = OmegaConf.to_container(config)
+        options = as_dict(config)
         content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
         if content in checked:
             continue
@@ -432,7 +455,7 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
 
 
 def show_estimate(
-    runs: list[Any], definition: dict[str, Any], max_parallel: int, divisor: int, rate: float
+    runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
     """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
 
@@ -459,16 +482,17 @@ def show_estimate(
         show(f"{name}: {spent:.2g} FLOPs, {took / 3600:.2g} hours")
     at_rate = f" at {rate:.2g} FLOPs a second" if rate else ""
     show(
-        f"{len(runs)} runs: {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process{at_rate} without validations, "
-        f"{seconds / 3600 / max_parallel:.2g} with --max-parallel {max_parallel}"
+        f"{len(runs)} runs: {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process{at_rate} "
+        f"without validations, {seconds / 3600 / max_parallel:.2g} with --max-parallel "
+        f"{max_parallel}"
     )
 
 
-def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
+def show_plan(runs: list[Any], definition: "Definition") -> None:
     """Print the command of every stage of every run."""
     from metaseq_lm.sweeps.job import Code
 
-    code = Code(Path(), definition["user_dir"], definition["config_dir"])
+    code = Code(Path(), definition.user_dir, definition.config_dir)
     for run in runs[:MAX_LISTED]:
         show(run.name)
         for stage in run.stages:
@@ -480,17 +504,17 @@ def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
 
 def launch_runs(
     folder: Any,
-    definition: dict[str, Any],
+    definition: "Definition",
     runs: list[Any],
     launch: Any,
-    args: argparse.Namespace,
+    options: SweepOptions,
     again: Sequence[str],
 ) -> int:
     """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.states import check_data, lines, states, summary
     from metaseq_lm.sweeps.submit import submit_slurm
 
-    again = [*again, "diverged"] if args.diverged else again
+    again = [*again, "diverged"] if options.diverged else again
     with folder.lock():
         folder.require_same(definition, runs, relocated(folder, definition))
         check_data(folder, runs)
@@ -504,7 +528,7 @@ def launch_runs(
             show("nothing to launch")
             over = all(state.state == "finished" for state in current)
             return 0 if over or launch.executor == "slurm" else 1
-        code = take_code(folder, args.new_code)
+        code = take_code(folder, options.new_code)
         if launch.executor != "slurm":
             return run_locally(folder, todo, launch, code)
         jobs = submit_slurm(folder, todo, launch, code)
@@ -513,14 +537,14 @@ def launch_runs(
         return 0
 
 
-def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
-    """Return the places stored in a sweep's folder that have moved: what is in the new ones is the same."""
+def relocated(folder: Any, definition: "Definition") -> dict[str, str]:
+    """Return the stored paths of a sweep that have moved and have the same content."""
     from metaseq_lm.sweeps.job import same_plugin
     from metaseq_lm.sweeps.states import same_data
 
     if not (folder.path / "sweep.json").exists():
         return {}
-    stored = folder.read()["definition"]
+    stored = folder.definition()
     last = folder.last_code()
     snapshot = folder.path / "code" / last if last else None
     comparisons: dict[str, Callable[[str, str], bool]] = {
@@ -528,7 +552,7 @@ def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
         "user_dir": lambda _, new: snapshot is None or same_plugin(snapshot, new),
         "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
     }
-    pairs = {key: (stored.get(key), definition[key]) for key in comparisons}
+    pairs = {key: (getattr(stored, key), getattr(definition, key)) for key in comparisons}
     return {
         key: old
         for key, (old, new) in pairs.items()
@@ -536,10 +560,10 @@ def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def same_configs(folder: Any, snapshot: Path, definition: dict[str, Any]) -> bool:
-    """Return whether the stored runs have the same configurations in the snapshot and in `definition`."""
+def same_configs(folder: Any, snapshot: Path, definition: "Definition") -> bool:
+    """Return whether the stored runs have equal configurations in snapshot and definition."""
     runs = folder.runs()
-    copied = definition | {"config_dir": str(snapshot / "config")}
+    copied = replace(definition, config_dir=str(snapshot / "config"))
     try:
         pairs = zip(composed(runs, copied), composed(runs, definition))
         return all(old[-1] == new[-1] for old, new in pairs)
@@ -573,8 +597,8 @@ def take_code(folder: Any, new: bool) -> Any:
     """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
     from metaseq_lm.sweeps.job import Snapshot, code_at
 
-    definition = folder.read()["definition"]
-    folders = definition["user_dir"], definition["config_dir"]
+    definition = folder.definition()
+    folders = definition.user_dir, definition.config_dir
     last = folder.last_code()
     if last is None or new:
         return Snapshot(folder.path, *folders).take()

@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
 
 if TYPE_CHECKING:
+    from metaseq_lm.core.config import RunConfig
     from metaseq_lm.training.parts import Parts
 
 PROGRESS = True
@@ -29,8 +30,8 @@ HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
 OUT_OF_MEMORY = (
-    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N changes no "
-    "result), or a smaller task.batch_size:"
+    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N "
+    "changes no result), or a smaller task.batch_size:"
 )
 STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
@@ -69,21 +70,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("data", nargs="?", metavar="DATA", help="folder made by preprocess")
     add("keys", nargs="*", metavar="key=value", help="configuration overrides")
     add_config_arguments(add)
-    for flag, key in FLAGS.items():
-        add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
-    resets = "go on with other options than the run has, and start these parts anew: schedule, optimizer, data"
+    add_key_flags(parser)
+    resets = (
+        "go on with other options than the run has, and start these parts anew: schedule, "
+        "optimizer, data"
+    )
     add("--reset", metavar="A,B", help=resets)
     processes = "processes on this machine, or of each task of srun (default: 1)"
     add("--nproc", type=int, metavar="N", help=processes)
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write nothing",
+        help="do one update (of each kind, if the task has several; on a CPU with a part of the "
+        "rows) and validate one batch, say what it costs (FLOPs, time of the whole run, "
+        "memory), write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
-    keys = "show this help and all keys; with --task, --criterion and so on the keys of that choice, too"
+    keys = (
+        "show this help and all keys; with --task, --criterion and so on the keys of that choice, "
+        "too"
+    )
     add("-h", "--help", action="store_true", help=keys)
+
+
+def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
+    """Declare the flags that stand for keys of the configuration, on a parser or group."""
+    for flag, key in FLAGS.items():
+        if flag not in without:
+            parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
 
 
 def add_config_arguments(add: Callable[..., Any]) -> None:
@@ -101,15 +116,13 @@ def flag_values(args: argparse.Namespace) -> dict[str, str]:
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
-    from metaseq_lm.core.config import PATHS, TOP, quote, quote_path, split_overrides
+    from metaseq_lm.core.config import PATHS, TOP
+    from metaseq_lm.core.overrides import quote, quote_path, split_overrides
 
     words = ([args.data] if args.data else []) + args.keys + args.overrides
     data, overrides = split_overrides(words, TOP)
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
-    for override in overrides:
-        if override[0] in "+~":
-            raise UsageError(f"'{override}': keys can be set (key=value), not added or removed")
     quotes = dict.fromkeys((*PATHS, "init_from"), quote_path) | {"task": str, "criterion": str}
     flags = [
         f"{key}={quotes.get(key, quote)(value) if value != 'null' else value}"
@@ -131,7 +144,9 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import common_config, describe
+    from metaseq_lm.core.config import as_dict
+    from metaseq_lm.core.loading import common_config
+    from metaseq_lm.core.overrides import describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
 
@@ -146,7 +161,7 @@ def prepare(args: argparse.Namespace) -> int:
         show(describe(config))
         return 0
     if args.print_config:
-        sys.stdout.write(OmegaConf.to_yaml(config))  # escaped by YAML
+        sys.stdout.write(OmegaConf.to_yaml(as_dict(config)))  # escaped by YAML
         return 0
     processes = (args.nproc or 0) * step_of(os.environ).tasks
     if processes > 1 and "RANK" not in os.environ:
@@ -154,10 +169,10 @@ def prepare(args: argparse.Namespace) -> int:
     return train(config, args.dry_run, reset_parts(args.reset))
 
 
-def compose(args: argparse.Namespace) -> DictConfig:
-    """Return the configuration; UsageError for what is wrong with it or with the other arguments."""
+def compose(args: argparse.Namespace) -> "RunConfig":
+    """Return the configuration; UsageError if it or another argument is wrong."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.config import load_config
+    from metaseq_lm.core.loading import load_config
     from metaseq_lm.data.storage.manifest import require_data_folder
 
     overrides = overrides_of(args)
@@ -184,7 +199,9 @@ def with_stored(overrides: list[str]) -> list[str]:
 
     Not if they choose a task, a criterion and so on: then they describe a whole run.
     """
-    from metaseq_lm.core.config import GROUPS, literal_path, override_value
+    from metaseq_lm.core.config import GROUPS
+    from metaseq_lm.core.loading import literal_path
+    from metaseq_lm.core.overrides import override_value
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
 
     folders = [literal_path(o) for o in overrides if o.startswith("save_dir=")]
@@ -194,7 +211,7 @@ def with_stored(overrides: list[str]) -> list[str]:
     stored = stored_overrides(folder)
     if stored:
         file = folder / "config.yaml"
-        check_hidden(file, OmegaConf.to_container(read_config(file)), overrides)
+        check_hidden(file, read_config(file), overrides)
     return stored + overrides
 
 
@@ -211,7 +228,7 @@ def reset_parts(text: str | None) -> list[str]:
     return [part for part in RESETS if part in parts]
 
 
-def train(config: DictConfig, dry_run: bool = False, reset: Collection[str] = ()) -> int:
+def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = ()) -> int:
     """Train the configured run in this process; returns the exit code, raises MetaseqError.
 
     The parts of an existing run in `reset` start anew.

@@ -15,10 +15,85 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
+# What the tokens of a row see: all of them, themselves and those before, themselves and those behind,
+# or a prefix from both sides and the rest causally. A tensor of reaches holds indices into this.
+REACHES = ("both", "causal", "anticausal", "prefix")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which tokens of rows (..., S) see each other; `models.transformer.attention` makes masks of it.
+
+    Attributes:
+        padding: True at padding, which nobody sees, boolean (..., S); None if there is none.
+        documents: Number of each token's document (..., S), rising along a row, where several are
+            packed into one: tokens see their document only, whose positions start at 0. None for
+            one document a row.
+        reach: One of REACHES for all rows, or an index into it for each row, (...,).
+        prefix: Number of tokens of each document that are seen from both sides, (...,), for rows
+            whose reach is "prefix".
+
+    Raises:
+        ValueError: the reach is unknown, or "prefix" without `prefix`.
+    """
+
+    padding: Tensor | None = None
+    documents: Tensor | None = None
+    reach: str | Tensor = "both"
+    prefix: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reach, str):
+            return
+        if self.reach not in REACHES:
+            raise ValueError(f"reach {self.reach!r}: one of {', '.join(REACHES)}")
+        if self.reach == "prefix" and self.prefix is None:
+            raise ValueError("a layout whose reach is 'prefix' needs the length of the prefix")
+
+    def map(self, function: Callable[[Any], Any]) -> Layout:
+        """Return a copy with a function applied to each tensor."""
+        mapped = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, (Tensor, np.ndarray)):
+                mapped[item.name] = function(value)
+        return dataclasses.replace(self, **mapped) if mapped else self
+
+    def rows(self, chosen: Any) -> Layout:
+        """Return the layout of some rows, chosen by an index into the leading axes."""
+        return self.map(lambda tensor: tensor[chosen])
+
+    def repeated(self, count: int) -> Layout:
+        """Return the layout of rows (..., count, S), `count` times each row of this one."""
+        repeated = {}
+        for name, axis in (("padding", -2), ("documents", -2), ("reach", -1), ("prefix", -1)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                repeated[name] = torch.stack([value] * count, dim=axis)
+        return dataclasses.replace(self, **repeated)
+
+    def padding_of(self, tokens: Tensor) -> Tensor:
+        """Return where rows of token ids (..., S) are padding, boolean (..., S)."""
+        return torch.zeros_like(tokens, dtype=torch.bool) if self.padding is None else self.padding
+
+    def lengths(self, tokens: Tensor) -> Tensor:
+        """Return the lengths (N,) of rows (..., S) with padding at their ends, all rows flattened.
+
+        For networks that read whole rows; UsageError if the layout asks for something else.
+        """
+        if self.documents is not None or not isinstance(self.reach, str) or self.reach != "both":
+            raise UsageError(
+                "a recurrent network reads whole rows in both directions, but this objective packs rows "
+                "or restricts what tokens see; use a Transformer"
+            )
+        return (~self.padding_of(tokens)).flatten(0, -2).sum(-1)
+
+
+ALL_VISIBLE = Layout()
 
 
 @dataclass(kw_only=True)
@@ -60,6 +135,8 @@ class Batch:
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> None:
         def apply(value: Any) -> Any:
+            if isinstance(value, Layout):
+                return value.map(apply)
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
             return function(value) if isinstance(value, Tensor) else value
@@ -90,12 +167,28 @@ def on_device(
 
 
 @dataclass(kw_only=True)
-class TokenBatch(Batch):
-    """Rows of tokens.
+class SequenceBatch(Batch):
+    """Rows of tokens and how these see each other.
 
     Attributes:
         tokens: Token ids (B, S), with the masks of a masked objective in place.
-        padding: True at padding, boolean (B, S); None if there is none.
+        layout: Padding, and which tokens see each other.
+    """
+
+    tokens: Tensor
+    layout: Layout = ALL_VISIBLE
+
+    @property
+    def padding(self) -> Tensor | None:
+        """True at padding, boolean (B, S); None if there is none."""
+        return self.layout.padding
+
+
+@dataclass(kw_only=True)
+class TokenBatch(SequenceBatch):
+    """Rows of tokens for a masked, causal or labelled objective.
+
+    Attributes:
         segments: Segment of each token, 0 or 1, (B, S); None for one segment.
         positions: Chosen positions (B, M), padded with 0.
         targets: The targets: tokens at the chosen positions (B, M) or at every position (B, S), -1
@@ -103,8 +196,6 @@ class TokenBatch(Batch):
         head: Name of the head that the batch is for, if the model has several.
     """
 
-    tokens: Tensor
-    padding: Tensor | None = None
     segments: Tensor | None = None
     positions: Tensor | None = None
     targets: Tensor | None = None
@@ -145,12 +236,12 @@ class CopiesBatch(TokenBatch):
 
     def map_arrays(self: C, function: Callable[[Any], Any]) -> C:
         """Return a copy with a function applied to each tensor, and to `rows` and `samples`."""
-        arrays = {
-            item.name: getattr(self, item.name)
-            for item in dataclasses.fields(self)
-            if isinstance(getattr(self, item.name), (Tensor, np.ndarray))
-        }
-        return self.replace(**{name: function(array) for name, array in arrays.items()})
+        mapped: dict[str, Any] = {"layout": self.layout.map(function)}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, (Tensor, np.ndarray)):
+                mapped[item.name] = function(value)
+        return self.replace(**mapped)
 
 
 @dataclass(kw_only=True)
@@ -163,12 +254,10 @@ class ImageBatch(Batch):
 
 
 @dataclass(kw_only=True)
-class WordBatch(Batch):
+class WordBatch(SequenceBatch):
     """Sentences of words as rows `<start> words <end>`; M are the characters of a word.
 
     Attributes:
-        tokens: Word ids (B, S).
-        padding: True at padding, boolean (B, S).
         scored: True at words, boolean (B, S).
         lengths: Number of words of each sentence (B,).
         characters: Character ids (B, S, M); None if the model does not read them.
@@ -181,8 +270,6 @@ class WordBatch(Batch):
         layers: States (B, S, X) of each layer of a frozen language model; None until computed.
     """
 
-    tokens: Tensor
-    padding: Tensor
     scored: Tensor
     lengths: Tensor
     characters: Tensor | None = None

@@ -25,7 +25,7 @@ LARGEST_LOG = 1 << 30  # of a run or a job, and of an archive of runs
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Return the content of an untrusted file; ValueError for a pipe, a device, or a larger file."""
+    """Return the content of an untrusted file; ValueError for a pipe, device or larger file."""
     size = path.stat().st_size
     if not path.is_file() or size > limit:
         raise ValueError(f"not a file of at most {limit:,} bytes ({size:,})")
@@ -33,7 +33,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise MetaseqError for a link, a pipe or a device in the place of a file that is appended to."""
+    """Raise MetaseqError for a link, pipe or device instead of a file that is appended to."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise MetaseqError(
             f"{path}: not a file of this folder but a link, a pipe or a device; remove it"
@@ -41,11 +41,11 @@ def check_regular(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise MetaseqError for a link in the place of a folder inside the one that a command fills."""
+    """Raise MetaseqError for a link instead of a folder inside the one that a command fills."""
     if path.is_symlink():
         raise MetaseqError(
-            f"{path}: a link, so what is written and removed there would be files of another folder; remove "
-            f"it. {path.parent} itself may be a link"
+            f"{path}: a link, so what is written and removed there would be files of another "
+            f"folder; remove it. {path.parent} itself may be a link"
         )
 
 
@@ -63,7 +63,7 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
 KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number", float: "number"}
 
 
-def misfit(value: Any, form: Any, name: str = "it") -> str:
+def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
     A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its
@@ -79,21 +79,21 @@ def misfit(value: Any, form: Any, name: str = "it") -> str:
     if is_pattern and not form.fullmatch(value):
         return f"{name} {value[:60]!r} is not of the form {form.pattern}"
     if isinstance(form, list):
-        problems = [misfit(item, form[0], f"an item of {name}") for item in value]
+        problems = [schema_error(item, form[0], f"an item of {name}") for item in value]
         return next(filter(None, problems), "" if value else f"{name} is empty")
     if isinstance(form, dict):
         assert isinstance(value, dict)
-        return _misfit_of_keys(value, form, name)
+        return _schema_error_of_keys(value, form, name)
     return ""
 
 
-def _misfit_of_keys(value: dict[str, Any], form: dict[str, Any], name: str) -> str:
+def _schema_error_of_keys(value: dict[str, Any], form: dict[str, Any], name: str) -> str:
     for named, part in form.items():
         for key in value if named == "*" else [named.rstrip("?")]:
             if key not in value and not named.endswith("?"):
                 return f"{name} lacks '{key}'"
             is_null = value.get(key) is None and named.endswith("?")
-            if problem := "" if is_null else misfit(value[key], part, key):
+            if problem := "" if is_null else schema_error(value[key], part, key):
                 return problem
     return ""
 
@@ -121,7 +121,7 @@ def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_altered(content: dict[str, Any]) -> bool:
-    """Return whether a JSON object was changed after `with_checksum`; one without a checksum was not."""
+    """Return whether a JSON object was changed after `with_checksum`; False without one."""
     rest = {key: value for key, value in content.items() if key != "checksum"}
     try:
         return "checksum" in content and content["checksum"] != checksum(rest)
@@ -182,8 +182,9 @@ def full_disk_message(path: Path, needed: Callable[[], int] = lambda: 0) -> Iter
         free = free_bytes(path)
         size = f"about {needed():,} bytes are needed and " if needed() else ""
         raise MetaseqError(
-            f"{path}: {error.strerror}; {size}{free:,} bytes are free ({human_bytes(free)}). Free some "
-            "space (or raise the quota or file size limit) and start again; this file was not written."
+            f"{path}: {error.strerror}; {size}{free:,} bytes are free ({human_bytes(free)}). Free "
+            "some space (or raise the quota or file size limit) and start again; this file was "
+            "not written."
         ) from error
 
 
@@ -206,13 +207,13 @@ def require_folder(folder: Path) -> None:
     """Raise MetaseqError if a folder that a command works in is there no longer."""
     if not folder.is_dir():
         raise MetaseqError(
-            f"{folder}: this folder is gone; was it deleted or moved while the command ran? Move it back, or "
-            "start the command again"
+            f"{folder}: this folder is gone; was it deleted or moved while the command ran? Move "
+            "it back, or start the command again"
         )
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of writing the file at `path`, while nobody else writes it."""
+    """Remove leftovers of killed processes that wrote `path`, while nobody else writes it."""
     for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         file.unlink(missing_ok=True)
 

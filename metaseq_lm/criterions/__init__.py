@@ -14,20 +14,21 @@ from metaseq_lm.core.batch import Terms
 class Exported:
     """What a class of the transformers library computes in the place of a criterion's model.
 
-    It stands for a model whose encoder sees whole rows, as `Encoder.forward` does, and for the plain
-    outputs of its heads.
+    It stands for the states of `Encoder.forward` and the plain outputs of its heads.
 
     Attributes:
         heads: Names of the heads that the losses see.
         pipeline: Whether the class's pipeline does what was trained.
         generator: Whether the noise model, if there is one, is a masked language model.
         real_values: Whether the head predicts real values as they are, up to a scale.
+        reach: What a token sees, "both" sides or "causal" (see core.batch.Layout).
     """
 
     heads: tuple[str, ...]
     pipeline: bool = True
     generator: bool = True
     real_values: bool = True
+    reach: str = "both"
 
 
 class Criterion:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -75,7 +75,7 @@ class SentencePrediction(Criterion):
 
     def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
         """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
-        scores = full_precision(model(batch.tokens, batch.padding, batch.segments, batch.spans))
+        scores = full_precision(model(batch.tokens, batch.layout, batch.segments, batch.spans))
         return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
@@ -111,7 +111,7 @@ class TokenClassification(Criterion):
 
     def scores(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """Return the scores (B, S, K) of a batch, in full precision."""
-        return full_precision(model(batch.tokens, batch.padding, batch.segments))
+        return full_precision(model(batch.tokens, batch.layout, batch.segments))
 
     def terms(self, model: nn.Module, scores: Tensor, batch: TokenBatch) -> Terms:
         """Return the terms of scores (B, S, K)."""
@@ -139,7 +139,7 @@ class Cloze(Criterion):
 
     def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
         """Return the mean logit of each candidate's tokens (B, K), in full precision; -inf without any."""
-        logits = full_precision(model(batch.tokens, batch.padding, batch.positions))  # (B, 1, V)
+        logits = full_precision(model(batch.tokens, batch.layout, batch.positions))  # (B, 1, V)
         inside = batch.candidates >= 0  # (B, K, T)
         logits = logits.expand(-1, inside.shape[1], -1)
         values = logits.gather(-1, batch.candidates.clamp(min=0)).masked_fill(~inside, 0)
@@ -160,7 +160,7 @@ class SquadCriterion(Criterion):
     config: BatchSumConfig
 
     def __call__(self, model: nn.Module, batch: AnswerBatch) -> Terms:
-        x = model(batch.tokens, batch.padding, batch.segments)
+        x = model(batch.tokens, batch.layout, batch.segments)
         return self.terms(model, x, batch)
 
     def terms(self, model: nn.Module, x: Tensor, batch: AnswerBatch) -> Terms:

@@ -1,16 +1,56 @@
-"""Language modelling in both directions: cross-entropy of the next and of the previous token.
+"""Language modelling: cross-entropy of the next token, or of the next and of the previous one.
 
-Shapes: B rows, S length.
+Shapes: B rows, S length, V vocabulary.
 """
 
-from torch import Tensor, nn
+from dataclasses import replace
 
-from metaseq_lm.core.batch import Term, Terms, TokenBatch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.models.bilstm import BiLSTMLM
+
+
+@register_criterion("causal_lm")
+class CausalLM(Criterion):
+    """The mean loss of each token given those before it (Radford et al. 2018, equation 1).
+
+    In a row `[CLS] x [SEP]` these are x and [SEP].
+    """
+
+    exported = Exported(heads=("lm",), reach="causal")
+    general = False
+
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
+        return {"next_token": Term(self.losses(model, batch).sum(), "targets")}
+
+    @torch.no_grad()
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the log-probability of each token given [CLS] and those before it, in one pass."""
+        log_probs = F.pad(-self.losses(model, batch)[:, :-1], (1, 0))
+        return log_probs.masked_fill(~batch.scored, 0.0)
+
+    def losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Return the loss of the token behind each one (B, S), 0 where there is none."""
+        logits = model(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, V)
+        return cross_entropy(logits, next_tokens(batch))
+
+
+def next_tokens(batch: TokenBatch) -> Tensor:
+    """Return the token behind each one (B, S), IGNORE at the end of a row and of a document."""
+    padding, documents = batch.layout.padding, batch.layout.documents
+    targets = batch.tokens[:, 1:]
+    if padding is not None:
+        targets = targets.masked_fill(padding[:, 1:], IGNORE)
+    if documents is not None:
+        targets = targets.masked_fill(documents[:, 1:] != documents[:, :-1], IGNORE)
+    return F.pad(targets, (0, 1), value=IGNORE)
 
 
 def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
@@ -30,7 +70,7 @@ class LanguageModeling(Criterion):
         if not isinstance(model, BiLSTMLM):
             raise UsageError("criterion language_modeling needs --model bilstm_lm")
         tokens, padding = batch.tokens, batch.padding
-        forward, backward = model.directions(tokens, padding)
+        forward, backward = model.directions(tokens, batch.layout)
         known = model.encoder.known(tokens)
         following = without_padding(known[:, 1:], padding)
         previous = without_padding(known[:, :-1], padding)

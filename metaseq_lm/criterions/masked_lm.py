@@ -76,7 +76,7 @@ class MaskedLM(Criterion):
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)
-            batch.tokens, batch.padding, batch.positions, segments=batch.segments
+            batch.tokens, batch.layout, batch.positions, segments=batch.segments
         )
         return labelled_terms(logits, batch)
 
@@ -86,7 +86,7 @@ class MaskedLM(Criterion):
 
         The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
         """
-        tokens, padding, segments = batch.tokens, batch.padding, batch.segments
+        tokens, segments = batch.tokens, batch.segments
         rows, columns = batch.scored.nonzero(as_tuple=True)
         step = max(1, batch.batch_tokens // tokens.shape[1])
         parts = [torch.zeros(0, device=tokens.device)]
@@ -94,7 +94,7 @@ class MaskedLM(Criterion):
             targets = tokens[row].gather(1, column)  # (R, 1)
             logits = model(
                 tokens[row].scatter(1, column, batch.mask_id),
-                None if padding is None else padding[row],
+                batch.layout.rows(row),
                 column,
                 segments=None if segments is None else segments[row],
             )
@@ -116,7 +116,7 @@ class BertPretraining(Criterion):
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         if not isinstance(batch, NextSentenceBatch) or not isinstance(model, TransformerLM):
             raise UsageError("criterion bert_pretraining is for task sentence_pairs only")
-        x = model.encoder(batch.tokens, batch.padding, batch.segments)  # (B, S, D)
+        x = model.encoder(batch.tokens, batch.layout, batch.segments)  # (B, S, D)
         tokens = model.predict(x, batch.positions, LM)  # (B, M, V)
         # One target per row, so that the accuracy of a row is 0 or 1.
         labels = batch.next_sentence.unsqueeze(-1)  # (B, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, WordBatch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy

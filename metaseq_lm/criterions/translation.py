@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
@@ -48,5 +48,5 @@ class Translation(Criterion):
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
         assert batch.targets is not None
         smoothing = self.gold_smoothing if model.training else 0.0
-        logits = model(batch.tokens, batch.padding, batch.inputs)
+        logits = model(batch.tokens, batch.layout, batch.inputs)
         return target_terms(logits, batch.targets, smoothing)

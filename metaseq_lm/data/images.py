@@ -1,4 +1,4 @@
-"""Labelled images as one npz file: `SPLIT_images`, uint8 (N, H, W, C), `SPLIT_labels` (N,), `names`.
+"""Labelled images in an npz file: `SPLIT_images` (N, H, W, C), `SPLIT_labels` (N,), `names`.
 
 A data folder of images holds it as `images.npz`, and `manifest.json` of the kind "images".
 Shapes: N images, H height, W width, C channels (1 or 3), K classes.
@@ -24,7 +24,7 @@ FILE = "images.npz"
 class Images:
     """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`.
 
-    What the scorers of labelled sets need stands beside them.
+    The other members are those that scorers of labelled sets need.
     """
 
     images: np.ndarray
@@ -42,23 +42,24 @@ class Images:
         """Return the images with these numbers."""
         return Images(self.images[chosen], self.labels[chosen], self.names)
 
-    def check(self, place: object) -> None:
-        """Raise MetaseqError, beginning with `place`, if types, shapes or labels are wrong."""
+    def check(self, source: object) -> None:
+        """Raise MetaseqError, beginning with `source`, if types, shapes or labels are wrong."""
         images, labels = self.images, self.labels
         shape = images.shape
         if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:]:
             raise MetaseqError(
-                f"{place}: images of type {images.dtype} and shape {shape}; they must be uint8 "
+                f"{source}: images of type {images.dtype} and shape {shape}; they must be uint8 "
                 "(N, H, W, C) with 1 or 3 channels and one pixel at least"
             )
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
             raise MetaseqError(
-                f"{place}: {len(images)} images and labels of type {labels.dtype} and shape "
-                f"{labels.shape}; there must be one whole number for each image, and one image at least"
+                f"{source}: {len(images)} images and labels of type {labels.dtype} and shape "
+                f"{labels.shape}; there must be one whole number for each image, and one image at "
+                "least"
             )
         if not 0 <= labels.min() <= labels.max() < len(self.names):
             raise MetaseqError(
-                f"{place}: labels from {labels.min()} to {labels.max()}, but there are "
+                f"{source}: labels from {labels.min()} to {labels.max()}, but there are "
                 f"{len(self.names)} names of classes"
             )
 

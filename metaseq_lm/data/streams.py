@@ -63,10 +63,10 @@ class Order(Protocol):
 
 
 class Shuffled:
-    """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short.
+    """Epochs over `count` samples in a new random order; the last batch of one may be short.
 
-    With `lengths` (samples,) the samples of a batch are about equally long, so that little time goes
-    into padding: see `by_length`.
+    With `lengths` (samples,) the samples of a batch are about equally long, so that little time
+    goes into padding: see `by_length`.
 
     Up to TABLE samples the order of an epoch is drawn as a whole. Above, its entries are computed
     batch by batch (`Permutation`), in time and memory that do not grow with the number of samples.
@@ -112,8 +112,8 @@ class Shuffled:
         if not self._sorted or at == whole:
             return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last))
         moved = Permutation(whole, *self._key, "batches", epoch)(np.array([at]))
-        pool, place = divmod(int(moved[0]), POOL)
-        batch: np.ndarray = self._pool(epoch, pool)[place]
+        pool, position = divmod(int(moved[0]), POOL)
+        batch: np.ndarray = self._pool(epoch, pool)[position]
         return batch
 
 
@@ -165,9 +165,9 @@ class Stream:
     Args:
         name: Name of the stream.
         order: Returns the sample numbers of each global batch.
-        collate: Makes a micro-batch from sample numbers (rows,), a uint64 key per row, from which its
-            random numbers are computed, and the width to pad to. If the batch does not set `rows` or
-            `samples`, the stream does.
+        collate: Makes a micro-batch from sample numbers (rows,), a uint64 key per row, from which
+            its random numbers are computed, and the width to pad to. If the batch does not set
+            `rows` or `samples`, the stream does.
         seed: Seed of the keys.
         lengths: Number of tokens of each sample (samples,). All micro-batches of a global batch are
             padded to its longest row: the positions that a row masks depend on the width, and must
@@ -202,7 +202,7 @@ class Stream:
         return self.order.smallest
 
     def places(self, number: int) -> int:
-        """Return the number of positions of global batch `number`: rows times width, with padding."""
+        """Return the positions of global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
         return len(samples) * int(self.lengths[samples].max())
 
@@ -210,8 +210,8 @@ class Stream:
         """Yield all global batches of a Sequential order."""
         if not isinstance(self.order, Sequential):
             raise UsageError(
-                f"stream '{self.name}' is endless and cannot be scored; the task's build_streams must give "
-                "splits other than train a Sequential order"
+                f"stream '{self.name}' is endless and cannot be scored; the task's build_streams "
+                "must give splits other than train a Sequential order"
             )
         for number in range(len(self.order)):
             yield self.micro_batches(number, shard)
@@ -227,8 +227,8 @@ def sorted_pass(
 ) -> Stream:
     """Return one pass over `samples` (rows,) by length, so that little time goes into padding.
 
-    `lengths` are those of all samples of the data set; `collate` takes numbers of these samples. If it
-    does not set a batch's `samples`, they are these numbers, not positions in the pass.
+    `lengths` are those of all samples of the data set; `collate` takes numbers of these samples. If
+    it does not set a batch's `samples`, they are these numbers, not positions in the pass.
     """
     order = samples[np.argsort(lengths[samples], kind="stable")]
 
@@ -242,16 +242,19 @@ def sorted_pass(
 
 
 def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> float:
-    """Return the mean size of the batches of a kind of update, divided by the size of its first ones.
+    """Return the mean size of the batches of a kind of update, relative to its first ones.
 
     `needs` is the number of batches that the update takes from each stream. The size of a batch is
     rows times width; the mean is over SAMPLED batches. A stream without the method `places` has
     batches of one size.
     """
-    ragged = {n: c for n, c in needs.items() if c and hasattr(streams[n], "places")}
-    first = sum(streams[n].places(i) for n, c in ragged.items() for i in range(c))
-    every = sum(c * streams[n].places(i) for n, c in ragged.items() for i in range(SAMPLED))
-    return every / SAMPLED / first if first else 1.0
+    first = sampled = 0
+    for name, count in needs.items():
+        if count and hasattr(streams[name], "places"):
+            sizes = [streams[name].places(i) for i in range(max(count, SAMPLED))]
+            first += sum(sizes[:count])
+            sampled += count * sum(sizes[:SAMPLED])
+    return sampled / SAMPLED / first if first else 1.0
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""Sums of gradients over replicas, in buckets that are sent during the backward pass."""
+"""Sums over replicas of sizes and gradients; buckets of these leave during the backward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Logs, to_python
 from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.distributed.vectors import (
     Vector,
@@ -23,17 +24,74 @@ from metaseq_lm.distributed.vectors import (
 ON_THE_WAY = 2  # buckets that are summed at the same time
 
 
+@dataclass(frozen=True)
+class GlobalCount:
+    """What all replicas' micro-batches of a global batch have together.
+
+    Attributes:
+        totals: Every size summed over them, a number or (C,) per copy.
+        are_equal: Whether all replicas have as many.
+        is_complete: Whether every replica has at least one.
+    """
+
+    totals: dict[str, Any]
+    are_equal: bool
+    is_complete: bool
+
+
+def count_globally(
+    sizes: Mapping[str, Any], micro_batches: int, device: torch.device
+) -> GlobalCount:
+    """Count what the replicas have, this one `micro_batches` with these `sizes` in all.
+
+    A call of all replicas.
+    """
+    # A number stays on the host.
+    totals = {n: torch.as_tensor(sizes[n], dtype=torch.float64).clone() for n in sorted(sizes)}
+    are_equal, is_complete = compare(micro_batches)
+    if is_complete:
+        process_group.sum_(list(totals.values()))
+    else:
+        totals = sum_of_sizes(process_group.gather_objects(to_python(totals)), device)
+    return GlobalCount(totals, are_equal, is_complete)
+
+
+def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+    """Return the sums of the replicas' sizes, which those without micro-batches lack."""
+    totals: dict[str, Any] = {}
+    for sizes in replicas:
+        for name, size in sizes.items():
+            target = device if isinstance(size, list) else "cpu"
+            number = torch.tensor(size, dtype=torch.float64, device=target)
+            totals[name] = totals.get(name, 0.0) + number
+    return totals
+
+
+def compare(micro_batches: int) -> tuple[bool, bool]:
+    """Return whether all replicas have as many micro-batches, and whether each has one at least.
+
+    A call of all replicas.
+    """
+    numbers = [micro_batches, micro_batches**2, micro_batches > 0]
+    sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    process_group.sum_([sums])
+    total, squares, having = sums.tolist()
+    replicas = process_group.world_size()
+    return total**2 == replicas * squares, having == replicas
+
+
 class Reduction:
     """Sums the gradients of `leaves` over the replicas.
 
-    The last backward pass runs inside the with block, and each bucket is sent as soon as its gradients
-    are computed. Buckets are filled from the last leaf to the first, the order of the backward pass,
-    and are sent in that order on every replica.
+    The last backward pass runs inside the with block, and each bucket is sent as soon as its
+    gradients are computed. Buckets are filled from the last leaf to the first, the order of the
+    backward pass, and are sent in that order on every replica.
 
     Args:
         leaves: The leaves of the graph, whole.
-        wrt: What they stand for: the leaves themselves, or shards. The gradient of a shard is a shard.
-        low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of `wrt`.
+        wrt: The leaves themselves, or shards of them. The gradient of a shard is a shard.
+        low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
+            `wrt`.
     """
 
     def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False) -> None:
@@ -74,8 +132,8 @@ class Reduction:
     def _has_room(self) -> bool:
         """Return whether a bucket can be sent without a wait.
 
-        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends it
-        at its end only, and until then may wait for this replica to gather a layer with it.
+        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends
+        it at its end only, and until then may wait for this replica to gather a layer with it.
         """
         return len(self.waits) < ON_THE_WAY or self.waits[0].is_over()
 
@@ -112,9 +170,10 @@ class Reduction:
         self.waits.append(process_group.start_sum(flat))
 
     def finish(self, logs: Logs, is_complete: bool = True) -> Vector:
-        """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None.
+        """Return the summed gradients and sum the logs.
 
-        Unless `is_complete`, some replicas had no micro-batch, and learn here which logs there are.
+        A gradient that is None on all replicas stays None. Unless `is_complete`, some replicas had
+        no micro-batch, and learn here which logs there are.
         """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()

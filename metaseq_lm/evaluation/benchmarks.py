@@ -1,9 +1,9 @@
-"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and the files their leaderboards take.
+"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and files for their leaderboards.
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
-that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not per
-cent.
+that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not
+per cent.
 """
 
 import json
@@ -112,7 +112,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
             )
         if data.labels is None:
             raise UsageError(
-                f"--data {folder}: split '{data.split}' has no labels; choose another with split=NAME"
+                f"--data {folder}: split '{data.split}' has no labels; choose another: split=NAME"
             )
         return LabelledItems(data.benchmark, data.labels, data.rows, data.label_names)
 
@@ -128,7 +128,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
         it. All are nan if a score is not finite, for then nothing can be ranked.
 
         Raises:
-            MetaseqError: The parts do not belong together, or facts that the task needs are missing.
+            MetaseqError: The parts do not belong together, or needed facts are missing.
         """
         gold, scores = np.asarray(items.gold), np.asarray(probabilities, np.float64)
         if items.benchmark:
@@ -138,8 +138,8 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
             scores = scores.reshape(len(scores))
         if len(gold) != len(scores):
             raise MetaseqError(
-                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores do "
-                "not pair up"
+                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores "
+                "do not pair up"
             )
         if items.benchmark and not np.isfinite(scores).all():
             return {OVERALL: GroupMetrics(len(gold), dict.fromkeys(task.metrics, nan))}
@@ -183,7 +183,7 @@ def labelled_results(items: LabelledItems, scores: Any) -> Results:
 def checked_scores(
     benchmark: str, task: Benchmark, scores: Any, label_names: Sequence[str]
 ) -> np.ndarray:
-    """Return scores as float64, (rows,) for regression, else (rows, K); MetaseqError if they are not.
+    """Return scores, float64 (rows,) for regression, else (rows, K); else MetaseqError.
 
     Every task but those with candidates has as many columns as labels.
     """
@@ -198,11 +198,11 @@ def checked_scores(
 
 
 def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str]) -> Facts:
-    """Return `rows` if there are `count` of them and each has the facts `names`; else MetaseqError."""
+    """Return `rows`; MetaseqError unless there are `count` and each has the facts `names`."""
     if rows is None or len(rows) != count:
         raise MetaseqError(
-            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; make "
-            f"the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
+            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; "
+            f"make the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
         )
     for i, row in enumerate(rows):
         if missing := [name for name in names if name not in row]:
@@ -281,14 +281,14 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
     facts = facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
     if not facts:
         raise MetaseqError("superglue/ReCoRD: no rows")
-    both = [
+    scores = [
         [
             max((score(answer, text) for answer in row["answers"]), default=0.0)
             for score in (token_f1, exact_match)
         ]
         for text, row in zip(predictions, facts)
     ]
-    f1, em = np.mean(both, 0).tolist()
+    f1, em = np.mean(scores, 0).tolist()
     return _two("f1", f1, "em", em)
 
 
@@ -347,7 +347,7 @@ def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 @register_suite("labelled", SplitConfig)
 def labelled_suite(config: SplitConfig) -> LabelledSuite:
-    """A labelled set that is of no benchmark: accuracy and macro F1, correlations or F1 by class."""
+    """A labelled set of no benchmark: accuracy and macro F1, or correlations."""
     return LabelledSuite(config, lambda task: general_metrics(task.gold, task.scores))
 
 
@@ -442,7 +442,7 @@ def submission(
     if not task.labels:
         written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]
     else:
-        written = [label_names[place] for place in values.argmax(1)]
+        written = [label_names[index] for index in values.argmax(1)]
     if benchmark.startswith("glue/"):
         lines = [f"{row['idx']}\t{inert(label)}" for row, label in zip(facts, written)]
         return name, "\n".join(["index\tprediction", *lines, ""])

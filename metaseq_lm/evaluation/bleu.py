@@ -13,13 +13,13 @@ def check_bleu(tokenizer: str) -> None:
     """Raise UsageError for a tokenizer that is not one of TOKENIZERS or if sacrebleu is missing."""
     if tokenizer not in TOKENIZERS:
         raise UsageError(
-            f"task.bleu_tokenizer is '{tokenizer}'; one of {', '.join(TOKENIZERS)} (none: the text is "
-            "tokenised already)"
+            f"task.bleu_tokenizer is '{tokenizer}'; one of {', '.join(TOKENIZERS)} (none: the text "
+            "is tokenised already)"
         )
     if importlib.util.find_spec("sacrebleu") is None:
         raise UsageError(
-            "BLEU needs sacrebleu, which is not installed: pip install sacrebleu; or task.bleu=false, "
-            "then nothing is translated"
+            "BLEU needs sacrebleu, which is not installed: pip install sacrebleu; or "
+            "task.bleu=false, then nothing is translated"
         )
 
 

@@ -1,9 +1,9 @@
 """F1 of spans (chunks, entities) in tagged sentences.
 
 A predicted span is correct if start, end and type are those of a gold span of the same sentence;
-counts are summed over all sentences. For badly formed tags there are two readers, used for gold tags
-too: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official script of
-CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
+counts are summed over all sentences. For badly formed tags there are two readers, used for gold
+tags too: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official script
+of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 """
 
 from collections import Counter
@@ -18,8 +18,8 @@ SpanReader = Callable[[Sequence[str]], set[Span]]
 def chunk_spans(tags: Sequence[str]) -> set[Span]:
     """Return the spans (first word, word after the last, type) of BIO or BIOES tags.
 
-    Only O, B- and S- end a span, so a change of type inside one does not; the type is that of the last
-    tag. I- and E- after O open a span. A tag without a known prefix counts as O.
+    Only O, B- and S- end a span, so a change of type inside one does not; the type is that of the
+    last tag. I- and E- after O open a span. A tag without a known prefix counts as O.
     """
     spans: set[Span] = set()
     start, last_kind = -1, ""
@@ -38,8 +38,9 @@ def chunk_spans(tags: Sequence[str]) -> set[Span]:
 def conlleval_spans(tags: Sequence[str]) -> set[Span]:
     """Return the spans (first word, word after the last, type) as conlleval reads them.
 
-    A span continues only with I- or E- of its type, after B- or I-: unlike in `chunk_spans`, a change
-    of type begins a new span, and E- and S- end one. A tag without a known prefix counts as O.
+    A span continues only with I- or E- of its type, after B- or I-: unlike in `chunk_spans`, a
+    change of type begins a new span, and E- and S- end one. A tag without a known prefix counts as
+    O.
     """
     spans: set[Span] = set()
     start = -1
@@ -118,7 +119,7 @@ def span_counts(
 
 
 def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> str:
-    """Return the lines that conlleval prints: counts, accuracy of tags, scores of all and each type.
+    """Return the lines that conlleval prints: counts, accuracy, scores of all and each type.
 
     ValueError if the two differ in the number or length of sentences.
     """

@@ -37,7 +37,7 @@ def f1_macro(
 
 
 def f1_multi_label(gold: npt.ArrayLike, predicted: npt.ArrayLike, average: str) -> float:
-    """Return the F1 of boolean labels (items, classes): of all decisions ("micro") or the mean of the classes ("macro").
+    """Return the micro or macro F1 of boolean labels (items, classes).
 
     A class that is neither gold nor predicted counts as 0.
     """

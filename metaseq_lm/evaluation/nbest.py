@@ -127,7 +127,7 @@ def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
 
 
 def read_plls(path: Path) -> dict[str, float]:
-    """Return the PLL of each text, `inert`, of a file of `score_lines`; MetaseqError with file and line."""
+    """Return the PLL of each text of a file of `score_lines`; MetaseqError names the line."""
     plls = {}
     for number, line, _ in TextFile(path, "fail").lines():
         fields = line.split("\t", 2)
@@ -143,7 +143,7 @@ def read_plls(path: Path) -> dict[str, float]:
     return plls
 
 
-# ------------------------------------------------------------------------ word errors and re-ranking
+# ---------------------------------------------------------------- word errors and re-ranking
 
 
 def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Predictions of runs: files with one JSON object per example, ensembles, the choice of the best runs."""
+"""Predictions of runs: files of a JSON object per example, ensembles, choice of runs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from metaseq_lm.core.files import to_json, write_atomic
 def write_predictions(
     folder: Path, split: str, rows: Sequence[dict[str, Any]], submissions: Mapping[str, str]
 ) -> None:
-    """Write predictions.SPLIT.jsonl, one line per row in the order of "index", and the `submissions`.
+    """Write predictions.SPLIT.jsonl, one line per row by "index", and the `submissions`.
 
     Rows of several labelled sets say which by "set"; each has a file predictions.SPLIT.SET.jsonl.
     """

@@ -1,8 +1,8 @@
 """SQuAD: answers from the spans that windows score, and the official scores, in percent.
 
 Scores are those of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018); answers are decoded as BERT and
-ELECTRA do. `golds` maps the id of each question to its gold answers, none for a question without an answer;
-`predictions` maps ids to texts, "" for "there is no answer". Version 1.1 also scores MRQA.
+ELECTRA do. `golds` maps the id of each question to its gold answers, none for a question without an
+answer; `predictions` maps ids to texts, "" for "there is no answer". Version 1.1 also scores MRQA.
 """
 
 import math
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows
@@ -41,7 +41,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, then articles, then surplus white space, in this order."""
+    """Lower-case, then drop ASCII punctuation, articles and surplus white space."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -51,7 +51,7 @@ def exact_match(gold: str, predicted: str) -> float:
 
 
 def token_f1(gold: str, predicted: str) -> float:
-    """Return the F1 of the two bags of normalised words; 0 if either is empty, as version 1.1 has it."""
+    """Return the F1 of two bags of normalised words; 0 if either is empty (version 1.1)."""
     first, second = normalize_answer(gold).split(), normalize_answer(predicted).split()
     shared = sum((Counter(first) & Counter(second)).values())
     return 2 * shared / (len(first) + len(second)) if shared else 0.0
@@ -179,7 +179,7 @@ class SquadSuiteConfig(SplitConfig):
 
 @dataclass(frozen=True)
 class SquadItems:
-    """The gold answers of each question by its id, and whether the version knows no unanswerable ones."""
+    """The gold answers of each question by its id; `answerable_only`: each has at least one."""
 
     golds: Golds
     answerable_only: bool
@@ -267,7 +267,7 @@ class WindowAnswers:
 
 @dataclass
 class Answers:
-    """The answers of all windows of a question: the lowest score of "no answer", and (score, text)."""
+    """Answers of a question's windows: the lowest "no answer" score, and (score, text)."""
 
     null: float = math.inf
     texts: list[tuple[float, str]] = field(default_factory=list)

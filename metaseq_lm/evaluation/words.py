@@ -38,9 +38,9 @@ def attachment_scores(
 ) -> tuple[float, float]:
     """Return the share of words with the right head (UAS), and with the right relation too (LAS).
 
-    A tree is heads (words,) and relations (words,) of sentences end to end; whether the heads form a
-    tree is not checked. `counted` (words,) says which words count, all if None; both scores are nan if
-    none does. ValueError for arrays of unequal length.
+    A tree is heads (words,) and relations (words,) of sentences end to end; whether the heads form
+    a tree is not checked. `counted` (words,) says which words count, all if None; both scores are
+    nan if none does. ValueError for arrays of unequal length.
     """
     (gold_heads, gold_relations), (heads, relations) = (
         [np.asarray(part) for part in tree] for tree in (gold, predicted)
@@ -49,12 +49,15 @@ def attachment_scores(
     lengths = [len(part) for part in (gold_heads, gold_relations, heads, relations, mask)]
     if len(set(lengths)) != 1:
         raise ValueError(
-            f"{lengths} gold heads and relations, predicted heads and relations, and words that count"
+            f"{lengths} gold heads and relations, predicted heads and relations, and words that "
+            "count"
         )
     right = mask & (gold_heads == heads)
-    both = right & (gold_relations == relations)
+    labelled_right = right & (gold_relations == relations)
     n_words = int(mask.sum())
-    return (int(right.sum()) / n_words, int(both.sum()) / n_words) if n_words else (nan, nan)
+    return (
+        (int(right.sum()) / n_words, int(labelled_right.sum()) / n_words) if n_words else (nan, nan)
+    )
 
 
 def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> dict[str, float]:
@@ -80,9 +83,9 @@ def score_trees(
 ) -> dict[str, float]:
     """Return "uas" and "las" without punctuation, "uas_all" and "las_all" with it, from 0 to 1.
 
-    As in the code of Clark et al. 2018, punctuation is known by the form of a word alone. `heads` are
-    positions of words, 1 for the first, 0 for the root. MetaseqError if the predictions do not fit
-    the sentences.
+    As in the code of Clark et al. 2018, punctuation is known by the form of a word alone. `heads`
+    are positions of words, 1 for the first, 0 for the root. MetaseqError if the predictions do not
+    fit the sentences.
     """
     rows = np.asarray(sentences, np.int64)
     gold_relations = _gold(data, rows, TREES, heads)
@@ -114,7 +117,7 @@ def _gold(data: WordSet, rows: np.ndarray, form: str, predicted: Numbers) -> np.
     lengths = [len(np.asarray(row)) for row in predicted]
     if not len(rows) or lengths != data.lengths[rows].tolist():
         raise MetaseqError(
-            f"{data.folder}: predictions for {len(lengths)} sentences and {sum(lengths)} words, but "
-            f"{len(rows)} sentences and {int(data.lengths[rows].sum())} words are scored"
+            f"{data.folder}: predictions for {len(lengths)} sentences and {sum(lengths)} words, "
+            f"but {len(rows)} sentences and {int(data.lengths[rows].sum())} words are scored"
         )
     return data.flat(data.labels, rows)

@@ -252,7 +252,7 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def apply_block(block: nn.Module, *inputs: Tensor | None) -> Tensor:
+def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
 
     The backward pass then runs the block again with the weights and the random numbers of the first
@@ -268,7 +268,7 @@ def apply_block(block: nn.Module, *inputs: Tensor | None) -> Tensor:
     start = context.noise.position if context.noise is not None else 0
     runs = 0
 
-    def run(*tensors: Tensor | None) -> Tensor:
+    def run(*tensors: Any) -> Tensor:
         nonlocal runs
         runs += 1
         noise = context.noise.at(start) if context.noise is not None else None

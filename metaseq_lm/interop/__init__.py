@@ -1,1 +1,1 @@
-"""Models and tokenizers to and from folders of the transformers library, which is not needed for it."""
+"""Models and tokenizers to and from folders of the transformers library, without it."""

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.heads import LABEL_RANGE
 from metaseq_lm.interop.parts import Part, build
-from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM, attention_mask
+from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM
 from metaseq_lm.models.transformer.span_head import SpanHead
 
 LIMIT = 1e-5  # of logits, in fp32
@@ -28,7 +29,7 @@ TEXT = (
 
 
 def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
-    """Return a line with the largest difference; MetaseqError if it is above LIMIT or ids differ."""
+    """Return a line with the largest difference; MetaseqError above LIMIT or if ids differ."""
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
     model, loading = kind.from_pretrained(folder, output_loading_info=True)
@@ -39,17 +40,21 @@ def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
     difference = largest_difference(part, net, model.float().eval(), tokenizer.vocabulary)
     if not difference <= LIMIT:
         raise MetaseqError(
-            f"{folder}: logits differ by up to {difference:.2e} from those of transformers ({LIMIT:.0e} allowed)"
+            f"{folder}: logits differ by up to {difference:.2e} from those of transformers "
+            f"({LIMIT:.0e} allowed)"
         )
     foreign_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for line, ids in zip(TEXT, tokenizer.encode_batch(TEXT)):
         if foreign_tokenizer(line, add_special_tokens=False)["input_ids"] != ids:
             raise MetaseqError(f"{folder}: transformers cuts {line!r} into other tokens")
-    return f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are equal"
+    return (
+        f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are "
+        "equal"
+    )
 
 
 def library(user: str = "--check") -> Any:
-    """Return the transformers module, quiet; MetaseqError, which names `user`, if it is not installed."""
+    """Return the transformers module, quiet; MetaseqError naming `user` if not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -73,23 +78,23 @@ def largest_difference(
     label_range = part.original.get(LABEL_RANGE)
     scale = 1.0 if label_range is None else max(1.0, float(label_range.abs().max()))
     for padded in (False, True):
-        rows, padding, segments = random_rows(part, vocabulary, padded)
-        outputs = native_outputs(net, rows, padding if padded else None, segments)
+        rows, layout, segments = random_rows(part, vocabulary, padded)
+        outputs = native_outputs(net, rows, layout, segments)
         if label_range is not None:
             outputs["sentence"] = outputs["sentence"] * label_range[1] + label_range[0]
-        library_outputs = foreign_outputs(other, rows, padding, segments)
+        library_outputs = foreign_outputs(other, rows, layout, segments)
         for name, output in outputs.items():
             difference = (output - library_outputs[name]).abs() / scale
             if name not in ("next_sentence", "sentence"):
-                difference = difference[~padding]
+                difference = difference[~layout.padding_of(rows)]
             largest = max(largest, float(difference.max().nan_to_num(torch.inf)))
     return largest
 
 
 def random_rows(
     part: Part, vocabulary: Vocabulary, padded: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return ids (B, S), where they are padding (B, S), and segments (B, S) if there are any."""
+) -> tuple[Tensor, Layout, Tensor | None]:
+    """Return ids (B, S), their layout, and segments (B, S) if there are any."""
     length = min(LONGEST, part.foreign.model.max_positions)
     random = np.random.default_rng(1)
     usual = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
@@ -101,11 +106,12 @@ def random_rows(
     rows[padding] = vocabulary.pad
     kinds = part.foreign.model.segments
     segments = torch.tensor(random.integers(0, kinds, (ROWS, length))) if kinds else None
-    return rows, padding, segments
+    reach = part.foreign.architecture.reach
+    return rows, Layout(padding if padded else None, reach=reach), segments
 
 
 def native_outputs(
-    net: nn.Module, rows: Tensor, padding: Tensor | None, segments: Tensor | None
+    net: nn.Module, rows: Tensor, layout: Layout, segments: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the outputs of a net by the name of the head, "hidden" for one without heads."""
     if not isinstance(net, TransformerLM):
@@ -114,9 +120,9 @@ def native_outputs(
         assert isinstance(parts, nn.ModuleDict)
         embeddings = parts["embeddings"]
         assert isinstance(embeddings, Embeddings)
-        states = parts["stack"](embeddings(rows, segments), attention_mask(padding))
+        states = parts["stack"](embeddings(rows, layout, segments), layout)
         return {"lm": parts["head"](states, embeddings.tokens.weight)}
-    states = net.encoder(rows, padding, segments)
+    states = net.encoder(rows, layout, segments)
     outputs = {}
     for name, head in net.heads.items():
         if isinstance(head, SpanHead):
@@ -130,10 +136,10 @@ def native_outputs(
 
 
 def foreign_outputs(
-    model: nn.Module, rows: Tensor, padding: Tensor, segments: Tensor | None
+    model: nn.Module, rows: Tensor, layout: Layout, segments: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the outputs of a model of the transformers library by our names of its heads."""
-    inputs = {"input_ids": rows, "attention_mask": (~padding).long()}
+    inputs = {"input_ids": rows, "attention_mask": (~layout.padding_of(rows)).long()}
     if segments is not None:
         inputs["token_type_ids"] = segments
     if type(model).__name__.endswith("ForMultipleChoice"):

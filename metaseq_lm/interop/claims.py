@@ -1,11 +1,10 @@
-"""What an export may claim: what the objective of a run declares that a class of the library computes."""
+"""What an export may claim: the library's class that a run's objective declares."""
 
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions import Criterion, Exported
@@ -14,24 +13,26 @@ KINDS = ("task", "criterion", "model")
 HEADS = "heads."
 
 
-def claimed(config: DictConfig, place: object) -> Exported:
+def claimed(config: RunConfig, source: object) -> Exported:
     """Return what the criterion of a run declares, if its task and model may be exported, too.
 
     Raises:
-        MetaseqError: One of the three does not, or does not say so; the message begins with `place`.
+        MetaseqError: One of the three does not, or does not say so; the message begins with
+            `source`.
     """
     for kind in KINDS:
-        name = config[kind]._name
+        name = getattr(config, kind)._name
         entry = ALL[kind].entry(name)
         # Not an inherited one: a subclass may compute something else.
         declared = vars(entry.value).get("exported")
         if isinstance(declared, str):
-            raise MetaseqError(f"{place}: {kind} {name}: {declared}")
+            raise MetaseqError(f"{source}: {kind} {name}: {declared}")
         if not declared:
             raise MetaseqError(
-                f"{place}: {kind} {name} (of {entry.origin}) does not say that a class of transformers "
-                "computes what it trains: its attention, positions or heads may be others. If a class does, "
-                "declare `exported` in the body of the class itself (docs/how_to/plugins.md)"
+                f"{source}: {kind} {name} (of {entry.origin}) does not say that a class of "
+                "transformers computes what it trains: its attention, positions or heads may be "
+                "others. If a class does, declare `exported` in the body of the class itself "
+                "(docs/how_to/plugins.md)"
             )
     criterion: Criterion = build("criterion", config.criterion)
     assert isinstance(criterion.exported, Exported)
@@ -41,7 +42,7 @@ def claimed(config: DictConfig, place: object) -> Exported:
 def with_trained_heads(
     weights: dict[str, Tensor], claim: Exported
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights without heads that the objective does not train, and the names of these."""
+    """Return the weights without heads that the objective does not train, and their names."""
     heads = {name.split(".")[1] for name in weights if name.startswith(HEADS)}
     unused = sorted(heads - set(claim.heads))
     prefixes = tuple(f"{HEADS}{head}." for head in unused)

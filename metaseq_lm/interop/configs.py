@@ -1,12 +1,11 @@
 """Conversion between a `config.json` of the transformers library and our model options."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig, untyped_section
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
@@ -64,26 +63,28 @@ class Foreign:
         return self.architecture.offset(self.pad)
 
 
-def read_config(config: dict[str, Any], place: object) -> Foreign:
-    """Parse the content of a `config.json`; MetaseqError that names `place` if it cannot be used."""
+def read_config(config: dict[str, Any], source: object) -> Foreign:
+    """Parse the content of a `config.json`; MetaseqError naming `source` if not usable."""
 
     def number(key: str, kind: type, default: Any = None) -> Any:
         value = config.get(key, default)
         fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
         if not fits or not 0 <= value < 1 << 31:
             raise MetaseqError(
-                f"{place}: {key} is {str(value)[:40]!r}, not a number that can be used"
+                f"{source}: {key} is {str(value)[:40]!r}, not a number that can be used"
             )
         return kind(value)
 
-    architecture = architecture_of(config, place)
+    architecture = architecture_of(config, source)
     if architecture.base == DISTIL:
         renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
-    for key, value in FIXED.items():
-        if config.get(key, value) != value:
+    for key, usual in FIXED.items():
+        value = architecture.reach == "causal" if key == "is_decoder" else usual
+        if config.get(key, usual) != value:
             raise MetaseqError(
-                f"{place}: {key} is {str(config[key])[:40]!r}; only models with {value!r} can be used"
+                f"{source}: {key} is {str(config.get(key, usual))[:40]!r}; only models with "
+                f"{value!r} can be used"
             )
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
@@ -101,7 +102,7 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     # A config of a few bytes must not ask for the work of thousands of layers.
     largest = max(options["encoder_layers"], kinds)
     if least < 1 or largest > MOST or width % options["encoder_attention_heads"]:
-        raise MetaseqError(f"{place}: there is no model with {options}")
+        raise MetaseqError(f"{source}: there is no model with {options}")
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
@@ -109,17 +110,18 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     return Foreign(architecture, model, number("vocab_size", int), pad, tied, segments)
 
 
-def architecture_of(config: dict[str, Any], place: object) -> Architecture:
-    """Return the architecture that a `config.json` names; MetaseqError for one that is not known."""
+def architecture_of(config: dict[str, Any], source: object) -> Architecture:
+    """Return the architecture that a `config.json` names; MetaseqError if unknown."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise MetaseqError(
-            f"{place}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
+            f"{source}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can "
+            "be used"
         )
     architecture = ARCHITECTURES[name]
     if config.get("model_type", architecture.base) != architecture.base:
-        raise MetaseqError(f"{place}: model_type is {config['model_type']!r} but it is a {name}")
+        raise MetaseqError(f"{source}: model_type is {config['model_type']!r} but it is a {name}")
     return architecture
 
 
@@ -134,15 +136,18 @@ def write_config(
     if base == "electra":
         values["embedding_size"] = model.embed_dim
     segments = model.segments or (1 if base == "roberta" else 2)
+    is_causal = architecture.reach == "causal"
+    has_ends = base == "roberta" or is_causal
     values |= {
         "vocab_size": len(vocabulary),
         "max_position_embeddings": model.max_positions + architecture.offset(pad),
         "type_vocab_size": segments,
         "hidden_act": "gelu",
         "pad_token_id": pad,
-        "bos_token_id": vocabulary.cls() if base == "roberta" else None,
-        "eos_token_id": vocabulary.sep if base == "roberta" else None,
+        "bos_token_id": vocabulary.cls() if has_ends else None,
+        "eos_token_id": vocabulary.sep if has_ends else None,
         "tie_word_embeddings": tied,
+        **({"is_decoder": True} if is_causal else {}),
         **({} if model.segments else {OUR_KEY: {"segments": 0}}),
     }
     if base == DISTIL:
@@ -152,34 +157,31 @@ def write_config(
     return values
 
 
-def model_options(config: DictConfig, place: object) -> TransformerConfig:
+def model_options(config: RunConfig, source: object) -> TransformerConfig:
     """Return the encoder options in a run's config; MetaseqError for another kind of model."""
-    node = config.model if OmegaConf.is_dict(config.model) else {}
+    values = vars(config.model) if config.model is not None else {}
     usual = {item.name: item.default for item in fields(TransformerConfig)}
-    options = {name: node[name] for name in usual if name in node}
+    options = {name: values[name] for name in usual if name in values}
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():
         kinds = (int, float) if isinstance(usual[name], float) else type(usual[name])
         wrong |= set() if isinstance(value, kinds) else {name}
     if wrong:
         raise MetaseqError(
-            f"{place}: its model is {node.get('_name')!r}, not an encoder like ours "
+            f"{source}: its model is {values.get('_name')!r}, not an encoder like ours "
             f"({', '.join(sorted(wrong))})"
         )
     return TransformerConfig(**options)
 
 
-def run_config(
-    foreign: Foreign, generator: Foreign | None, sharing: str, folder: str
-) -> DictConfig:
+def run_config(foreign: Foreign, generator: Foreign | None, sharing: str, folder: str) -> RunConfig:
     """Return the configuration of a run that continues an imported model.
 
     ELECTRA's discriminator gets task electra, BERT with next-sentence prediction sentence_pairs,
-    all others masked_lm.
+    a causal model causal_lm, all others masked_lm.
     """
     model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
     config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
-    OmegaConf.set_struct(config, False)
     heads = foreign.architecture.heads
     if "rtd" in heads:
         width = foreign.model.encoder_embed_dim
@@ -194,19 +196,29 @@ def run_config(
         config = _with_groups(config, groups)
     elif "next_sentence" in heads:
         config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
-    config.model = {**config.model, **model}
-    config.task.tokens_per_sample = foreign.model.max_positions
-    config.data = config.save_dir = folder
-    config.label = foreign.architecture.name
-    return config
+    elif foreign.architecture.reach == "causal":
+        config = _with_groups(config, {"task": "causal_lm", "criterion": "causal_lm"})
+    return replace(
+        config,
+        data=folder,
+        save_dir=folder,
+        label=foreign.architecture.name,
+        task=replace(config.task, tokens_per_sample=foreign.model.max_positions),
+        model=section_with(config.model, model),
+    )
 
 
-def _with_groups(config: DictConfig, names: dict[str, str]) -> DictConfig:
+def section_with(section: Any, values: dict[str, Any]) -> Any:
+    """Return a section with other values of options, and further ones if its class is not registered."""
+    if values.keys() <= vars(section).keys():
+        return replace(section, **values)
+    return untyped_section({**vars(section), **values})
+
+
+def _with_groups(config: RunConfig, names: dict[str, str]) -> RunConfig:
     """Return `config` with other choices of groups; only the names if they are not registered."""
     if names["task"] in TASKS.entries:
-        config = load_config([f"{group}={name}" for group, name in names.items()])
-        OmegaConf.set_struct(config, False)
-        return config
-    for group, name in names.items():
-        config[group] = {**config[group], "_name": name} if group == "task" else {"_name": name}
-    return config
+        return load_config([f"{group}={name}" for group, name in names.items()])
+    unregistered = {group: untyped_section({"_name": name}) for group, name in names.items()}
+    unregistered["task"] = untyped_section({**vars(config.task), "_name": names["task"]})
+    return replace(config, **unregistered)

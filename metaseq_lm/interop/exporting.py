@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import Tensor
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
@@ -42,17 +42,17 @@ SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 def export_checkpoint(
     stored: Checkpoint,
-    config: DictConfig,
+    config: RunConfig,
     out: Path,
     name: str,
     data: Path | None = None,
     head: str = "",
 ) -> tuple[Part, Tokenizer]:
-    """Fill the new folder `out` with config.json, weights, tokenizer and model card of part `name` of a checkpoint.
+    """Write config.json, weights, tokenizer and card of part `name` to the new folder `out`.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
-    folder of its config. `head` is the labelled set of the head, where there are several. Returns the
-    part and its tokenizer. MetaseqError if the library has no such model.
+    folder of its config. `head` is the labelled set of the head, where there are several. Returns
+    the part and its tokenizer. MetaseqError if the library has no such model.
     """
     if name == "main" and f"{EMBEDDINGS[0]}tokens.weight" not in stored.weights:
         raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
@@ -70,16 +70,16 @@ def export_checkpoint(
     return part, tokenizer
 
 
-def row_length(part: Part, config: DictConfig) -> int:
-    """Return the tokens at which a fine-tuned model's tokenizer cuts texts, as its task does; else 0."""
+def row_length(part: Part, config: RunConfig) -> int:
+    """Return at how many tokens a fine-tuned model's tokenizer cuts texts; else 0."""
     is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
     return int(config.task.tokens_per_sample) if is_fine_tuned else 0
 
 
-def longest_input(part: Part, config: DictConfig) -> str:
-    """Return how long inputs may be, and what else there is to know if rows in training were shorter."""
+def longest_input(part: Part, config: RunConfig) -> str:
+    """Return how long inputs may be, and a remark if rows in training were shorter."""
     positions = part.foreign.model.max_positions
-    rows = config.task.get("tokens_per_sample", positions)
+    rows = getattr(config.task, "tokens_per_sample", positions)
     if rows == positions:
         return f"{positions} tokens"
     if row_length(part, config):
@@ -87,8 +87,8 @@ def longest_input(part: Part, config: DictConfig) -> str:
     return f"{positions} tokens (in its training rows had at most {rows})"
 
 
-def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
-    """Return the folder with the tokenizer of a checkpoint: its run or its data; UsageError if gone."""
+def tokenizer_folder(stored: Checkpoint, config: RunConfig) -> Path:
+    """Return the folder of a checkpoint's tokenizer, run or data; UsageError if gone."""
     run = stored.path.parent.parent
     folder = run if (run / DICT_FILE).is_file() else Path(config.data)
     if not folder.is_dir():
@@ -99,9 +99,9 @@ def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
 
 
 def export_part(
-    stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str, head: str = ""
+    stored: Checkpoint, config: RunConfig, vocabulary: Vocabulary, name: str, head: str = ""
 ) -> Part:
-    """Return the net `name` of a checkpoint, with `head` of several, as a model of the transformers library.
+    """Return net `name` of a checkpoint, with one `head`, as a model of transformers.
 
     UsageError if there is no such net or head, MetaseqError if it has no counterpart.
     """
@@ -120,21 +120,23 @@ def export_part(
         raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
     if len(tokens) != len(vocabulary):
         raise MetaseqError(
-            f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
-            "the folder of the tokenizer it was trained with by --data"
+            f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; "
+            "give the folder of the tokenizer it was trained with by --data"
         )
     if stored.manifest.get(KEY) is not None:
         part = _imported_part(stored, name, weights)
     else:
         part = trained_part(weights, config, vocabulary, stored.path, main)
-        part.config |= label_options(part, config, stored, head or config.task.get("labelled"))
+        part.config |= label_options(
+            part, config, stored, head or getattr(config.task, "labelled", None)
+        )
     build(part, stored.path)
     return part
 
 
 def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) -> Part:
     """Return an imported model with the names, copies and spare tensors that its folder had."""
-    place = f"{stored.path / 'manifest.json'}: {KEY}"
+    source = f"{stored.path / 'manifest.json'}: {KEY}"
     try:
         record, rest = stored.manifest[KEY][name], stored.state[KEY][name]
         config, names, copies = (dict(record[key]) for key in ("config", "names", "copies"))
@@ -142,56 +144,57 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
             raise TypeError("not a table of names")
         rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise MetaseqError(f"{place}: damaged ({error!r})") from error
-    part = Part(read_config(config, place), config, weights, name == "main", names, copies, rest)
+        raise MetaseqError(f"{source}: damaged ({error!r})") from error
+    part = Part(read_config(config, source), config, weights, name == "main", names, copies, rest)
     written = {n for group in tensor_names(part.foreign, part.main).values() for n in group}
     if not set(copies.values()) <= written:
-        raise MetaseqError(f"{place}: damaged (copies of tensors that are not stored)")
+        raise MetaseqError(f"{source}: damaged (copies of tensors that are not stored)")
     return part
 
 
 def trained_part(
     weights: dict[str, Tensor],
-    config: DictConfig,
+    config: RunConfig,
     vocabulary: Vocabulary,
-    place: object,
+    source: object,
     main: bool = True,
 ) -> Part:
     """Return a model that was trained here as the matching class of the transformers library.
 
-    MetaseqError, which begins with `place`, if there is none.
+    MetaseqError, which begins with `source`, if there is none.
     """
-    claim = claimed(config, place)
+    claim = claimed(config, source)
     weights, unused = with_trained_heads(weights, claim) if main else (weights, [])
     if not main and not claim.generator:
         raise MetaseqError(
-            f"{place}: its noise model is not trained as a masked language model by criterion "
+            f"{source}: its noise model is not trained as a masked language model by criterion "
             f"{config.criterion._name}, and no other class of transformers fits it"
         )
     if LABEL_RANGE in weights and not claim.real_values:
         raise MetaseqError(
-            f"{place}: its real values go through a sigmoid, which no class of transformers has; train "
-            "without it to export them"
+            f"{source}: its real values go through a sigmoid, which no class of transformers has; "
+            "train without it to export them"
         )
-    model = model_options(config, place)
+    model = model_options(config, source)
     separate = model.token_embed_dim not in (0, model.encoder_embed_dim)
     if model.encoder_normalize_before and (separate or "heads.rtd.out.bias" in weights or not main):
         raise MetaseqError(
-            f"{place}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is post-LN; train "
-            "with model.encoder_normalize_before=false (e.g. --model electra_small) to export it"
+            f"{source}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is "
+            "post-LN; train with model.encoder_normalize_before=false (e.g. --model "
+            "electra_small) to export it"
         )
-    activation = config.task.get("pooler_activation", "tanh")
+    activation = getattr(config.task, "pooler_activation", "tanh")
     if main:
-        architecture = choose(weights, model, vocabulary, activation, place)
+        architecture = choose(weights, model, vocabulary, activation, claim.reach, source)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
-            raise MetaseqError(f"{place}: its generator is no masked language model of ours")
+            raise MetaseqError(f"{source}: its generator is no masked language model of ours")
         model = generator_sizes(model, weights)
     tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
     values = write_config(architecture, model, vocabulary, tied)
-    original, weights = weights, to_library_form(weights, architecture, activation, place)
-    part = Part(read_config(values, place), values, weights, main, original=original)
+    original, weights = weights, to_library_form(weights, architecture, activation, source)
+    part = Part(read_config(values, source), values, weights, main, original=original)
     part.unused, part.pipeline = unused, claim.pipeline or not main
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
@@ -206,7 +209,8 @@ def trained_part(
             detail = f"{message.format(architecture.name)} {', '.join(sorted(parts)[:4])}"
             remedy = "; train with task.joint=false task.answerability=false to export it"
             raise MetaseqError(
-                f"{place}: {detail}{remedy * ('heads.span' in parts or 'heads.answerability' in parts)}"
+                f"{source}: "
+                f"{detail}{remedy * ('heads.span' in parts or 'heads.answerability' in parts)}"
             )
     return part
 
@@ -216,12 +220,13 @@ def choose(
     model: TransformerConfig,
     vocabulary: Vocabulary,
     activation: str,
-    place: object,
+    reach: str,
+    source: object,
 ) -> Architecture:
     """Return the class of the transformers library for the encoder and heads of `weights`.
 
     `activation` is that of the layer in a head for sentences, by which ELECTRA's and DistilBERT's
-    differ. MetaseqError if the library has the head for other encoders only.
+    differ, `reach` what a token sees. MetaseqError if the library has the head for other encoders only.
     """
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:
@@ -246,15 +251,22 @@ def choose(
         scores = weights[f"{SENTENCE}out.bias"]
         choices = len(scores) == 1 and LABEL_RANGE not in weights
         kind = "ForMultipleChoice" if choices else "ForSequenceClassification"
-    if base + kind not in ARCHITECTURES:
-        raise MetaseqError(f"{place}: a {base}{kind} has other layers than its head")
-    return ARCHITECTURES[base + kind]
+    if reach == "causal":
+        kind = "LMHeadModel" if base == "Bert" else "ForCausalLM"
+    architecture = ARCHITECTURES.get(base + kind)
+    if architecture is None:
+        raise MetaseqError(f"{source}: a {base}{kind} has other layers than its head")
+    if architecture.reach != reach:
+        raise MetaseqError(
+            f"{source}: {base}{kind} sees {architecture.reach}, the objective {reach}"
+        )
+    return architecture
 
 
 def label_options(
-    part: Part, config: DictConfig, stored: Checkpoint, labelled: Any
+    part: Part, config: RunConfig, stored: Checkpoint, labelled: Any
 ) -> dict[str, Any]:
-    """Return the options of `config.json` that name the outputs of a classifier of the set `labelled`."""
+    """Return the options of `config.json` that name a classifier's outputs for a set."""
     labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # of one set
     bias = part.weights.get(f"{SENTENCE}out.bias", part.weights.get(f"{TOKEN}out.bias"))
     if bias is None or part.foreign.architecture.name.endswith("ForMultipleChoice"):
@@ -262,7 +274,7 @@ def label_options(
     key = (
         "seq_classif_dropout" if part.foreign.architecture.base == DISTIL else "classifier_dropout"
     )
-    dropout = {key: config.task.get("head_dropout", 0.0)}
+    dropout = {key: getattr(config.task, "head_dropout", 0.0)}
     if LABEL_RANGE in part.original:
         names, kind = ["value"], "regression"
     else:
@@ -280,21 +292,21 @@ def label_options(
     return {**dropout, **kinds, "label2id": ids, "id2label": labels}
 
 
-def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) -> str:
+def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -> str:
     """Return why a model of these weights cannot be exported, "" if it can."""
-    place = "model"
+    source = "model"
     try:
         if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
-            raise MetaseqError(f"{place}: {NO_ENCODER}")
+            raise MetaseqError(f"{source}: {NO_ENCODER}")
         main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
         trained_part(
-            with_one_head(main, next(iter(sets_with_heads(main)), ""), place),
+            with_one_head(main, next(iter(sets_with_heads(main)), ""), source),
             config,
             vocabulary,
-            place,
+            source,
         )
     except MetaseqError as error:
-        return str(error).removeprefix(f"{place}: ")
+        return str(error).removeprefix(f"{source}: ")
     return ""
 
 

@@ -18,7 +18,8 @@ from metaseq_lm.models.transformer.span_head import SpanHead
 
 SENTENCE, SPAN, TOKEN = "heads.sentence.", "heads.span.", "heads.token."
 LABEL_RANGE = "label_range"
-# tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; a power of two is exact.
+# tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; a power of two is
+# exact.
 LINEAR = 2.0**-13
 # From here on, gelu(x) is x in fp32.
 GELU_LINEAR = 6.0
@@ -29,20 +30,21 @@ def sets_with_heads(weights: Mapping[str, Tensor]) -> list[str]:
     return sorted({set_of(name, SETS) for name in weights} - {""})
 
 
-def with_one_head(weights: dict[str, Tensor], name: str, place: object) -> dict[str, Tensor]:
+def with_one_head(weights: dict[str, Tensor], name: str, source: object) -> dict[str, Tensor]:
     """Return weights with the head of the labelled set `name` alone, as that of a model of one set.
 
-    UsageError, which begins with `place`, without such a set, or without a name where there are several.
+    UsageError, which begins with `source`, without such a set, or without a name where there are
+    several.
     """
     names = sets_with_heads(weights)
     if not names and not name:
         return weights
     if not names:
-        raise UsageError(f"{place}: it has no heads of several sets; leave --head away")
+        raise UsageError(f"{source}: it has no heads of several sets; leave --head away")
     name = names[0] if len(names) == 1 and not name else name
     if name not in names:
         hint = f"no head for {name!r}.{nearest(name, names)} " if name else ""
-        raise UsageError(f"{place}: {hint}Choose a head with --head: {', '.join(names)}")
+        raise UsageError(f"{source}: {hint}Choose a head with --head: {', '.join(names)}")
     chosen = {}
     for key, weight in weights.items():
         if key.startswith(POOLER):
@@ -70,13 +72,13 @@ def add_fine_tuned_heads(heads: nn.ModuleDict, weights: dict[str, Tensor], activ
 
 
 def to_library_form(
-    weights: dict[str, Tensor], architecture: Architecture, activation: str, place: object
+    weights: dict[str, Tensor], architecture: Architecture, activation: str, source: object
 ) -> dict[str, Tensor]:
-    """Return weights whose sentence head has the layers of the library's class; the outputs are equal.
+    """Return weights with the sentence head of the library's class; outputs are equal.
 
     The library has a layer below the output layer, with the architecture's activation; `activation`
-    is that of our head. Where our head has no such layer, it becomes the identity, within the linear
-    part of tanh or GELU. The scale of real-valued labels goes into the output layer.
+    is that of our head. Where our head has no such layer, it becomes the identity, within the
+    linear part of tanh or GELU. The scale of real-valued labels goes into the output layer.
 
     Raises:
         MetaseqError: The library has no such head.
@@ -89,7 +91,7 @@ def to_library_form(
     width = weights["encoder.stack.layers.0.ffn_norm.bias"].shape[0]
     if out.shape[1] != width:
         raise MetaseqError(
-            f"{place}: its head sees two spans of a row, which no class of transformers does"
+            f"{source}: its head sees two spans of a row, which no class of transformers does"
         )
     if label_range is not None:
         least, scale = label_range.double()
@@ -98,8 +100,8 @@ def to_library_form(
     identity = torch.eye(width, dtype=out.dtype, device=out.device)
     if pooled and activation != architecture.activation:
         raise MetaseqError(
-            f"{place}: a {architecture.name} has no {activation} layer; train with task.pooled=false or "
-            f"task.pooler_activation={architecture.activation} to export it"
+            f"{source}: a {architecture.name} has no {activation} layer; train with "
+            f"task.pooled=false or task.pooler_activation={architecture.activation} to export it"
         )
     if architecture.activation == "gelu" and not pooled:
         shift = largest_states(weights).to(out) + GELU_LINEAR

@@ -1,4 +1,4 @@
-"""Import: from a folder of the transformers library to a run folder that training can start from."""
+"""Import a folder of the transformers library as a run folder that training starts from."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.config import as_dict
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import Tokenizer
@@ -43,7 +44,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
     generator_config = parts["generator"].foreign if generator else None
     config = run_config(part.foreign, generator_config, sharing, str(out))
     manifest = {
-        "config": OmegaConf.to_container(config),
+        "config": as_dict(config),
         "valid": {},
         "data": {},
         "tokenizer": tokenizer.fingerprint,
@@ -56,7 +57,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         tokenizer.save(folder)
         (folder / ORIGINALS).mkdir()
         copy_tokenizer(source, folder / ORIGINALS)
-        write_atomic(folder / "config.yaml", OmegaConf.to_yaml(config).encode())
+        write_atomic(folder / "config.yaml", OmegaConf.to_yaml(as_dict(config)).encode())
         checkpoint.save(folder / "checkpoints", 0, weights, state, manifest)
 
 
@@ -79,10 +80,11 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
 
 
 def check_generator(main: Part, other: Part, folder: Path) -> None:
-    """Raise if `other` cannot be the generator of `main`; sizes as in Clark et al. 2020, section 3."""
+    """Raise if `other` cannot be the generator of `main` (sizes: Clark et al. 2020, section 3)."""
     if main.foreign.architecture.heads != ("rtd",):
         raise UsageError(
-            f"--generator belongs to an ElectraForPreTraining, not to a {main.foreign.architecture.name}"
+            "--generator belongs to an ElectraForPreTraining, not to a "
+            f"{main.foreign.architecture.name}"
         )
     if other.foreign.architecture.name != "ElectraForMaskedLM":
         raise MetaseqError(

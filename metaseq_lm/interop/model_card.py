@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from metaseq_lm import __version__
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
 
 # The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
 PIPELINES = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "ForCausalLM": ("text-generation", "AutoModelForCausalLM"),
+    "LMHeadModel": ("text-generation", "AutoModelForCausalLM"),
     "ForPreTraining": ("", "AutoModelForPreTraining"),
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
     "ForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
@@ -24,7 +25,7 @@ PIPELINES = {
 
 def model_card(
     stored: Checkpoint,
-    config: DictConfig,
+    config: RunConfig,
     model: dict[str, Any],
     labelled: str = "",
     longest: str = "",
@@ -32,8 +33,8 @@ def model_card(
 ) -> str:
     """Return the model card of a checkpoint; `model` is the content of its `config.json`.
 
-    `labelled` is the set whose head was chosen, if there are several, `longest` says how long inputs may
-    be; without `has_pipeline` no pipeline of transformers does what was trained.
+    `labelled` is the set whose head was chosen, if there are several, `longest` says how long
+    inputs may be; without `has_pipeline` no pipeline of transformers does what was trained.
     """
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
@@ -44,7 +45,7 @@ def model_card(
         "Class": f"`{name}`",
         "Trained by": f"metaseq-lm {__version__}, task `{task}`, criterion `{criterion}`",
         "Updates": str(stored.manifest.get("update", "")),
-        "Labelled set": escape_markdown(labelled or str(config.task.get("labelled", ""))),
+        "Labelled set": escape_markdown(labelled or str(getattr(config.task, "labelled", ""))),
         "Started from": escape_markdown(Path(config.init_from or "").name),
         "Labels": escape_markdown(", ".join(labels)),
         "Longest input": longest,

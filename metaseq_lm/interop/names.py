@@ -93,11 +93,19 @@ BASE_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of the transformers library: its name, `model_type`, and which heads it has."""
+    """A class of the transformers library.
+
+    Attributes:
+        name: Name of the class.
+        base: Its `model_type`.
+        heads: Which heads it has.
+        reach: What a token sees, "both" sides or "causal" (see core.batch.Layout).
+    """
 
     name: str
     base: str
     heads: tuple[str, ...] = ()
+    reach: str = "both"
 
     @property
     def activation(self) -> str:
@@ -110,7 +118,7 @@ class Architecture:
         return "bert" if self.base == MEGATRON else self.base
 
     def offset(self, pad: int) -> int:
-        """Return the rows of the position table before the first position; `pad` is a token's id."""
+        """Return the rows of the position table before the first position; `pad` is an id."""
         return pad + 1 if self.base == "roberta" else 0
 
     @property
@@ -129,6 +137,7 @@ ARCHITECTURES = {
     for a in (
         Architecture("BertModel", "bert"),
         Architecture("BertForMaskedLM", "bert", ("lm",)),
+        Architecture("BertLMHeadModel", "bert", ("lm",), "causal"),
         Architecture("BertForPreTraining", "bert", ("lm", "next_sentence")),
         Architecture("BertForSequenceClassification", "bert", ("sentence",)),
         Architecture("BertForMultipleChoice", "bert", ("sentence",)),
@@ -141,6 +150,7 @@ ARCHITECTURES = {
         Architecture("DistilBertForQuestionAnswering", DISTIL, ("span",)),
         Architecture("MegatronBertModel", MEGATRON),
         Architecture("MegatronBertForMaskedLM", MEGATRON, ("lm",)),
+        Architecture("MegatronBertForCausalLM", MEGATRON, ("lm",), "causal"),
         Architecture("MegatronBertForPreTraining", MEGATRON, ("lm", "next_sentence")),
         Architecture("MegatronBertForSequenceClassification", MEGATRON, ("sentence",)),
         Architecture("MegatronBertForMultipleChoice", MEGATRON, ("sentence",)),
@@ -148,11 +158,13 @@ ARCHITECTURES = {
         Architecture("MegatronBertForQuestionAnswering", MEGATRON, ("span",)),
         Architecture("RobertaModel", "roberta"),
         Architecture("RobertaForMaskedLM", "roberta", ("lm",)),
+        Architecture("RobertaForCausalLM", "roberta", ("lm",), "causal"),
         Architecture("RobertaForSequenceClassification", "roberta", ("sentence",)),
         Architecture("RobertaForTokenClassification", "roberta", ("token",)),
         Architecture("RobertaForQuestionAnswering", "roberta", ("span",)),
         Architecture("ElectraModel", "electra"),
         Architecture("ElectraForMaskedLM", "electra", ("lm",)),
+        Architecture("ElectraForCausalLM", "electra", ("lm",), "causal"),
         Architecture("ElectraForPreTraining", "electra", ("rtd",)),
         Architecture("ElectraForSequenceClassification", "electra", ("sentence",)),
         Architecture("ElectraForTokenClassification", "electra", ("token",)),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.check import LIMIT, foreign_outputs, library
 from metaseq_lm.interop.heads import LABEL_RANGE
@@ -64,16 +65,18 @@ def check_objective(
         differences = comparison.differences(passes)
     except Exception as error:  # whatever a criterion meets that expects its own model
         raise MetaseqError(
-            f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model in a way "
-            f"that the class does not have ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+            f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model "
+            f"in a way that the class does not have ({type(error).__name__}: "
+            f"{str(error).splitlines()[0][:200]})"
         ) from error
     if not differences:
         raise MetaseqError(f"{folder}: criterion {criterion} uses no head that a {name} has")
     worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= LIMIT:
         raise MetaseqError(
-            f"{folder}: criterion {criterion} computes something else with a {name}: {worst} differ by up to "
-            f"{differences[worst]:.2e} on rows of {parts.config.data} ({LIMIT:.0e} allowed)"
+            f"{folder}: criterion {criterion} computes something else with a {name}: {worst} "
+            f"differ by up to {differences[worst]:.2e} on rows of {parts.config.data} ({LIMIT:.0e} "
+            "allowed)"
         )
     return (
         f"{folder}: {criterion}'s own scores and losses differ by at most {differences[worst]:.2e}"
@@ -81,7 +84,7 @@ def check_objective(
 
 
 def first_rows(parts: Parts, labelled: str) -> Passes:
-    """Return the first rows of each stream of the validation split, or of that of a labelled set."""
+    """Return the first rows of each stream of the validation split, or of a labelled set's."""
     task, split = parts.task, parts.config.trainer.valid_split or "valid"
     streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
     chosen = {key: s for key, s in streams.items() if key.rpartition("/")[2] == labelled}
@@ -132,16 +135,20 @@ class Comparison:
         parts = self.parts
         with parts.evaluation_mode():
             metrics = parts.task.evaluate(parts.engine, parts.model, passes).metrics
-        return {n: float(v) for n, v in metrics.items() if n in {"loss", *parts.engine.loss_terms}}
+        return {
+            n: float(v)
+            for n, v in metrics.items()
+            if n in {"loss", *parts.engine.record.loss_terms}
+        }
 
     def exchange(self) -> None:
-        """Put the library's model in the place of the encoder, and columns of its states for heads."""
+        """Replace the encoder by the library's model, and heads by columns of its states."""
         model, encoder = self.parts.model, encoder_of(self.parts.model)
         for module in model.modules():  # one that shares the layers of the encoder keeps them
             if module is not encoder and getattr(module, "stack", module) is None:
                 module.stack = encoder.stack
-        for head, place in self.places.items():
-            parent, _, name = place.rpartition(".")
+        for head, path in self.places.items():
+            parent, _, name = path.rpartition(".")
             owner = model.get_submodule(parent)
             setattr(owner, name, Columns(self.encoder, head))
             for holder in (owner, model.get_submodule("heads")):
@@ -171,8 +178,8 @@ def hooked(model: nn.Module, places: dict[str, str], record: Any) -> Iterator[No
         record(head, output.detach())
 
     handles = [
-        model.get_submodule(place).register_forward_hook(partial(hook, head))
-        for head, place in places.items()
+        model.get_submodule(path).register_forward_hook(partial(hook, head))
+        for head, path in places.items()
     ]
     try:
         yield
@@ -195,15 +202,17 @@ class LibraryEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
-        """Return all outputs (..., S, K) for ids (..., S); one of a row stands at every position."""
-        length, self.padding = tokens.shape[-1], padding
-        absent = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
+        """Return all outputs (..., S, K) for ids (..., S); one per row is repeated over S."""
+        length, self.padding = tokens.shape[-1], layout.padding
+        rows = tokens.reshape(-1, length)
+        flat = Layout(layout.padding_of(tokens).reshape(-1, length))
+        if segments is not None:
+            segments = segments.reshape(-1, length)
         if self.part.foreign.model.segments < 2:
             segments = None
-        rows = [None if t is None else t.reshape(-1, length) for t in (tokens, absent, segments)]
-        outputs = foreign_outputs(self.model, *rows)  # type: ignore[arg-type]
+        outputs = foreign_outputs(self.model, rows, flat, segments)
         label_range = self.part.original.get(LABEL_RANGE)
         if label_range is not None:
             outputs["sentence"] = (outputs["sentence"] - label_range[0]) / label_range[1]

@@ -38,11 +38,11 @@ KEY = "transformers"
 class Part:
     """A model's parameters under our names, and the remaining content of its folder.
 
-    `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones in
-    the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our model has
-    no place for. `original` are our weights where `weights` are in the form of the library's head.
-    `unused` are heads that the objective does not train, and `pipeline` says whether that of the class
-    does what was trained.
+    `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones
+    in the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our
+    model has no place for. `original` are our weights where `weights` are in the form of the
+    library's head. `unused` are heads that the objective does not train, and `pipeline` says
+    whether that of the class does what was trained.
     """
 
     foreign: Foreign
@@ -63,7 +63,7 @@ class Part:
 
 
 def tensor_names(foreign: Foreign, main: bool) -> Mapping:
-    """Return the library's tensors that make each of our parameters; not `main`: ELECTRA's generator."""
+    """Return the library's tensors for each of our parameters; not `main`: the generator."""
     architecture, prefix = foreign.architecture, foreign.architecture.prefix
     backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
     names: Mapping = {}
@@ -101,12 +101,12 @@ def table(foreign: Foreign, kind: str) -> str:
 
 
 def read_part(
-    foreign: Foreign, config: dict[str, Any], tensors: dict[str, Tensor], place: object, main: bool
+    foreign: Foreign, config: dict[str, Any], tensors: dict[str, Tensor], source: object, main: bool
 ) -> Part:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
     stored = {canonical(name, foreign.architecture.prefix): name for name in tensors}
     if len(stored) < len(tensors):
-        raise MetaseqError(f"{place}: a tensor is there under an old and under its present name")
+        raise MetaseqError(f"{source}: a tensor is there under an old and under its present name")
     names = tensor_names(foreign, main)
     required = [name for pieces in names.values() for name in pieces]
     for name in required:
@@ -116,11 +116,11 @@ def read_part(
     missing = [name for name in required if name not in by_name]
     if missing:
         raise MetaseqError(
-            f"{place}: it lacks {', '.join(missing[:4])}, which a {foreign.architecture.name} has"
+            f"{source}: it lacks {', '.join(missing[:4])}, which a {foreign.architecture.name} has"
         )
     part = Part(foreign, config, {}, main)
     part.names = {name: stored[name] for name in required if stored[name] != name}
-    _sort_rest(part, by_name.keys() - required, stored, by_name, place)
+    _sort_rest(part, by_name.keys() - required, stored, by_name, source)
     position = table(foreign, "position")
     if foreign.offset:
         part.rest[stored[position]] = by_name[position][: foreign.offset].clone()
@@ -130,7 +130,7 @@ def read_part(
             rows = [by_name[name] for name in pieces]
             part.weights[parameter] = torch.cat(rows) if len(rows) > 1 else rows[0]
     except RuntimeError as error:
-        raise MetaseqError(f"{place}: its tensors do not fit together ({error})") from error
+        raise MetaseqError(f"{source}: its tensors do not fit together ({error})") from error
     return part
 
 
@@ -139,7 +139,7 @@ def _sort_rest(
     others: set[str],
     stored: dict[str, str],
     by_name: dict[str, Tensor],
-    place: object,
+    source: object,
 ) -> None:
     """Sort `others` into copies and tensors to keep; MetaseqError for one that is not known."""
     base, tied = part.foreign.architecture.base, part.foreign.tied
@@ -153,14 +153,14 @@ def _sort_rest(
             part.copies[stored[name]] = copies[name]
         elif name == output and tied and "lm" in part.foreign.architecture.heads:
             raise MetaseqError(
-                f"{place}: {name} differs from the embedding though config.json has "
+                f"{source}: {name} differs from the embedding though config.json has "
                 "tie_word_embeddings; set it to false there if the head has weights of its own"
             )
         elif name in spare or CONSTANTS.fullmatch(name):
             part.rest[stored[name]] = tensor
         else:
             raise MetaseqError(
-                f"{place}: nothing is known of the tensor {name}, which a "
+                f"{source}: nothing is known of the tensor {name}, which a "
                 f"{part.foreign.architecture.name} does not have"
             )
 
@@ -209,7 +209,7 @@ def assemble(
     return net
 
 
-def build(part: Part, place: object) -> nn.Module:
+def build(part: Part, source: object) -> nn.Module:
     """Return the net of a part, ready to predict; CheckpointError if the weights do not fit."""
     foreign, weights = part.foreign, dict(part.original or part.weights)
     weights.pop(LABEL_RANGE, None)
@@ -217,6 +217,6 @@ def build(part: Part, place: object) -> nn.Module:
         net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
         if isinstance(net, TransformerLM):
             add_fine_tuned_heads(net.heads, weights, foreign.architecture.activation)
-    checkpoint.check_fit(net, weights, place)
+    checkpoint.check_fit(net, weights, source)
     net.load_state_dict(weights, assign=True)
     return net.float().eval()

@@ -30,9 +30,9 @@ def write_tokenizer(
 ) -> None:
     """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
 
-    A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on them,
-    with one separator between. Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a kind
-    that the library cannot hold.
+    A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on
+    them, with one separator between. Text that looks like a special symbol becomes one there, as is
+    usual. MetaseqError for a kind that the library cannot hold.
     """
     library = library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary

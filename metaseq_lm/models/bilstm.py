@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse, select
@@ -74,14 +75,14 @@ class BiLSTM(nn.Module):
         return tokens if self.ids is None else self.ids[tokens]
 
     def states(
-        self, tokens: Tensor, padding: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the states (B, S, D) of the forward and of the backward direction, layer by layer.
 
         Position t of the forward states knows the tokens up to t, of the backward ones those from
-        t on. The first of each list are the embeddings. What stands at padding means nothing.
+        t on. The first of each list are the embeddings. States at padding are arbitrary.
         """
-        lengths = lengths_of(tokens, padding)
+        lengths = layout.lengths(tokens)
         x = self.tokens(self.known(tokens))
         ahead = self._stack(self.ahead, x)
         # Turned within the lengths: padding comes last for both directions, and changes nothing.
@@ -99,7 +100,7 @@ class BiLSTM(nn.Module):
         return states
 
     def forward(
-        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
         """Return the top states of both directions side by side, (..., S, 2D), of rows (..., S).
 
@@ -107,9 +108,8 @@ class BiLSTM(nn.Module):
         but [CLS], so in its place stands its state at the row's last token. Segments are not used.
         """
         rows = tokens.reshape(-1, tokens.shape[-1])
-        padding = None if padding is None else padding.reshape(rows.shape)
-        ahead, back = (states[-1] for states in self.states(rows, padding))
-        last = (lengths_of(rows, padding) - 1).clamp(min=0).unsqueeze(1)
+        ahead, back = (states[-1] for states in self.states(rows, layout))
+        last = (layout.lengths(rows) - 1).clamp(min=0).unsqueeze(1)
         ahead = torch.cat([select(ahead, last), ahead[:, 1:]], dim=1)
         return torch.cat([ahead, back], dim=-1).view(*tokens.shape, -1)
 
@@ -136,13 +136,6 @@ def differentiable() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def lengths_of(tokens: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the lengths (B,) of rows (B, S) whose padding, at their ends, is true in `padding`."""
-    if padding is None:
-        return tokens.new_full(tokens.shape[:1], tokens.shape[1])
-    return (~padding).sum(-1)
-
-
 @register_model("bilstm_lm", dataclass=BiLSTMConfig)
 class BiLSTMLM(nn.Module):
     """A BiLSTM and a softmax that both directions share; `ids` as in BiLSTM."""
@@ -162,12 +155,12 @@ class BiLSTMLM(nn.Module):
         nn.init.zeros_(head.bias)
         self.heads = nn.ModuleDict({"lm": head})
 
-    def directions(self, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def directions(self, tokens: Tensor, layout: Layout = ALL_VISIBLE) -> tuple[Tensor, Tensor]:
         """Return the logits (B, S - 1, V) of the next and of the previous token.
 
         Entry t of the first is for token t + 1, given those up to t; of the second for token t,
         given those from t + 1 on.
         """
-        ahead, back = (states[-1] for states in self.encoder.states(tokens, padding))
+        ahead, back = (states[-1] for states in self.encoder.states(tokens, layout))
         head, dropout = self.heads["lm"], self.encoder.dropout
         return head(dropout(ahead[:, :-1])), head(dropout(back[:, 1:]))

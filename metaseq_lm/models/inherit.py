@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm.core.config import check_stored, overridden
+from metaseq_lm.core.config import RunConfig, as_dict
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.core.registry import nearest, register_model
 from metaseq_lm.runs import manifests
 
@@ -32,7 +32,7 @@ class Inherit(nn.Module):
     """
 
 
-def inherited(config: DictConfig) -> DictConfig:
+def inherited(config: RunConfig) -> RunConfig:
     """Return `config` with the model that init_from was trained with, if it asks for model=inherit.
 
     model.changes replaces options of the checkpoint's. Raises UsageError without init_from, if the
@@ -55,11 +55,11 @@ def inherited(config: DictConfig) -> DictConfig:
     model = stored.get("model") if isinstance(stored, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("_name"), str):
         raise UsageError(f"{path} does not say what its model was; give --model")
+    changes = config.model.changes
     try:
-        check_stored("model", model)
+        config = from_stored({**as_dict(config), "model": model})
     except ValueError as error:
         raise UsageError(f"{path}: its config cannot be used: {error}") from error
-    changes = list(config.model.changes)
     for change in changes:
         option, equals, _ = change.partition("=")
         if not (option and equals):
@@ -70,13 +70,7 @@ def inherited(config: DictConfig) -> DictConfig:
                 f"model.changes has {option}; {path} was trained with model {model['_name']}, which has no "
                 f"such option.{nearest(option, options)}"
             )
-    config = config.copy()
-    OmegaConf.set_struct(config, False)
-    config.model = model
-    if changes:
-        try:
-            config = overridden(config, [f"model.{change}" for change in changes])
-        except UsageError as error:
-            raise UsageError(f"model.changes={changes}: {error}") from error
-    OmegaConf.set_struct(config, True)
-    return config
+    try:
+        return overridden(config, [f"model.{change}" for change in changes])
+    except UsageError as error:
+        raise UsageError(f"model.changes={changes}: {error}") from error

@@ -4,11 +4,10 @@ With ordinary parameters these are torch's own layers. Called through `torch.fun
 with parameters of one more dimension they compute all copies at once: parameters (copies, ...),
 activations (copies, batch, length, width). Virtual students of one update are such copies.
 
-Shapes: C copies, B batch, S length, D width, H heads, V vocabulary.
+Shapes: C copies, B batch, S length, D width, V vocabulary.
 """
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.forward.context import current_context, scale_of
 
@@ -134,13 +133,20 @@ class Embedding(nn.Embedding):
             return embedded + tokens[..., self.padding_idx, None] * (constant - row)
         if weight.dim() == 2:
             return F.embedding(tokens, weight, self.padding_idx)
-        copies, size, width = weight.shape
-        offsets = torch.arange(copies, device=tokens.device) * size
-        rows = tokens + offsets.view(-1, *[1] * (tokens.dim() - 1))
-        embedded = F.embedding(rows, weight.reshape(-1, width))
+        embedded = lookup(tokens, weight)
         if self.padding_idx is None:
             return embedded
         return embedded.where((tokens != self.padding_idx).unsqueeze(-1), embedded.detach())
+
+
+def lookup(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return the rows of a table (V, D) for ids (..., S), or of C tables (C, V, D) for ids (C, ..., S)."""
+    if weight.dim() == 2:
+        return F.embedding(ids, weight)
+    copies, size, width = weight.shape
+    offsets = torch.arange(copies, device=ids.device) * size
+    rows = ids + offsets.view(-1, *[1] * (ids.dim() - 1))
+    return F.embedding(rows, weight.reshape(-1, width))
 
 
 class Dropout(nn.Module):
@@ -167,50 +173,6 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) with one projection for queries, keys and values."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        if width % heads:
-            raise UsageError(
-                f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
-            )
-        self.heads = heads
-        self.in_proj = Linear(width, 3 * width)
-        self.out_proj = Linear(width, width)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return (..., S, D); `mask` is boolean (N, 1, 1 or S, S), true where a key may be seen."""
-        *lead, length, width = x.shape
-        qkv = self.in_proj(x).view(-1, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)
-        # The fused kernel has no second derivative, and dropout inside it would follow torch's
-        # global generator instead of the rows.
-        explicit = current_context().double_backward or (self.training and self.dropout.p > 0)
-        if explicit:
-            scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
-            if mask is not None:
-                scores = scores.masked_fill(~mask, float("-inf"))
-            # Under autocast softmax would return fp32, twice the memory of what the product takes.
-            mixed = self.dropout(scores.softmax(-1, dtype=v.dtype)) @ v
-        else:
-            mixed = fused_attention(q, k, v, mask)
-        projected: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))
-        return projected
-
-
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Return torch's fused attention, computed in fp32 on a CPU."""
-    # In bf16 the CPU kernel's derivative takes five times as long as in fp32.
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    with torch.autocast("cpu", enabled=False):
-        mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
-    return mixed.to(q.dtype)
 
 
 class ScalarMix(nn.Module):

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import full_precision
-from metaseq_lm.models.bilstm import lengths_of, projected_lstm
+from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
 
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
@@ -219,9 +220,9 @@ class LSTMEncoderDecoder(nn.Module):
         self.heads[name] = AttentionHead(self.width, len(self.target.weight), attention_dropout)
         draw_uniform(self.heads[name])
 
-    def encode(self, tokens: Tensor, padding: Tensor) -> Memory:
-        """Return what the decoder needs of source rows (B, S); what stands at padding means nothing."""
-        lengths = lengths_of(tokens, padding)
+    def encode(self, tokens: Tensor, layout: Layout) -> Memory:
+        """Return what the decoder needs of source rows (B, S); states at padding are arbitrary."""
+        lengths = layout.lengths(tokens)
         counts = lengths.cpu()  # where torch wants them; once for all layers
         x, first = self.dropout(self.source(tokens)), []
         for ahead, back in zip(self.ahead, self.back, strict=True):
@@ -229,7 +230,7 @@ class LSTMEncoderDecoder(nn.Module):
             other, (g, d) = run_rows(back, reverse(x, lengths), counts)
             first.append((torch.cat([h, g], dim=-1), torch.cat([c, d], dim=-1)))
             x = self.dropout(torch.cat([one, reverse(other, lengths)], dim=-1))
-        return Memory(x, padding, first)
+        return Memory(x, layout.padding_of(tokens), first)
 
     def decode(self, inputs: Tensor, before: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
         """Return the top states (B, T, D) after each input (B, T), and the states of all layers."""
@@ -240,21 +241,21 @@ class LSTMEncoderDecoder(nn.Module):
             after.append(state)
         return x, after
 
-    def forward(self, tokens: Tensor, padding: Tensor, inputs: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, layout: Layout, inputs: Tensor) -> Tensor:
         """Return the primary head's logits (B, T, V) after each of the `inputs` (B, T)."""
-        memory = self.encode(tokens, padding)
+        memory = self.encode(tokens, layout)
         logits: Tensor = self.heads[PRIMARY](self.decode(inputs, memory.first)[0], memory)
         return logits
 
     @torch.no_grad()
     def translate(
-        self, tokens: Tensor, padding: Tensor, limits: Tensor, beam: Beam
+        self, tokens: Tensor, layout: Layout, limits: Tensor, beam: Beam
     ) -> tuple[Tensor, Tensor]:
         """Return the best target row of each source row (B, S), and its score, by beam search.
 
         By the primary head, with dropout as the mode of the model has it. See `beam_search`.
         """
-        memory, size = self.encode(tokens, padding), beam.size
+        memory, size = self.encode(tokens, layout), beam.size
         head = self.heads[PRIMARY]
 
         def step(last: Tensor, state: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,12 @@ import torch
 from omegaconf import II
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import build, option, typed_options
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
-from metaseq_lm.distributed.vectors import Vector, is_dtensor
+from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
@@ -62,9 +62,10 @@ class Optimizer:
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
     def load_gradient(self, gradient: Vector) -> Tensor:
-        """Put a gradient, in the order of `parameters`, into the `.grad` of `local`; return its norm.
+        """Put a gradient into the `.grad` of `local`, and return its norm.
 
-        Its tensors are whole or placed as the parameters. The norm is that of all processes' parts.
+        Its tensors, in the order of `parameters`, are whole or placed as these. The norm is that of
+        all processes' parts.
         """
         if self.is_sharded:
             gradient = vectors.place_like(gradient, self.parameters)
@@ -82,10 +83,10 @@ class Optimizer:
             parameter.grad = None
 
     def step(self, found_inf: Tensor | None = None) -> None:
-        """Apply the gradients in the `.grad` of `local` at the scheduled rate; without one they stay.
+        """Step the parameters that have a `.grad` in `local`, at the scheduled rate.
 
-        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are; the
-        host does not read it. Only for an optimizer that `takes_found_inf`.
+        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are;
+        the host does not read it. Only for an optimizer that `takes_found_inf`.
         """
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
@@ -165,75 +166,25 @@ class Optimizer:
         self.load_local_state({"updates": state["updates"], "state": parts})
 
 
-def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]],
-    weight_decay: float,
-    decay_norms_and_biases: bool,
-    rates: Mapping[str, float] | None = None,
-) -> list[dict[str, Any]]:
-    """Split parameters into groups of one weight decay and one rate each.
-
-    Vectors (norms, biases) may be spared the decay; `rates` are the rates of the parameters by
-    name, without them the groups have none of their own.
-    """
-    groups: dict[tuple[float, bool], dict[str, Any]] = {}  # by rate, and whether spared
-    for name, p in named:
-        spared = not (decay_norms_and_biases or p.dim() > 1)
-        rate = rates[name] if rates else 0.0
-        group: dict[str, Any] = {"params": [], "weight_decay": 0.0 if spared else weight_decay}
-        group |= {"lr": rate} if rates else {}
-        groups.setdefault((rate, spared), group)["params"].append(p)
-    return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
-
-
-LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
-
-
-def layer_multipliers(names: Sequence[str], decay: float) -> dict[str, float]:
-    """Return the factor of the rate of each parameter: decay^(depth of the heads - its depth).
-
-    As in the code of ELECTRA and BAM: embeddings (and their projection) have depth 0, layer i
-    depth i + 1, BERT's tanh pooler L + 1 and heads L + 2, so that the top layer gets decay^2.
-    Raises UsageError for a model without such layers.
-    """
-    numbers = [int(match[1]) for match in map(LAYER.match, names) if match]
-    if not numbers:
-        raise UsageError(
-            f"optimizer.layer_decay is {decay}, but no trained parameter of the model is called "
-            "encoder.stack.layers.N; it must be 1 for this task"
-        )
-    top = max(numbers) + 1
-
-    def depth(name: str) -> int:
-        if match := LAYER.match(name):
-            return int(match[1]) + 1
-        if name.startswith("encoder.stack.norm."):
-            return top  # the last norm of a pre-LN stack belongs to its top layer
-        if name.startswith("encoder."):
-            return 0
-        return top + 1 if ".pooler." in name else top + 2
-
-    return {name: decay ** (top + 2 - depth(name)) for name in names}
-
-
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
-    optimizer: Mapping[str, Any],
-    schedule: Mapping[str, Any],
+    config: Any,
+    schedule: Any,
 ) -> Optimizer:
-    """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
+    """Build an optimizer with its schedule from sections of the run's configuration.
 
-    Parameters that need no gradient are left out.
+    Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs
+    whole matrices if the parameters are sharded.
     """
-    config: OptimizerConfig = typed_options("optimizer", optimizer)
     named = [(name, p) for name, p in parameters if p.requires_grad]
-    rates = None
-    if config.layer_decay != 1.0:
-        scales = layer_multipliers([name for name, _ in named], config.layer_decay)
-        rates = {name: config.lr * scale for name, scale in scales.items()}
     local = [(name, placement.local_parameter(p)) for name, p in named]
-    groups = parameter_groups(local, config.weight_decay, config.decay_norms_and_biases, rates)
-    inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
+    inner = build("optimizer", config, local)
+    if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
+        raise UsageError(
+            f"optimizer {config._name} needs whole matrices, but engine.parallel=shard or "
+            "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
+            "another optimizer"
+        )
     return Optimizer(
         inner,
         build("schedule", schedule),
@@ -241,6 +192,15 @@ def build_optimizer(
         config.clip_norm,
         [p for _, p in local],
     )
+
+
+# Those of torch, which cannot declare it.
+WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
+
+
+def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
+    """Return whether a step on some rows of a matrix differs from those rows of the whole step."""
+    return getattr(inner, "needs_whole_matrices", isinstance(inner, WHOLE_MATRICES))
 
 
 Schedule = Callable[[int], float]
@@ -276,7 +236,8 @@ class InverseSqrtConfig:
     warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
         True,
-        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. 2017)",
+        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. "
+        "2017)",
     )
 
 
@@ -325,7 +286,7 @@ class LinearConfig(ConstantConfig):
 
 @dataclass
 class PolynomialConfig(LinearConfig):
-    """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
+    """Polynomial decay to `end` over the whole run, times a linear warm-up (BERT, ELECTRA)."""
 
     power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
     end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
@@ -337,12 +298,12 @@ class PolynomialConfig(LinearConfig):
 
 @register_schedule("polynomial", dataclass=PolynomialConfig)
 def polynomial(config: PolynomialConfig) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step.
+    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power).
 
-    With `zero_based` the first step is number 0, the form of ELECTRA's code. Without
-    `decay_in_warmup` the second factor is left out in the first W steps, so that after nearly 1 the
-    rate falls to 1 - W / total at once: the form of BERT's and BAM's code, where W is a whole
-    number, rounded down.
+    It is `end` after the last step. With `zero_based` the first step is number 0, the form of
+    ELECTRA's code. Without `decay_in_warmup` the second factor is left out in the first W steps, so
+    that after nearly 1 the rate falls to 1 - W / total at once: the form of BERT's and BAM's code,
+    where W is a whole number, rounded down.
     """
     total, end = config.total_updates, config.end
     if total < 1:

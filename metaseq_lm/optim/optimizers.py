@@ -1,15 +1,26 @@
-"""The registered optimizers: torch's own where they exist, one class of ours."""
+"""The registered optimizers: torch's own where they exist, one class of ours.
+
+An optimizer is registered as a function of its options and the named parameters; it makes its
+parameter groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all
+of its rows sets `needs_whole_matrices = True`, and is refused where parameters are sharded.
+"""
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_optimizer
+from metaseq_lm.optim.groups import (
+    NamedParameters,
+    Rule,
+    parameter_groups,
+    rates_by_depth,
+    spared_from_decay,
+)
 
 
 @dataclass
@@ -22,11 +33,24 @@ class OptimizerConfig:
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
     layer_decay: float = option(
         1.0,
-        "the rate of each layer is this factor times that of the layer above it; the top layer has its "
-        "square, as in ELECTRA's code",
+        "the rate of each layer is this factor times that of the layer above it; the top layer has "
+        "its square, as in ELECTRA's code",
         above=0,
         at_most=1,
     )
+
+    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
+        """Return the parameter groups of these options and of further rules, which come last.
+
+        Raises UsageError if `layer_decay` is not 1 and the model has no layers in a stack.
+        """
+        first = [Rule(".*", {"lr": self.lr, "weight_decay": self.weight_decay})]
+        if self.layer_decay != 1.0:
+            names = [name for name, _ in parameters]
+            first += rates_by_depth(names, self.lr, self.layer_decay)
+        if not self.decay_norms_and_biases:
+            first.append(spared_from_decay())
+        return parameter_groups(parameters, [*first, *rules])
 
 
 @dataclass
@@ -50,7 +74,7 @@ class SGDConfig(OptimizerConfig):
     momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
 
 
-def both(betas: list[float]) -> tuple[float, float]:
+def pair_of(betas: list[float]) -> tuple[float, float]:
     """Return the two betas; UsageError unless there are two."""
     if len(betas) != 2:
         raise UsageError(f"optimizer.betas must be two numbers, got {list(betas)}")
@@ -58,7 +82,7 @@ def both(betas: list[float]) -> tuple[float, float]:
 
 
 class Eager(torch.optim.Optimizer):
-    """A torch optimizer without the wrappers that torch.compile needs, for a base in front of torch's class.
+    """A base in front of torch's class: its methods without the wrappers that torch.compile needs.
 
     They import torch._dynamo, which takes longer than all else at the start of a run.
     """
@@ -75,9 +99,10 @@ class FusedAdamW(Eager, torch.optim.AdamW):
 
 
 @register_optimizer("adamw", dataclass=AdamConfig)
-def adamw(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+def adamw(config: AdamConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
-    return FusedAdamW(groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True)
+    groups, betas = config.groups(parameters), pair_of(config.betas)
+    return FusedAdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
 class UncorrectedAdam(FusedAdamW):
@@ -103,15 +128,14 @@ class UncorrectedAdam(FusedAdamW):
 
 
 @register_optimizer("adam_uncorrected", dataclass=AdamConfig)
-def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+def adam_uncorrected(config: AdamConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    return UncorrectedAdam(
-        groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True
-    )
+    groups, betas = config.groups(parameters), pair_of(config.betas)
+    return UncorrectedAdam(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
 class FusedSGD(Eager, torch.optim.SGD):
-    """torch's fused SGD, which also takes parameters that get their first gradient later than others.
+    """torch's fused SGD, also for parameters that get their first gradient later than others.
 
     torch's fused kernel wants momentum buffers for all parameters of a group or for none.
     """
@@ -127,6 +151,7 @@ class FusedSGD(Eager, torch.optim.SGD):
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)
-def sgd(config: SGDConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+def sgd(config: SGDConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
+    groups = config.groups(parameters)
     return FusedSGD(groups, lr=config.lr, momentum=config.momentum, fused=True)

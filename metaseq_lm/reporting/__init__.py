@@ -1,1 +1,6 @@
-"""Run folders -> tables and plots: runs are read, grouped into settings, counted, drawn."""
+"""Run folders to tables, significance and figures.
+
+A report is made in this order: `folders` finds runs (`archive` those in files), `runs` reads them,
+`settings` groups those that differ only in their seed, `table` summarises them (`numbers`), with
+tests against a baseline (`significance`), and `formats`, `html` and `plots` write the result.
+"""

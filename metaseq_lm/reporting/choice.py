@@ -7,9 +7,8 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric
-from metaseq_lm.reporting.objectives import describe, scored_functions
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, group, identity, show
+from metaseq_lm.reporting.settings import Setting, describe, group, scored_functions, show
 
 
 def chosen_values(
@@ -24,23 +23,26 @@ def chosen_values(
     """
     chosen: list[Run] = []
     lines = []
-    buckets: dict[tuple[Any, ...], list[Setting]] = {}
+    candidates: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in group(runs, [key]):
-        rest = tuple((k, identity(v)) for k, v in setting.values.items() if k != key)
-        buckets.setdefault(rest, []).append(setting)
-    for settings in buckets.values():
-        known = [(value, s) for s in settings if (value := validated(s, metric)) is not None]
-        if not known:
-            chosen += [run for setting in settings for run in setting.runs]
+        other_keys = tuple(other for other in setting.values if other != key)
+        candidates.setdefault((other_keys, setting.identity(other_keys)), []).append(setting)
+    for settings in candidates.values():
+        # Larger is better.
+        means = {setting: mean_validation(setting, metric) for setting in settings}
+        validated = [setting for setting in settings if means[setting] is not None]
+        if not validated:
+            for setting in settings:
+                chosen += setting.runs
             continue
-        name = metric.name if metric else metric_of(known[0][1].runs[0])
-        if differing := scored_functions(name, [setting for _, setting in known]):
+        name = metric.name if metric else metric_of(validated[0].runs[0])
+        if differing := scored_functions(name, validated):
             raise UsageError(
-                f"--choose {key}: {describe(name, differing)}, so none is the best; give --choose-by with a "
-                "metric of an end task"
+                f"--choose {key}: {describe(name, differing)}, so none is the best; give "
+                "--choose-by with a metric of an end task"
             )
-        # The first of equals, as everywhere: max keeps it.
-        best = max(known, key=lambda pair: pair[0])[1]
+        # The first of equals, as everywhere: max returns it.
+        best = max(validated, key=lambda setting: means[setting] or 0.0)
         chosen += best.runs
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
     if not lines:
@@ -55,13 +57,13 @@ def metric_of(run: Run) -> str:
     name = run.values.get("trainer.best_checkpoint_metric")
     if not name:
         raise UsageError(
-            f"--choose: {run.name} kept no best checkpoint, so nothing says which value is better; train "
-            "with trainer.best_checkpoint_metric, or give --choose-by METRIC"
+            f"--choose: {run.name} kept no best checkpoint, so nothing says which value is better; "
+            "train with trainer.best_checkpoint_metric, or give --choose-by METRIC"
         )
     return f"{run.values.get('trainer.valid_split')}.{name}"
 
 
-def validated(setting: Setting, metric: Metric | None) -> float | None:
+def mean_validation(setting: Setting, metric: Metric | None) -> float | None:
     """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
 
     Without `metric` that of the best checkpoints.

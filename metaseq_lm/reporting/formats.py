@@ -3,7 +3,7 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from metaseq_lm.core.output import clean, escape_markdown, inert
@@ -28,44 +28,47 @@ TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
 
 def to_text(table: Table) -> str:
     """Return the table for a terminal; a star marks the best."""
-    lines = [[clean(text) for text in table.head]]
-    lines += [[clean(c.text) + (" *" if c.best else "") for c in row] for row in table.rows]
-    # Room for the star in every cell of a column that has one keeps the digits below each other.
-    starred = [any(row[j].best for row in table.rows) for j in range(len(table.head))]
-    for i, row in enumerate(table.rows):
-        for j, cell in enumerate(row):
-            if starred[j] and not cell.best:
-                lines[i + 1][j] += "  "
-    widths = [max(map(width, column)) for column in zip(*lines)]
     right = numeric_columns(table)
+    columns = []
+    for j, title in enumerate(table.head):
+        cells = [row[j] for row in table.rows]
+        columns.append(text_column(title, cells, right[j]))
+    head, *rows = zip(*columns)
+    rule = ["-" * width(title) for title in head]
     out = [clean(table.title), ""]
-    for number, line in enumerate(lines):
-        padded = []
-        for text, wide, is_right in zip(line, widths, right):
-            gap = " " * (wide - width(text))
-            padded.append(gap + text if is_right else text + gap)
-        out.append("  ".join(padded).rstrip())
-        if number == 0:
-            out.append("  ".join("-" * wide for wide in widths))
-    if any(starred):
+    out += ["  ".join(line).rstrip() for line in (head, rule, *rows)]
+    if any(cell.best for row in table.rows for cell in row):
         out += ["", "* best"]
     if table.notes:
         out += ["", *map(clean, table.notes)]
     return "\n".join(out) + "\n"
 
 
+def text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
+    """Return the title and the cells of a column, padded to one width."""
+    # Room for the star in every cell of a column that has one keeps the digits below each other.
+    unmarked = "  " if any(cell.best for cell in cells) else ""
+    texts = [clean(title)]
+    texts += [clean(cell.text) + (" *" if cell.best else unmarked) for cell in cells]
+    widths = [width(text) for text in texts]
+    padded = []
+    for text, text_width in zip(texts, widths):
+        gap = " " * (max(widths) - text_width)
+        padded.append(gap + text if is_right else text + gap)
+    return padded
+
+
 def to_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown; the best is bold."""
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    def cell(c: Cell) -> str:
-        return f"**{escape_markdown(c.text)}**" if c.best else escape_markdown(c.text)
-
     rule = ["---:" if right else "---" for right in numeric_columns(table)]
-    out = [escape_markdown(table.title), "", line([escape_markdown(t) for t in table.head])]
-    out += [line(rule), *(line([cell(c) for c in row]) for row in table.rows)]
+    lines = [[escape_markdown(title) for title in table.head], rule]
+    for row in table.rows:
+        texts = []
+        for cell in row:
+            text = escape_markdown(cell.text)
+            texts.append(f"**{text}**" if cell.best else text)
+        lines.append(texts)
+    out = [escape_markdown(table.title), "", *(f"| {' | '.join(line)} |" for line in lines)]
     if table.notes:
         out += ["", *(f"- {escape_markdown(note)}" for note in table.notes)]
     return "\n".join(out) + "\n"
@@ -101,24 +104,23 @@ def to_document(
 
 def to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
-
-    def line(cells: list[str]) -> str:
-        return "    " + " & ".join(cells) + r" \\"
-
-    def cell(c: Cell) -> str:
-        text = escape_tex(c.text)
-        return rf"\textbf{{{text}}}" if c.best else text
-
     columns = "".join("r" if right else "l" for right in numeric_columns(table))
+    lines = []
+    for row in table.rows:
+        texts = []
+        for cell in row:
+            text = escape_tex(cell.text)
+            texts.append(rf"\textbf{{{text}}}" if cell.best else text)
+        lines.append(tex_line(texts))
     out = [
         r"\begin{table}",
         r"  \centering",
         rf"  \caption{{{escape_tex(table.title)}}}",
         rf"  \begin{{tabular}}{{{columns}}}",
         r"    \toprule",
-        line([escape_tex(text) for text in table.head]),
+        tex_line([escape_tex(title) for title in table.head]),
         r"    \midrule",
-        *(line([cell(c) for c in row]) for row in table.rows),
+        *lines,
         r"    \bottomrule",
         r"  \end{tabular}",
         *(rf"  \par\footnotesize {escape_tex(note)}" for note in table.notes),
@@ -127,9 +129,17 @@ def to_tex(table: Table) -> str:
     return "\n".join(out) + "\n"
 
 
+def tex_line(cells: Sequence[str]) -> str:
+    """Return the cells of a row as a line of LaTeX."""
+    return "    " + " & ".join(cells) + r" \\"
+
+
 def numeric_columns(table: Table) -> list[bool]:
     """Return which columns are aligned right."""
-    return [all(row[j].number for row in table.rows) for j in range(len(table.head))]
+    numeric = [True] * len(table.head)
+    for row in table.rows:
+        numeric = [n and cell.number for n, cell in zip(numeric, row)]
+    return numeric
 
 
 def width(text: str) -> int:

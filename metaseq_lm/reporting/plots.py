@@ -28,8 +28,8 @@ from metaseq_lm.reporting.canvas import (
     ticks,
 )
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, summarise
-from metaseq_lm.reporting.runs import Run, natural
-from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, identity, show
+from metaseq_lm.reporting.runs import Run, identity, natural
+from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, show
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class Pictures:
     along: str | None = None
     controls: Sequence[Setting] = ()
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all settings."""
+        runs = []
+        for setting in self.settings:
+            runs += setting.runs
+        return runs
+
     def series(self, setting: Setting) -> str:
         """Return the name of the series that a setting belongs to."""
         return setting.name_without(self.panels, self.along)
@@ -74,16 +82,16 @@ class Pictures:
 
         which_moon_10 and which_moon_160 are one kind.
         """
-        return (
-            key not in DATA_KEYS or axis_numbers([s.values[key] for s in self.settings]) is not None
-        )
+        if key not in DATA_KEYS:
+            return True
+        return axis_numbers([setting.values[key] for setting in self.settings]) is not None
 
     def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
         """Return title and settings of each panel; one panel without title if `key` is None."""
         if key is None:
             return [("", list(self.settings))]
         panels = []
-        for value in distinct(s.values[key] for s in self.settings):
+        for value in distinct(setting.values[key] for setting in self.settings):
             same = [s for s in self.settings if identity(s.values[key]) == identity(value)]
             panels.append((fill(f"{key} = {show(value)}", 44), same))
         return panels
@@ -110,22 +118,33 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
     return matching
 
 
+def unit_of(metric: str, runs: Sequence[Run]) -> Metric:
+    """Return a logged metric with its unit and direction, by its values in the logs."""
+    values = []
+    for run in runs:
+        values += run.series(metric)[1]
+    return Metric.of(metric, values)
+
+
 def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     """Draw all logged metrics that match a pattern over updates, a panel for each setting.
 
     A line is a metric: centre and spread over the finished runs. Raises UsageError if nobody
     logged one.
     """
-    names = require_logged([run for s in pictures.settings for run in s.runs], pattern)
+    names = require_logged(pictures.runs, pattern)
     styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
-    settings = [s for s in pictures.settings if any(set(names) & set(r.logged) for r in s.runs)]
+    settings = []
+    for setting in pictures.settings:
+        if any(not set(names).isdisjoint(run.logged) for run in setting.runs):
+            settings.append(setting)
     notes = []
     with canvas(len(settings), path) as (figure, grid):
         for axes, setting in zip(grid, settings):
             axes.set(title=fill(setting.name, 44), xlabel="updates", ylabel=pattern)
             thousands(axes)
             for name, style in zip(names, styles.values()):
-                unit = Metric.of(name, [v for run in setting.runs for v in run.series(name)[1]])
+                unit = unit_of(name, setting.runs)
                 notes += curve(axes, setting, unit, style, pictures.spread)
         legend(figure, styles, "line and band: " + SPREAD_TITLES[pictures.spread])
     return notes
@@ -136,9 +155,9 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
 
     Runs without a result are thin lines of their own. Raises UsageError if nobody logged it.
     """
-    runs = [run for setting in pictures.settings for run in setting.runs]
+    runs = pictures.runs
     require_logged(runs, metric)
-    unit = Metric.of(metric, [v for run in runs for v in run.series(metric)[1]])
+    unit = unit_of(metric, runs)
     styles, notes = pictures.styles(), []
     key = pictures.panels or pictures.along
     panels = pictures.split(key)
@@ -223,14 +242,12 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                 axes.set_xscale("log")
             ticks(axes, numbers, None if numeric else [show(value) for value in values], is_log)
             for i, (name, style) in enumerate(styles.items()):
-                points = [
-                    (
-                        dodge(at[identity(s.values[key])], i % lanes, lanes, numbers, is_log),
-                        s.scores(metric.name),
-                    )
-                    for s in settings
-                    if s in present and pictures.series(s) == name
-                ]
+                points = []
+                for setting in settings:
+                    if setting in present and pictures.series(setting) == name:
+                        x = at[identity(setting.values[key])]
+                        x = dodge(x, i % lanes, lanes, numbers, is_log)
+                        points.append((x, setting.scores(metric.name)))
                 trend(axes, points, metric, style, pictures.spread)
             draw_controls(axes, pictures, settings, metric)
         legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
@@ -243,19 +260,17 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     The key that series run along gets panels instead where it leaves the FLOPs as they are.
     """
     styles = pictures.styles()
-    compared = pictures.compared()
-    known = [(s, c) for s in compared if (c := flops_of(s, metric, pictures.spread))]
-    notes = [
-        f"{s.name}: not in the picture over FLOPs, which its runs do not record."
-        for s in compared
-        if s.scored(metric.name) and s not in [setting for setting, _ in known]
-    ]
+    known: list[tuple[Setting, float]] = []
+    notes = []
+    for setting in pictures.compared():
+        if cost := flops_of(setting, metric, pictures.spread):
+            known.append((setting, cost))
+        elif setting.scored(metric.name):
+            notes.append(
+                f"{setting.name}: not in the picture over FLOPs, which its runs do not record."
+            )
     panels = pictures.panels if pictures.panels != pictures.along else None
-    if panels is None and all(
-        max(same) < 1.1 * min(same)
-        for name in {pictures.series(s) for s, _ in known}
-        for same in [[cost for s, cost in known if pictures.series(s) == name]]
-    ):
+    if panels is None and have_equal_costs(pictures, known):
         panels = pictures.along
     parts = pictures.split(panels)
     sizes = sizes_of(pictures) if panels != pictures.along else {}
@@ -282,6 +297,14 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
             subject += "; side by side: equal FLOPs"
         legend(figure, styles, subject)
     return notes
+
+
+def have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
+    """Return whether the costs within each series agree to a tenth."""
+    costs: dict[str, list[float]] = {}
+    for setting, cost in known:
+        costs.setdefault(pictures.series(setting), []).append(cost)
+    return all(max(same) < 1.1 * min(same) for same in costs.values())
 
 
 def draw_controls(
@@ -318,27 +341,27 @@ def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float
     of it and their scores overlap.
     """
     span = math.log(ends[1] / ends[0])
-    places = [math.log(cost) for cost, _ in points]
+    logs = [math.log(cost) for cost, _ in points]
+
+    def hides(i: int, j: int) -> bool:
+        first, second = points[i][1], points[j][1]
+        overlap = min(first) <= max(second) and min(second) <= max(first)
+        return overlap and logs[i] - logs[j] < 0.01 * span
+
     groups: list[list[int]] = []
-    for i in sorted(range(len(points)), key=lambda i: places[i]):
-        ys = points[i][1]
+    for i in sorted(range(len(points)), key=lambda i: logs[i]):
         for group in groups:
-            if any(
-                places[i] - places[j] < 0.01 * span
-                and min(ys) <= max(points[j][1])
-                and min(points[j][1]) <= max(ys)
-                for j in group
-            ):
+            if any(hides(i, j) for j in group):
                 group.append(i)
                 break
         else:
             groups.append([i])
     for group in groups:
-        middle = sum(places[i] for i in group) / len(group)
+        middle = sum(logs[i] for i in group) / len(group)
         for rank, i in enumerate(sorted(group)):
             if len(group) > 1:
-                places[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
-    return [math.exp(place) for place in places]
+                logs[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
+    return [math.exp(log) for log in logs]
 
 
 def flops_of(setting: Setting, metric: Metric, spread: str) -> float | None:
@@ -353,7 +376,7 @@ def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
 
 def trend(
     axes: "Axes",
-    places: Sequence[tuple[float, list[float]]],
+    points: Sequence[tuple[float, list[float]]],
     metric: Metric,
     style: Style,
     spread: str,
@@ -365,7 +388,7 @@ def trend(
     """
     centres = []
     colour = style.colour
-    for i, (x, scores) in enumerate(places):
+    for i, (x, scores) in enumerate(points):
         y = [score * metric.scale for score in scores]
         summary = summarise(y, spread)
         if summary is None:

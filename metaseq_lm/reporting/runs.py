@@ -1,4 +1,8 @@
-"""One run as reports see it: config, log, and results or the reason why there are none."""
+"""One run: read from its folder, and what reports ask of it.
+
+A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. A run
+without a score knows why it has none.
+"""
 
 import json
 import math
@@ -11,12 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import TOP, flatten
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded
+from metaseq_lm.runs import folder as run_folder
+from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.suite_results import SuiteResults
 
-# Options that make no setting: where a run is, and how it was logged and saved.
+# Options that do not distinguish settings: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
 LOGGING_OPTIONS = "log_interval save_interval_updates keep_last on_save_error final_splits"
 BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS.split())
+# The only options of the engine that change results.
+PRECISIONS = ("engine.precision", "engine.reduce_precision")
+TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
+# Kinds of log lines of which an archive stores all, and of which it stores the last one.
+ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +38,9 @@ class Run:
 
     `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
-    `notes` says what had to be tolerated while reading. `state` is how a run of a sweep fares that
-    has not finished, in words, "" if no sweep knows. `suites` are the results of suites for the
-    checkpoint that the run ended with.
+    `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
+    not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
+    that the run ended with.
     """
 
     path: Path
@@ -85,7 +98,7 @@ class Run:
 
     @cached_property
     def losses(self) -> set[str]:
-        """Names of terms of a loss, without the split; empty for a run from before they were kept."""
+        """Names of terms of a loss, without the split; empty for runs of early versions."""
         return {str(name) for name in (self.results or {}).get("losses") or []}
 
     @cached_property
@@ -101,23 +114,42 @@ class Run:
     def series(self, metric: str) -> tuple[list[int], list[float]]:
         """Return the updates, ascending, and the values that the log holds for `metric`."""
         kind, _, key = metric.partition(".")
-        points = sorted(
-            (line["update"], float(line[key]))
-            for line in self.log
-            if line["kind"] == kind and "update" in line and is_number(line.get(key))
-        )
+        points = []
+        for line in self.log:
+            if line["kind"] == kind and "update" in line and is_number(line.get(key)):
+                points.append((line["update"], float(line[key])))
+        points.sort()
         return [update for update, _ in points], [value for _, value in points]
+
+    @property
+    def samples(self) -> tuple[int, list[str]]:
+        """The last samples that the log holds and their update; none gives no texts."""
+        update, texts = 0, []
+        for line in self.log:
+            if line["kind"] == "samples" and isinstance(line.get("texts"), list):
+                update = line.get("update", 0)
+                texts = [text for text in line["texts"] if isinstance(text, str)]
+        return update, texts
+
+    @cached_property
+    def identities(self) -> dict[str, tuple[str, Any]]:
+        """The values of the config in a form that compares and hashes, see `identity`."""
+        return {key: identity(value) for key, value in self.values.items()}
+
+    @cached_property
+    def compared_keys(self) -> list[str]:
+        """The keys of the config by which settings may differ, in config order."""
+        return [key for key in self.values if not (key in self.sources or is_excluded(key))]
 
     @cached_property
     def outcome(self) -> str:
-        """All final metrics and validations, but no times: equal where training computed the same."""
+        """Final metrics and validations without times: equal where training computed the same."""
         if self.results is None:
             return str(self.path)
-        validations = [
-            {key: value for key, value in line.items() if key != "seconds"}
-            for line in self.log
-            if line["kind"] == "valid"
-        ]
+        validations = []
+        for line in self.log:
+            if line["kind"] == "valid":
+                validations.append({key: line[key] for key in line if key != "seconds"})
         updates = self.results.get("updates")
         return json.dumps([self.seed, updates, self.final_metrics, validations], sort_keys=True)
 
@@ -147,34 +179,207 @@ class Run:
         value = self.metrics[metric]
         return None if math.isfinite(value) else f"{metric} is {value}"
 
-    def cost(self, name: str, own_only: bool = False) -> float | None:
-        """Return the cost called `name`: with that of all ancestors, or the run's own.
+    @cached_property
+    def costs(self) -> dict[str, float | None]:
+        """Costs by name, None where a finite one is not on record.
 
-        Args:
-            name: "flops", "seconds", "peak_memory" (bytes) or "flops_by_rule".
-            own_only: leave the ancestors out; "flops_by_rule" is known for the run itself only.
-
-        Returns:
-            The cost, None if a finite one is not on record.
+        `flops` and `seconds` are totals with those of all ancestors. `own_flops`, `own_seconds`,
+        `own_flops_by_rule` and `peak_memory` (bytes) are those of the run itself.
         """
         results = self.results or {}
-        parts: list[Any] = [results.get(name)]
-        if not own_only and results.get("pretraining"):
-            parts.append(results["pretraining"].get(name))
-        known = [float(part) for part in parts if is_number(part) and math.isfinite(part)]
-        return sum(known) if len(known) == len(parts) else None
+        costs = {
+            "peak_memory": finite_number(results.get("peak_memory")),
+            "own_flops_by_rule": finite_number(results.get("flops_by_rule")),
+        }
+        for name in ("flops", "seconds"):
+            total = costs[f"own_{name}"] = finite_number(results.get(name))
+            if self.was_pretrained:
+                before = finite_number(results["pretraining"].get(name))
+                total = None if total is None or before is None else total + before
+            costs[name] = total
+        return costs
 
     @property
     def was_pretrained(self) -> bool:
         """Whether another run's cost has to be added to this one's."""
         return bool((self.results or {}).get("pretraining"))
 
+    @cached_property
+    def portable_values(self) -> dict[str, Any]:
+        """The config without paths of the machine that trained the run."""
+        config = {}
+        for key, value in self.values.items():
+            bare = bare_key(key)
+            if key in self.sources or bare in PATH_KEYS:
+                continue
+            if bare == "data" and value and Path(value).is_absolute():
+                value = Path(value).name
+            config[key] = value
+        return config
 
-def is_number(value: Any) -> bool:
-    """Return whether `value` is a float or an int that fits in one; a bool is not."""
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return isinstance(value, float)
+    @property
+    def portable_results(self) -> dict[str, Any] | None:
+        """The results; of the ancestors the total cost, not their paths."""
+        if not self.results or not self.results.get("pretraining"):
+            return self.results
+        ancestors = self.results["pretraining"]
+        costs = {key: value for key, value in ancestors.items() if key not in ("run", "runs")}
+        return {**self.results, "pretraining": costs}
+
+    @property
+    def portable_log(self) -> list[dict[str, Any]]:
+        """The validations of the log, the last line of training and the last samples."""
+        last = {line["kind"]: line for line in self.log if line["kind"] in LAST_LINES}
+        lines = []
+        for line in self.log:
+            if line["kind"] in ALL_LINES or line is last.get(line["kind"]):
+                lines.append(line)
+        return lines
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that a run and its copies in archives have in common."""
+        values = {}
+        for key, value in self.portable_values.items():
+            if bare_key(key) != "data":
+                values[key] = value
+        outcome = self.portable_results or self.portable_log
+        return json.dumps([values, outcome], sort_keys=True)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
+    notes: list[str] = []
+    results = read_results(folder / "results.json")
+    values, sources = read_values(folder, results, notes)
+    log = read_log(folder / "log.jsonl", notes)
+    for name in run_folder.altered_files(folder):
+        notes.append(f"{name} was changed after the results were written")
+    suites, remarks = suite_results.of_last_checkpoint(folder)
+    notes += remarks
+    return Run(folder, values, log, results, tuple(notes), frozenset(sources), suites=tuple(suites))
+
+
+def read_values(
+    folder: Path,
+    results: dict[str, Any] | None,
+    notes: list[str],
+    descendants: tuple[Path, ...] = (),
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the flat config of a run with those of its ancestors, and the keys that name those.
+
+    `descendants` are the runs that led here: moved folders can name each other in a circle.
+    """
+    # Written resolved. References are not followed, since they could lead to a secret.
+    content: Any = run_folder.read_config(folder / "config.yaml")
+    values = flatten(content)
+    names = [str(values[key]) for key in ("task._name", "criterion._name") if values.get(key)]
+    label = str(values.pop("label", None) or "/".join(names) or folder.name)
+    values = {"label": label, **values}
+    if values.get("data"):
+        values["data"] = from_here(str(values["data"]))
+        values["data_hash"] = (results or {}).get("data")
+    ancestor_names = run_folder.read_sources(folder)
+    sources = [key for key in ancestor_names if key in values]
+    # Settings differ by the number of runs in a list, not by their paths.
+    lists = {key for key in ancestor_names if isinstance(values.get(key), list)}
+    for key, name in ancestor_names.items():
+        if key in lists:
+            values[name] = len(values[key])
+    for key, name in ancestor_names.items():
+        start = values.get(key)
+        if key in lists or not start:
+            continue
+        ancestor = find_ancestor(folder, Path(str(start)))
+        if ancestor is None or ancestor in descendants:
+            notes.append(
+                f"{key} {start} is not found here, so its settings cannot be told from others"
+            )
+            values[f"{name}.label"] = "unknown"
+            continue
+        ancestor_results = read_results(ancestor / "results.json")
+        earlier, nested = read_values(ancestor, ancestor_results, notes, (*descendants, folder))
+        for ancestor_key, value in earlier.items():
+            values[f"{name}.{ancestor_key}"] = value
+        sources += [f"{name}.{ancestor_key}" for ancestor_key in nested]
+    return values, sources
+
+
+def find_ancestor(folder: Path, start: Path) -> Path | None:
+    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
+
+    A relative path is relative to the working directory in which the run was trained: some folder
+    above the run, or else the present working directory.
+    """
+    bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
+    for base in bases:
+        path = (base / start).resolve()
+        if not path.exists():
+            continue
+        for candidate in (path, *path.parents[:2]):
+            if candidate != folder and (candidate / "config.yaml").is_file():
+                return candidate
+    return None
+
+
+def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Return the lines of a log; of two lines of one kind and update the later one.
+
+    An incomplete last line, left by a killed process, is dropped and noted. Any other bad line is a
+    MetaseqError with file and line number. A missing log counts as empty.
+    """
+    if not os.path.lexists(path):
+        notes.append("no log.jsonl: the run ended before its first update was logged")
+        return []
+    try:
+        rows = read_bounded(path, LARGEST_LOG).splitlines()
+    except (OSError, ValueError) as error:
+        raise MetaseqError(f"{path}: not a log: {error}") from error
+    while rows and not rows[-1].strip():
+        rows.pop()
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            line = json.loads(row)
+        except (ValueError, RecursionError):
+            line = None
+        if is_log_line(line):
+            is_event = line["kind"] == "event"
+            key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
+            lines[key] = line
+        elif number == len(rows):
+            notes.append(f"log.jsonl:{number}: the last line is torn (killed?) and was left out")
+        elif row.strip():
+            raise MetaseqError(
+                f"{path}:{number}: not a JSON object with a 'kind': {row[:60]!r}. "
+                "Mend or delete that line."
+            )
+    return with_numbers(list(lines.values()))
+
+
+def with_numbers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return log lines with numbers for texts such as "NaN", except in lines of texts."""
+    # One level deeper than a line.
+    numeric = iter(as_numbers([line for line in lines if line["kind"] not in TEXT_LINES], 21))
+    return [line if line["kind"] in TEXT_LINES else next(numeric) for line in lines]
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    """Return results.json, or None where there is none; raises MetaseqError if it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        results = run_folder.parse_results(path)
+        check_results(results)
+        return results
+    except ValueError as error:
+        raise MetaseqError(
+            f"{path}: not readable as results ({error}). Delete it and start the run again: it "
+            "resumes and writes it anew."
+        ) from error
 
 
 def check_results(results: dict[str, Any]) -> None:
@@ -189,6 +394,36 @@ def is_log_line(line: Any) -> bool:
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return False
     return isinstance(line.get("update", 0), int)
+
+
+# ---------------------------------------------------------------- keys and values of configs
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a float or an int that fits in one; a bool is not."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a finite number as a float, None for any other value."""
+    return float(value) if is_number(value) and math.isfinite(value) else None
+
+
+def identity(value: Any) -> tuple[str, Any]:
+    """Return a value by which config values compare: 1 equals 1.0, but not true."""
+    if is_number(value):
+        return ("number", float(value))
+    return ("other", json.dumps(value, sort_keys=True, default=str))
+
+
+def is_excluded(key: str) -> bool:
+    """Return whether a key concerns where or how a run was made, not what it computed."""
+    bare = bare_key(key)
+    if bare.partition(".")[0] in ("seed", "engine"):
+        return bare not in PRECISIONS
+    return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 
 def bare_key(key: str) -> str:
@@ -211,4 +446,5 @@ def shorten(text: str, length: int) -> str:
 
 def natural(text: str) -> list[tuple[int, Any]]:
     """Return a sort key by which `seed10` comes after `seed9`."""
-    return [(1, int(p)) if p.isdecimal() else (0, p) for p in re.split(r"(\d+)", text) if p]
+    parts = [part for part in re.split(r"(\d+)", text) if part]
+    return [(1, int(part)) if part.isdecimal() else (0, part) for part in parts]

@@ -1,16 +1,38 @@
-"""Settings: groups of runs that differ in nothing but their seed."""
+"""Settings: groups of runs that differ in nothing but their seed.
+
+A loss is a number of one criterion on one set of rows: between two criterions, vocabularies, data
+folders or ways of masking the smaller one is not the better one. Such values stand in tables, but
+no best is marked, tested, chosen or drawn among them; `differing_functions` tells them.
+"""
 
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, bare_key, is_number, natural
+from metaseq_lm.reporting.numbers import words_of
+from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
+
+# Values of options that did not exist when a run was made.
+EARLIER_VALUES = {"engine.reduce_precision": identity("fp32")}
+ABSENT = identity(None)
+LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
+# The config keys that change the function, besides the weights and the like of a criterion.
+FUNCTION_KEYS = (
+    *("task._name", "criterion._name", "data_hash"),
+    *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
+    *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
+)
+WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
+REMEDY = "compare a metric of an end task (--metric)"
+SUITE_REMEDY = "score all runs with the same data and options"
+# How keys begin that are no config keys but options of the results of a suite.
+SUITE_PREFIX = "suites."
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +45,10 @@ class Setting:
     values: dict[str, Any]
     shown: tuple[str, ...]
     runs: list[Run]
+    # By metric: the scored runs, and the others with the reason why they have no score.
+    _by_metric: dict[str, tuple[list[Run], list[tuple[Run, str]]]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def name(self) -> str:
@@ -41,18 +67,35 @@ class Setting:
         return ", ".join(parts) or "all runs"
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
-        """Return the values of `keys` in a form that compares and hashes."""
-        return tuple(identity(self.values[key]) for key in keys)
+        """Return the values of `keys`, which its runs share, in a form that compares and hashes."""
+        return tuple(self.runs[0].identities.get(key, ABSENT) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
         """What computed the runs and what came out, without labels: equal for the same runs."""
-        keys = (key for key in self.values if bare_key(key) != "label")
+        keys = [key for key in self.values if bare_key(key) != "label"]
         return (self.identity(keys), *sorted(run.outcome for run in self.runs))
 
     def scored(self, metric: str) -> list[Run]:
         """Return the finished runs with a finite value of `metric`."""
-        return [run for run in self.runs if run.why_unscored(metric) is None]
+        return self._split(metric)[0]
+
+    def unscored(self, metric: str) -> list[tuple[Run, str]]:
+        """Return the other runs, each with the reason why it has no score."""
+        return self._split(metric)[1]
+
+    def _split(self, metric: str) -> tuple[list[Run], list[tuple[Run, str]]]:
+        if metric not in self._by_metric:
+            scored: list[Run] = []
+            unscored: list[tuple[Run, str]] = []
+            for run in self.runs:
+                reason = run.why_unscored(metric)
+                if reason is None:
+                    scored.append(run)
+                else:
+                    unscored.append((run, reason))
+            self._by_metric[metric] = scored, unscored
+        return self._by_metric[metric]
 
     def scores(self, metric: str) -> list[float]:
         """Return one value of `metric` per scored run, in the order of `scored`."""
@@ -67,10 +110,10 @@ class Setting:
 
     def seed_means(self, metric: str) -> dict[Any, float]:
         """Return the score of each seed, the mean of its runs."""
-        by_seed = self.scored_by_seed(metric).items()
-        return {
-            seed: sum(run.metrics[metric] for run in runs) / len(runs) for seed, runs in by_seed
-        }
+        means = {}
+        for seed, runs in self.scored_by_seed(metric).items():
+            means[seed] = sum(run.metrics[metric] for run in runs) / len(runs)
+        return means
 
 
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
@@ -83,14 +126,15 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     for key in keys:
         require_key(runs, key)
     differing = differing_keys(runs)
-    places = [key for key in differing if bare_key(key) == "data" and key not in keys]
-    telling = dict.fromkeys(["label", *keys, *(key for key in differing if key not in places)])
-    mixed = [s.runs for s in group_by(runs, telling)]
-    needed = [key for key in places if any(are_other_data(key, same) for same in mixed)]
+    data_keys = [key for key in differing if bare_key(key) == "data" and key not in keys]
+    other_keys = [key for key in differing if key not in data_keys]
+    telling = list(dict.fromkeys(["label", *keys, *other_keys]))
+    mixed = [setting.runs for setting in group_by(runs, telling)]
+    needed = [key for key in data_keys if any(have_other_data(key, same) for same in mixed)]
     return group_by(runs, [*telling, *needed])
 
 
-def are_other_data(key: str, runs: Sequence[Run]) -> bool:
+def have_other_data(key: str, runs: Sequence[Run]) -> bool:
     """Return whether runs have data at several paths (key `key`) that are not known to be equal."""
     if len({run.values.get(key) for run in runs}) == 1:
         return False
@@ -101,42 +145,35 @@ def are_other_data(key: str, runs: Sequence[Run]) -> bool:
 def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     """Group runs by exactly these keys, ignoring all others."""
     keys = list(keys)
-    buckets: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        buckets.setdefault(tuple(identity(run.values.get(k)) for k in keys), []).append(run)
-    shown = telling_keys(list(buckets), keys)
-    settings = [
-        Setting({key: group[0].values.get(key) for key in keys}, shown, group)
-        for group in buckets.values()
-    ]
-    return sorted(settings, key=lambda s: [order(s.values[key]) for key in shown])
-
-
-# What runs did that have no such option.
-BEFORE = {"engine.reduce_precision": "fp32"}
+        values = tuple(run.identities.get(key, ABSENT) for key in keys)
+        groups.setdefault(values, []).append(run)
+    shown = telling_keys(list(groups), keys)
+    settings = []
+    for same in groups.values():
+        settings.append(Setting({key: same[0].values.get(key) for key in keys}, shown, same))
+    return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precisions change results.
+    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precisions change
+    results.
     """
-    known = dict.fromkeys(key for run in runs for key in run.values)
-    sources = {key for run in runs for key in run.sources}
-    return [
-        key
-        for key in known
-        if not (key in sources or is_excluded(key))
-        and len({identity(run.values.get(key, BEFORE.get(key))) for run in runs}) > 1
-    ]
-
-
-def is_excluded(key: str) -> bool:
-    """Return whether a key concerns where or how a run was made, not what it computed."""
-    bare = bare_key(key)
-    if bare.partition(".")[0] in ("seed", "engine"):
-        return bare not in ("engine.precision", "engine.reduce_precision")
-    return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
+    sources: set[str] = set()
+    keys: dict[str, None] = {}
+    for run in runs:
+        sources |= run.sources
+        keys.update(dict.fromkeys(run.compared_keys))
+    differing = []
+    for key in keys:
+        absent = EARLIER_VALUES.get(key, ABSENT)
+        values = {run.identities.get(key, absent) for run in runs}
+        if key not in sources and len(values) > 1:
+            differing.append(key)
+    return differing
 
 
 def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
@@ -153,15 +190,18 @@ def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[st
 
 def hidden_keys(settings: Sequence[Setting]) -> list[str]:
     """Return the keys that vary within a label but always together with a shown key."""
+    if not settings:
+        return []
     labels: dict[Any, list[Setting]] = {}
     for setting in settings:
         labels.setdefault(setting.values.get("label"), []).append(setting)
-    keys = [k for k in (settings[0].values if settings else ()) if k not in settings[0].shown]
-    return [
-        key
-        for key in keys
-        if any(len({identity(s.values[key]) for s in same}) > 1 for same in labels.values())
-    ]
+    hidden = []
+    for key in settings[0].values:
+        if key not in settings[0].shown and any(
+            len({setting.identity([key]) for setting in same}) > 1 for same in labels.values()
+        ):
+            hidden.append(key)
+    return hidden
 
 
 def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
@@ -182,7 +222,10 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
         allowed.setdefault(key, set()).add(canonical(value))
-    matching = [r for r in runs if all(show(r.values.get(k)) in v for k, v in allowed.items())]
+    matching = []
+    for run in runs:
+        if all(show(run.values.get(key)) in values for key, values in allowed.items()):
+            matching.append(run)
     if not matching:
         raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
     return matching
@@ -198,24 +241,20 @@ def repeated(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 def require_key(runs: Sequence[Run], key: str) -> None:
     """Raise UsageError with the nearest names unless some run has the config key."""
-    known = sorted({k for run in runs for k in run.values})
-    if key not in known:
-        differing = ", ".join(["label", *(k for k in differing_keys(runs) if k != "label")])
-        hint = suggestion(key, known)
-        raise UsageError(f"no run has the config key '{key}'.{hint} Keys that differ: {differing}.")
+    if any(key in run.values for run in runs):
+        return
+    known = sorted(set().union(*(run.values for run in runs)))
+    differing = ["label", *(other for other in differing_keys(runs) if other != "label")]
+    raise UsageError(
+        f"no run has the config key '{key}'.{suggestion(key, known)} "
+        f"Keys that differ: {', '.join(differing)}."
+    )
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """Return a hint at the dotted names that end in `name`, or at the nearest one."""
     ends = [full for full in known if full.rpartition(".")[2] == name]
     return f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, list(known))
-
-
-def identity(value: Any) -> tuple[str, Any]:
-    """Return a value by which config values compare: 1 equals 1.0, but not true."""
-    if is_number(value):
-        return ("number", float(value))
-    return ("other", json.dumps(value, sort_keys=True, default=str))
 
 
 def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
@@ -266,11 +305,88 @@ def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
     """
     if all(is_number(v) for v in values):
         return [float(v) for v in values], ""
-    matches = [
-        re.fullmatch(r"(.*?)(\d+(?:\.\d+)?)", v) if isinstance(v, str) else None for v in values
-    ]
-    parts = [match.groups() for match in matches if match]
-    if len(parts) < len(values) or len({prefix for prefix, _ in parts}) != 1:
+    numbers, prefixes = [], set()
+    for value in values:
+        match = isinstance(value, str) and re.fullmatch(r"(.*?)(\d+(?:\.\d+)?)", value)
+        if not match:
+            return None
+        prefixes.add(match[1])
+        numbers.append(float(match[2]))
+    if len(prefixes) != 1 or not all(map(math.isfinite, numbers)):
         return None
-    numbers = [float(digits) for _, digits in parts]
-    return (numbers, parts[0][0]) if all(map(math.isfinite, numbers)) else None
+    return numbers, prefixes.pop()
+
+
+# ---------------------------------------------------------------- functions of a metric
+
+
+def is_of_objective(metric: str, run: Run) -> bool:
+    """Return whether a metric measures what the run was trained for, not an end task.
+
+    That is a loss, or what a run on masked text gives for a split, such as the accuracy of tokens.
+    """
+    split, _, bare = metric.rpartition(".")
+    if words_of(bare) & LOSSES or bare in run.losses:
+        return True
+    values = run.values
+    splits = (values.get("trainer.valid_split", "valid"), *values.get("trainer.final_splits", ()))
+    return "task.mask_prob" in values and not values.get("task.labelled") and split in splits
+
+
+def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
+    """Return the keys, with their values, by which runs differ in the function called `metric`.
+
+    Empty where all compute the same one, or where the metric is one of an end task in all of them.
+    A value that a run does not have, such as the hash of its data, does not count.
+    """
+    runs = list(runs)
+    if differing_suites := differing_suite_options(metric, runs):
+        return differing_suites
+    if not any(is_of_objective(metric, run) for run in runs):
+        return {}
+    keys = dict.fromkeys(FUNCTION_KEYS)
+    for run in runs:
+        keys.update(dict.fromkeys(key for key in run.values if WEIGHTS.fullmatch(key)))
+    differing = {}
+    for key in keys:
+        values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)
+        if len(values) > 1:
+            differing[key] = ", ".join(map(show, values))
+    return differing
+
+
+def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Return in what results of the suite that a metric is of differ: data or options, with values.
+
+    Options that results of an earlier version lack are not told apart.
+    """
+    suites = [suite for run in runs if (suite := run.suite_of(metric)) is not None]
+    facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
+    keys = dict.fromkeys(key for values in facts for key in values)
+    differing = {}
+    for key in keys:
+        values = distinct(f[key] for f in facts if key in f)
+        if len(values) > 1:
+            name = metric.partition(".")[0]
+            differing[f"{SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
+    return differing
+
+
+def scored_functions(metric: str, settings: Sequence[Setting | None]) -> dict[str, str]:
+    """Return `differing_functions` of the scored runs of settings or cells."""
+    runs = []
+    for setting in settings:
+        runs += setting.scored(metric) if setting else []
+    return differing_functions(metric, runs)
+
+
+def describe(metric: str, differing: dict[str, str]) -> str:
+    """Return why values of a metric are not compared, in words, without the full stop."""
+    keys = "; ".join(f"{key}: {values}" for key, values in differing.items())
+    return f"{metric} is another function for each of these ({keys})"
+
+
+def remedy(differing: dict[str, str]) -> str:
+    """Return what can be compared instead."""
+    is_suite = any(key.startswith(SUITE_PREFIX) for key in differing)
+    return SUITE_REMEDY if is_suite else REMEDY

@@ -15,8 +15,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
-from metaseq_lm.reporting.objectives import describe, scored_functions
-from metaseq_lm.reporting.settings import Setting, show, where
+from metaseq_lm.reporting.settings import Setting, describe, scored_functions, show, where
 
 RESAMPLES = 10_000
 LEVEL = 0.05
@@ -27,17 +26,16 @@ POWER = 0.8  # with which a detectable difference is found
 EFFICIENCY = {"mann-whitney": 3 / math.pi, "median": 2 / math.pi}
 DETECTABLE = f"detectable ({POWER:.0%} power)".replace("%", " %")
 AVERAGES: dict[str, Any] = {"mean": np.mean, "median": np.median}
-EPS = 1e-12  # relative; means of the same numbers in another order differ in their last bits
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The test of a setting against its baseline: p and p after Holm-Bonferroni, None if not tested.
+    """The test of a setting against its baseline: p, also after Holm; None if not tested.
 
     `sizes` are the numbers of seeds of the two, `difference` that of their centres and `detectable`
-    the true one that the test finds with a probability of POWER, see `detectable`. `baseline` is None where none is
-    equal to the setting in the other keys, and the setting itself for a baseline. `other_function` says
-    why their scores are not of one function, "" if they are.
+    the true difference that the test finds with a probability of POWER, see `detectable`.
+    `baseline` is None where none is equal to the setting in the other keys, and the setting itself
+    for a baseline. `other_function` says why their scores are not of one function, "" if they are.
     """
 
     setting: Setting
@@ -69,7 +67,7 @@ class Comparison:
         return ("-", "-") if self.baseline is None or self.other_function else (f"n<{FEWEST}",) * 2
 
     def detectable_texts(self, metric: Metric) -> tuple[str, str]:
-        """The texts of the cells difference and detectable, "never" where no difference is enough."""
+        """The texts of the cells difference and detectable; "never": no difference is enough."""
         if self.p is None or self.difference is None:
             return ("", "") if self.is_baseline else ("-", "-")
         digits = metric.decimals(max(abs(self.difference), self.detectable or 0.0))
@@ -89,36 +87,39 @@ class Significance:
     with_detectable: bool = False
 
     def notes(self) -> list[str]:
-        """Return notes on the test, the significant settings, the smallest possible p, and what was not tested."""
+        """Return notes on the test, its result, the smallest possible p, and omissions."""
         tested = [c for c in self.comparisons if c.p is not None]
         lines = [self.describe(len({c.hypothesis for c in tested}), len(tested))]
         if tested:
-            better = [
-                f"{c.setting.name} (p = {p_text(c.holm)})"
-                for c in tested
-                if c.holm is not None and c.holm < LEVEL
-            ]
+            better = []
+            for c in tested:
+                if c.holm is not None and c.holm < LEVEL:
+                    better.append(f"{c.setting.name} (p = {p_text(c.holm)})")
             lines.append(f"Significant at {LEVEL} after Holm: {'; '.join(better) or 'none'}.")
             if self.test != "t":
-                lines.append(self.reach(tested))
+                lines.append(self.describe_smallest_p(tested))
             if self.with_detectable:
                 lines.append(self.describe_detectable())
         if len({id(c.baseline) for c in self.comparisons if c.baseline}) > 1:
             lines.append("The best is marked among the settings that share a baseline.")
-        for c in self.comparisons:
-            if c.baseline is None:
-                equal = ", ".join(f"{k}={show(c.setting.values[k])}" for k in self.keys)
-                lines.append(f"Not compared: {c.setting.name}: no baseline has {equal}.")
-            elif c.other_function:
-                lines.append(
-                    f"Not compared: {c.setting.name} with {c.baseline.name}: {c.other_function}."
-                )
-            elif c.p is None and not c.is_baseline:
-                lines.append(
-                    f"Not compared: {c.setting.name} ({c.sizes[0]} scored seeds) with "
-                    f"{c.baseline.name} ({c.sizes[1]}): a test needs {FEWEST} of each."
-                )
+        reasons = map(self.why_untested, self.comparisons)
+        lines += [f"Not compared: {reason}." for reason in reasons if reason]
         return lines
+
+    def why_untested(self, comparison: Comparison) -> str:
+        """Return which setting was not compared and why, "" for one that was, or is a baseline."""
+        name, baseline = comparison.setting.name, comparison.baseline
+        if baseline is None:
+            equal = ", ".join(f"{key}={show(comparison.setting.values[key])}" for key in self.keys)
+            return f"{name}: no baseline has {equal}"
+        if comparison.other_function:
+            return f"{name} with {baseline.name}: {comparison.other_function}"
+        if comparison.p is None and not comparison.is_baseline:
+            return (
+                f"{name} ({comparison.sizes[0]} scored seeds) with {baseline.name} "
+                f"({comparison.sizes[1]}): a test needs {FEWEST} of each"
+            )
+        return ""
 
     def describe(self, count: int, shown: int) -> str:
         """Return the test, the alternative, the baseline and the correction in one sentence."""
@@ -134,29 +135,31 @@ class Significance:
         once = ", the same runs under several labels counted once" * (count < shown)
         return (
             f"p: {test}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
-            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this table{once}."
+            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this "
+            f"table{once}."
         )
 
     def describe_detectable(self) -> str:
-        """Return what the column of detectable differences holds, and how it is computed."""
+        """Return what the column of detectable differences contains, and how it is computed."""
         method = "exact (noncentral t)"
         if self.test != "t":
             method = "approximated by the noncentral t at the level that the test attains"
         return (
-            f"{DETECTABLE}: the true difference of {self.centre}s for which p, one-sided and before Holm, falls "
-            f"below {LEVEL} with a probability of {POWER}, if scores are normal with the pooled sd of the two: {method}."
+            f"{DETECTABLE}: the true difference of {self.centre}s for which p, one-sided and "
+            f"before Holm, falls below {LEVEL} with a probability of {POWER}, if scores are normal "
+            f"with the pooled sd of the two: {method}."
         )
 
-    def reach(self, tested: Sequence[Comparison]) -> str:
+    def describe_smallest_p(self, tested: Sequence[Comparison]) -> str:
         """Return the smallest p that the numbers of seeds allow, and whether it can be enough."""
         count = len({c.hypothesis for c in tested})
-        least = {c.sizes: floor(self.test, *c.sizes) for c in tested}
-        bounds = "; ".join(f"{p:.2g} for {n} seeds against {m}" for (n, m), p in least.items())
-        line = f"p cannot fall below about {bounds}."
-        if min(least.values()) * count < LEVEL:
+        smallest = {c.sizes: smallest_p(self.test, *c.sizes) for c in tested}
+        bounds = [f"{p:.2g} for {n} seeds against {m}" for (n, m), p in smallest.items()]
+        line = f"p cannot fall below about {'; '.join(bounds)}."
+        if min(smallest.values()) * count < LEVEL:
             return line
         times = f"Times {count} comparisons that is" if count > 1 else "That is"
-        enough = [n for n in range(FEWEST, 20) if floor(self.test, n, n) * count < LEVEL]
+        enough = [n for n in range(FEWEST, 20) if smallest_p(self.test, n, n) * count < LEVEL]
         remedy = f"{enough[0]} seeds a setting" if enough else "fewer comparisons"
         return f"{line} {times} not below {LEVEL}: nothing can be significant; {remedy} would do."
 
@@ -178,32 +181,42 @@ def compare(
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
-    keys = tuple(k for k in (settings[0].shown if settings else ()) if k not in named)
-    pairs = pair_up(settings, conditions, keys)
+    shown = settings[0].shown if settings else ()
+    keys = tuple(key for key in shown if key not in named)
     centre = "median" if spread == "range" and test != "t" else "mean"
-    comparisons: list[Comparison] = []
-    for setting, base in pairs:
-        if base is None or base.content == setting.content:
-            comparisons.append(Comparison(setting, base))
-            continue
-        a, b = ([*s.seed_means(metric.name).values()] for s in (setting, base))
-        differing = scored_functions(metric.name, [setting, base])
-        reason = describe(metric.name, differing) if differing else ""
-        comparison = Comparison(setting, base, (len(a), len(b)), other_function=reason)
-        if not reason and min(len(a), len(b)) >= FEWEST:
-            comparison = replace(
-                comparison,
-                p=p_value(a, b, metric.lower_is_better, test, centre),
-                difference=float(AVERAGES[centre](a) - AVERAGES[centre](b)),
-                detectable=detectable(a, b, test, centre) if with_detectable else None,
-            )
+    comparisons = []
+    for setting, base in pair_up(settings, conditions, keys):
+        comparison = Comparison(setting, base)
+        if base is not None and base.content != setting.content:
+            comparison = compare_pair(setting, base, metric, test, centre, with_detectable)
         comparisons.append(comparison)
     # The same runs under two labels are one hypothesis.
-    p_values = {key: c.p for c in comparisons if (key := c.hypothesis) and c.p is not None}
+    p_values = {c.hypothesis: c.p for c in comparisons if c.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values()))))
     comparisons = [replace(c, holm=corrected.get(c.hypothesis)) for c in comparisons]
     return Significance(
         comparisons, ", ".join(conditions), test, centre, keys, with_detectable=with_detectable
+    )
+
+
+def compare_pair(
+    setting: Setting, base: Setting, metric: Metric, test: str, centre: str, with_detectable: bool
+) -> Comparison:
+    """Return the comparison of a setting with its baseline, before Holm's correction."""
+    scores = list(setting.seed_means(metric.name).values())
+    base_scores = list(base.seed_means(metric.name).values())
+    sizes = len(scores), len(base_scores)
+    if differing := scored_functions(metric.name, [setting, base]):
+        return Comparison(setting, base, sizes, other_function=describe(metric.name, differing))
+    if min(sizes) < FEWEST:
+        return Comparison(setting, base, sizes)
+    return Comparison(
+        setting,
+        base,
+        sizes,
+        p=p_value(scores, base_scores, metric.lower_is_better, test, centre),
+        difference=float(AVERAGES[centre](scores) - AVERAGES[centre](base_scores)),
+        detectable=detectable(scores, base_scores, test, centre) if with_detectable else None,
     )
 
 
@@ -215,7 +228,10 @@ def pair_up(
     Raises UsageError if two baselines are equal in `keys`, or no setting has one but itself.
     """
     option = f"--baseline {' '.join(conditions)}"
-    matching = where([run for s in settings for run in s.runs], conditions, "--baseline")
+    runs = []
+    for setting in settings:
+        runs += setting.runs
+    matching = where(runs, conditions, "--baseline")
     baselines: dict[tuple[object, ...], Setting] = {}
     for setting in settings:
         if setting.runs[0] in matching:
@@ -260,11 +276,11 @@ def detectable(
 ) -> float | None:
     """Return the true difference that a test of so many scores finds with a probability of POWER.
 
-    Found means p below LEVEL, one-sided. The scores are taken as normal with the pooled deviation of
-    `a` and `b`. Exact for "t"; for the other tests that of Student's t at the largest level that
-    they attain, divided by the root of their efficiency: simulated permutation tests of means of 3
-    to 7 scores differ by at most 4 %. None if no difference is enough, as for 3 seeds against 3 in
-    a permutation test.
+    The test finds a difference if p is below LEVEL, one-sided. Scores are taken as normal with the
+    pooled deviation of `a` and `b`. Exact for "t"; for the other tests that of Student's t at the
+    largest level that they attain, divided by the root of their efficiency: simulated permutation
+    tests of means of 3 to 7 scores differ by at most 4 %. None if no difference is enough, as for 3
+    seeds against 3 in a permutation test.
     """
     from scipy.optimize import brentq
     from scipy.stats import nct
@@ -300,16 +316,21 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
     Over all of them, so exactly, if they are not more than RESAMPLES; else over random ones.
     """
-    pooled, size = np.concatenate([x, y]), len(x)
-    count = math.comb(len(pooled), size)
-    if count > RESAMPLES:
-        shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
-        return resampled(exceeding(shuffled[:, :size], shuffled[:, size:], x, y, centre))
-    chosen = np.array(list(combinations(range(len(pooled)), size)))
-    unchosen = np.ones((count, len(pooled)), dtype=bool)
-    np.put_along_axis(unchosen, chosen, False, axis=1)
-    others = np.tile(pooled, (count, 1))[unchosen].reshape(count, -1)
-    return exceeding(pooled[chosen], others, x, y, centre) / count
+    from scipy.stats import permutation_test
+
+    average = AVERAGES[centre]
+    observed = average(x) - average(y)
+    tolerance = rounding_error(x, y)
+
+    def difference(first: np.ndarray, second: np.ndarray, axis: int) -> np.ndarray:
+        differences: np.ndarray = average(first, axis=axis) - average(second, axis=axis)
+        return np.where(abs(differences - observed) <= tolerance, observed, differences)
+
+    rng = np.random.default_rng(0)
+    test = permutation_test(
+        (x, y), difference, n_resamples=RESAMPLES, alternative="greater", rng=rng
+    )
+    return float(test.pvalue)
 
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
@@ -317,24 +338,19 @@ def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     average = AVERAGES[centre]
     common = average(np.concatenate([x, y]))
     rng = np.random.default_rng(0)
-    draws = [
-        rng.choice(part - average(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
-    ]
-    return resampled(exceeding(draws[0], draws[1], x, y, centre))
-
-
-def resampled(exceeded: int) -> float:
-    """Return p where so many of RESAMPLES random differences are at least the observed one."""
-    return (1 + exceeded) / (1 + RESAMPLES)
-
-
-def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> int:
-    """Return how many rows of `xs` and `ys` differ in their centres at least as `x` and `y` do."""
-    average = AVERAGES[centre]
+    resamples = []
+    for scores in (x, y):
+        shifted = scores - average(scores) + common
+        resamples.append(rng.choice(shifted, size=(RESAMPLES, len(scores))))
+    differences = average(resamples[0], axis=1) - average(resamples[1], axis=1)
     observed = average(x) - average(y)
-    differences = average(xs, axis=1) - average(ys, axis=1)
-    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
-    return int((differences >= observed - slack).sum())
+    exceeding = int((differences >= observed - rounding_error(x, y)).sum())
+    return (1 + exceeding) / (1 + RESAMPLES)
+
+
+def rounding_error(x: np.ndarray, y: np.ndarray) -> float:
+    """Return by how much averages of the same scores may differ when summed in another order."""
+    return float(1e-12 * max(np.abs(x).max(), np.abs(y).max()))
 
 
 def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
@@ -356,9 +372,9 @@ def student(x: np.ndarray, y: np.ndarray) -> float:
     """Return p of Student's t test, one-sided, with the deviations pooled."""
     from scipy.stats import ttest_ind
 
-    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
-    if np.ptp(x) + np.ptp(y) <= slack:  # scores without scatter differ or are equal
-        return float(x.mean() - y.mean() <= slack)
+    tolerance = rounding_error(x, y)
+    if np.ptp(x) + np.ptp(y) <= tolerance:  # scores without scatter differ or are equal
+        return float(x.mean() - y.mean() <= tolerance)
     return float(ttest_ind(x, y, alternative="greater").pvalue)
 
 
@@ -371,9 +387,9 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def floor(test: str, n: int, m: int) -> float:
+def smallest_p(test: str, n: int, m: int) -> float:
     """Return the smallest p that `n` against `m` seeds can have; a t test has none."""
-    exact = 1 / math.comb(n + m, n)
+    exact, sampled = 1 / math.comb(n + m, n), 1 / (1 + RESAMPLES)
     if test == "mann-whitney":
         return exact
-    return resampled(0) if test == "bootstrap" else max(exact, resampled(0))
+    return sampled if test == "bootstrap" else max(exact, sampled)

@@ -15,15 +15,16 @@ from metaseq_lm.reporting.numbers import (
     flops_text,
     summarise,
 )
-from metaseq_lm.reporting.objectives import describe, remedy, scored_functions
-from metaseq_lm.reporting.runs import Run, is_number
+from metaseq_lm.reporting.runs import Run, identity, is_number
 from metaseq_lm.reporting.settings import (
     Setting,
+    describe,
     distinct,
     group_by,
     hidden_keys,
-    identity,
+    remedy,
     repeated,
+    scored_functions,
     show,
     suggestion,
 )
@@ -50,8 +51,20 @@ class Table:
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
-NAMED = 40  # metrics in a message; a suite may have hundreds
-BEST = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
+@dataclass(frozen=True)
+class CostColumn:
+    """A column of costs: its title, which of `Run.costs` it shows, and how."""
+
+    title: str
+    cost: str
+    text: Callable[[float | None], str]
+
+
+BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
+MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
+# The costs of a record, in the order of its columns.
+COSTS = ("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory")
+NAMED_METRICS = 40  # in a message; a suite may have hundreds
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
@@ -61,27 +74,44 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     naming the known metrics for one that no finished run has; while no run has finished, any name
     is accepted.
     """
-    known = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
-    by_run = [[run.values.get(f"trainer.{key}") for key in BEST] for run in runs]
-    chosen = {metric: up for metric, up in by_run if metric and isinstance(metric, str)}
+    known: dict[str, None] = {}
+    maximize_by_name: dict[str, Any] = {}
+    for run in runs:
+        known.update(dict.fromkeys(run.metrics))
+        best = run.values.get(BEST_CHECKPOINT)
+        if best and isinstance(best, str):
+            maximize_by_name[best] = run.values.get(MAXIMIZE)
     if name is None:
-        valid = [metric for metric in known if metric.startswith("valid.")]
-        first = [m for m in ("test.accuracy", *(f"valid.{m}" for m in chosen)) if m in known]
-        name = next(iter(first + valid + known), "test.accuracy")
+        name = default_metric(list(known), list(maximize_by_name))
     elif known and name not in known:
-        hint = suggestion(name, known)
+        hint = suggestion(name, list(known))
         raise UsageError(
-            f"no run has the metric '{name}'.{hint} Metrics: {abbreviated(known, NAMED)}."
+            f"no run has the metric '{name}'.{hint} Metrics: {abbreviated(list(known), NAMED_METRICS)}."
         )
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
     bare_name = name.partition(".")[2]
-    maximize = chosen.get(bare_name)
+    maximize = maximize_by_name.get(bare_name)
     if maximize is None and any(bare_name in run.losses for run in runs):
         maximize = False
     if metric.guessed and isinstance(maximize, bool):
         return Metric.of(name, values, "higher" if maximize else "lower")
     return metric
+
+
+def default_metric(known: Sequence[str], best_checkpoint: Sequence[str]) -> str:
+    """Return the metric to compare where none is named.
+
+    That is test.accuracy, the validation metric that chose the checkpoints, any other one of
+    validation, or the first of all.
+    """
+    for name in ("test.accuracy", *(f"valid.{metric}" for metric in best_checkpoint)):
+        if name in known:
+            return name
+    for name in known:
+        if name.startswith("valid."):
+            return name
+    return known[0] if known else "test.accuracy"
 
 
 def setting_table(
@@ -98,58 +128,59 @@ def setting_table(
     baseline, and differences and what could be detected are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    runs = [run for setting in settings for run in setting.runs]
-    costs: list[tuple[str, str, bool, Callable[[float | None], str]]] = [
-        ("FLOPs", "flops", False, flops_text),
-        ("time", "seconds", False, seconds_text),
-        ("memory", "peak_memory", True, bytes_text),
-    ]
-    if any(run.cost("flops_by_rule", own_only=True) is not None for run in runs):
-        costs.insert(1, ("FLOPs by rule", "flops_by_rule", True, flops_text))
-    if any(run.was_pretrained for run in runs):
-        costs.insert(1, ("own FLOPs", "flops", True, flops_text))
-    comparisons = significance.comparisons if significance else []
-    shows_detectable = significance is not None and significance.with_detectable
-    baselines = [c.baseline or c.setting for c in comparisons] or None
+    cost_columns = choose_cost_columns(settings)
+    p_titles, baselines = [], None
+    comparisons: Sequence[Comparison | None] = [None] * len(settings)
+    if significance:
+        comparisons = significance.comparisons
+        baselines = [c.baseline or c.setting for c in significance.comparisons]
+        p_titles = ["p", "p (Holm)"]
+        p_titles += ["difference", DETECTABLE] if significance.with_detectable else []
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
     marks = best_of(settings, summaries, metric, baselines)
     rows, records = [], []
-    for i, (setting, summary) in enumerate(zip(settings, summaries)):
-        values = [setting.values[key] for key in keys]
-        top = best_seed(setting, metric)
-        comparison = comparisons[i] if comparisons else None
-        cost_texts = [
-            write(cost_of(setting, metric, cost, own_only, spread))
-            for _, cost, own_only, write in costs
-        ]
-        rows.append(
-            [
-                *(Cell(show(value), number=is_number(value)) for value in values),
-                Cell(count_text(setting, metric)),
-                Cell(summary.text(metric) if summary else "-", marks[i]),
-                Cell("-" if top is None else metric.text(top)),
-                *map(Cell, comparison.texts if comparison else ()),
-                *map(
-                    Cell,
-                    comparison.detectable_texts(metric) if comparison and shows_detectable else (),
-                ),
-                *map(Cell, cost_texts),
-            ]
-        )
-        line = record(setting, keys, metric, spread, comparison)
-        records.append({**line, "is_best": marks[i]})
-    p_titles = ["p", "p (Holm)"] if comparisons else []
-    p_titles += ["difference", DETECTABLE] if shows_detectable else []
+    for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
+        line = record(setting, keys, metric, spread, summary, compared)
+        row = []
+        for key in keys:
+            value = setting.values[key]
+            row.append(Cell(show(value), number=is_number(value)))
+        row.append(Cell(count_text(setting, metric)))
+        row.append(Cell(summary.text(metric) if summary else "-", is_best))
+        row.append(Cell("-" if line["best"] is None else metric.text(line["best"])))
+        if compared and significance:
+            texts = [*compared.texts]
+            texts += compared.detectable_texts(metric) if significance.with_detectable else ()
+            row += map(Cell, texts)
+        row += [Cell(column.text(line[column.cost])) for column in cost_columns]
+        rows.append(row)
+        records.append({**line, "is_best": is_best})
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
+    cost_titles = [column.title for column in cost_columns]
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]}",
-        [*keys, "seeds", metric.title, "best", *p_titles, *(title for title, *_ in costs)],
+        [*keys, "seeds", metric.title, "best", *p_titles, *cost_titles],
         rows,
         below + notes(settings, metric),
         records,
     )
+
+
+def choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
+    """Return the columns of costs that the runs of some settings need."""
+    runs = []
+    for setting in settings:
+        runs += setting.runs
+    columns = [CostColumn("FLOPs", "flops", flops_text)]
+    if any(run.was_pretrained for run in runs):
+        columns.append(CostColumn("own FLOPs", "own_flops", flops_text))
+    if any(run.costs["own_flops_by_rule"] is not None for run in runs):
+        columns.append(CostColumn("FLOPs by rule", "own_flops_by_rule", flops_text))
+    columns.append(CostColumn("time", "seconds", seconds_text))
+    columns.append(CostColumn("memory", "peak_memory", bytes_text))
+    return columns
 
 
 def pivot_table(
@@ -166,36 +197,48 @@ def pivot_table(
     With `mean` the last column is the mean over the others, see `mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
-    runs = [run for setting in settings for run in setting.runs]
+    runs = []
+    for setting in settings:
+        runs += setting.runs
     cells = group_by(runs, keys)
     mixed = [mixed_note(cell, settings) for cell in cells]
     below = [note for note in mixed if note] + notes(settings, metric)
     if columns is None or columns == rows:
         return replace(setting_table(cells, metric, spread), notes=below)
-    by_position = {cell.identity(keys): cell for cell in cells}
-    down, across = (distinct(cell.values[key] for cell in cells) for key in keys)
-    grid = [[by_position.get((identity(x), identity(y))) for y in across] for x in down]
+    down = distinct(cell.values[rows] for cell in cells)
+    across = distinct(cell.values[columns] for cell in cells)
+    by_values = {cell.identity([rows, columns]): cell for cell in cells}
+    grid = []
+    for row_value in map(identity, down):
+        grid.append([by_values.get((row_value, identity(value))) for value in across])
     body = [[Cell(show(value), number=False)] for value in down]
     for column in zip(*grid):
-        summaries = [summarise(c.scores(metric.name), spread) if c else None for c in column]
+        summaries = [
+            summarise(cell.scores(metric.name), spread) if cell else None for cell in column
+        ]
         marks = best_of(column, summaries, metric)
         for row, cell, summary, is_best in zip(body, column, summaries, marks):
             text = summary.text(metric) if summary else "-"
             row.append(Cell(f"{text} ({count_text(cell, metric)})" if cell else "", is_best))
     if mean:
         means = [mean_over(line, metric, spread) for line in grid]
-        is_one = not any(scored_functions(metric.name, column) for column in zip(*grid))
-        marks = best_of([None] * len(means), means, metric) if is_one else [False] * len(means)
+        marks = [False] * len(means)
+        if not any(scored_functions(metric.name, column) for column in zip(*grid)):
+            marks = best_of([None] * len(means), means, metric)
         for row, summary, is_best in zip(body, means, marks):
             row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
+    records = []
+    for cell in cells:
+        summary = summarise(cell.scores(metric.name), spread)
+        records.append(record(cell, keys, metric, spread, summary))
     return Table(
         f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
         [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
         body,
         below,
-        [record(cell, keys, metric, spread) for cell in cells],
+        records,
     )
 
 
@@ -216,23 +259,29 @@ def best_of(
     cells: Sequence[Setting | None],
     summaries: Sequence[Summary | None],
     metric: Metric,
-    groups: Sequence[Any] | None = None,
+    baselines: Sequence[Setting] | None = None,
 ) -> list[bool]:
-    """Return for each summary whether it is the best of its group; equal printed values tie.
+    """Return for each summary whether it is the best; equal printed values tie.
 
-    `cells` are what they are of. Nothing is marked without a competitor, nor in a group whose cells
-    have other functions of the metric.
+    With `baselines` the best is one of the cells that share a baseline. Nothing is marked without a
+    competitor, nor among cells that have different functions of the metric.
     """
-    groups = groups or [None] * len(summaries)
+    groups: dict[int, list[int]] = {}
+    for i in range(len(summaries)):
+        groups.setdefault(id(baselines[i]) if baselines else 0, []).append(i)
+    best = min if metric.lower_is_better else max
     marks = [False] * len(summaries)
-    for members in {id(g): [i for i, h in enumerate(groups) if h is g] for g in groups}.values():
-        known = [(i, s) for i in members if (s := summaries[i]) is not None]
-        if len(known) < 2 or scored_functions(metric.name, [cells[i] for i in members]):
+    for members in groups.values():
+        centres = {}
+        for i in members:
+            if (summary := summaries[i]) is not None:
+                centres[i] = summary.centre
+        if len(centres) < 2 or scored_functions(metric.name, [cells[i] for i in members]):
             continue
-        top = (min if metric.lower_is_better else max)(s.centre for _, s in known)
+        top = best(centres.values())
         digits = metric.decimals(top)
-        for i, summary in known:
-            marks[i] = metric.text(summary.centre, digits) == metric.text(top, digits)
+        for i, centre in centres.items():
+            marks[i] = metric.text(centre, digits) == metric.text(top, digits)
     return marks
 
 
@@ -242,18 +291,18 @@ def count_text(setting: Setting, metric: Metric) -> str:
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
-def best_seed(setting: Setting, metric: Metric) -> float | None:
-    """Return the best score of a single seed, None if there is no score."""
-    return (min if metric.lower_is_better else max)(setting.scores(metric.name), default=None)
+def cost_of(setting: Setting, metric: Metric, cost: str, spread: str = "sd") -> float | None:
+    """Return the mean (median for "range") cost of the scored runs, None unless all recorded it.
 
-
-def cost_of(
-    setting: Setting, metric: Metric, cost: str, own_only: bool = False, spread: str = "sd"
-) -> float | None:
-    """Return the mean (median for "range") cost of the scored runs, None unless all recorded it."""
-    values = [run.cost(cost, own_only) for run in setting.scored(metric.name)]
-    known = [value for value in values if value is not None]
-    summary = summarise(known, spread) if len(known) == len(values) else None
+    `cost` is one of `Run.costs`.
+    """
+    costs = []
+    for run in setting.scored(metric.name):
+        value = run.costs[cost]
+        if value is None:
+            return None
+        costs.append(value)
+    summary = summarise(costs, spread)
     return summary.centre if summary else None
 
 
@@ -262,10 +311,13 @@ def record(
     keys: Sequence[str],
     metric: Metric,
     spread: str,
+    summary: Summary | None,
     compared: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
-    summary = summarise(setting.scores(metric.name), spread)
+    """Return the unrounded, unscaled numbers of a setting or cell, for csv.
+
+    `summary` is that of its scores.
+    """
     count = summary.n if summary else 0
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
     line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
@@ -275,16 +327,14 @@ def record(
     else:
         parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
         line |= zip(("median", "min", "max"), parts)
-    line["best"] = best_seed(setting, metric)
+    best = min if metric.lower_is_better else max
+    line["best"] = best(setting.scores(metric.name), default=None)
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
         line |= {"difference": compared.difference, "detectable_80": compared.detectable}
-    for cost in ("flops", "seconds"):
-        line[cost] = cost_of(setting, metric, cost, False, spread)
-        line[f"own_{cost}"] = cost_of(setting, metric, cost, True, spread)
-    line["own_flops_by_rule"] = cost_of(setting, metric, "flops_by_rule", True, spread)
-    line["peak_memory"] = cost_of(setting, metric, "peak_memory", True, spread)
+    for cost in COSTS:
+        line[cost] = cost_of(setting, metric, cost, spread)
     return line
 
 
@@ -295,25 +345,26 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
     if differing := scored_functions(metric.name, settings):
         lines.append(
-            f"{describe(metric.name, differing)}: no best is marked and nothing is tested between them; {remedy(differing)}."
+            f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
+            f"them; {remedy(differing)}."
         )
     for same in repeated(settings):
         *others, last = (setting.name for setting in same)
         lines.append(f"{', '.join(others)} and {last} are the same runs.")
     for setting in settings:
-        for run in setting.runs:
-            why = run.why_unscored(metric.name)
-            if why:
-                lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {why}.")
+        for run, reason in setting.unscored(metric.name):
+            lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {reason}.")
         for seed, runs in setting.scored_by_seed(metric.name).items():
             if len(runs) > 1:
                 count, names = len(runs), ", ".join(run.name for run in runs)
                 lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
-            hashes = {str((r.results or {}).get(kind)) for r in setting.scored(metric.name)}
+            hashes = {str((run.results or {}).get(kind)) for run in setting.scored(metric.name)}
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
-    lines += [f"{run.name}: {note}." for s in settings for run in s.runs for note in run.notes]
+    for setting in settings:
+        for run in setting.runs:
+            lines += [f"{run.name}: {note}." for note in run.notes]
     return lines
 
 
@@ -322,7 +373,10 @@ def mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
     inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
     if len(inside) < 2:
         return None
-    keys = [k for k in inside[0].values if len({identity(s.values[k]) for s in inside}) > 1]
+    keys = []
+    for key in inside[0].values:
+        if len({setting.identity([key]) for setting in inside}) > 1:
+            keys.append(key)
     return (
         f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
         "pick one with --where."

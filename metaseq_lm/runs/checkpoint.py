@@ -3,8 +3,8 @@
 A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
 renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
 manifest.json with their checksums. If parameters are sharded, each process writes its rows of them
-and of their moments as a part; whoever loads the checkpoint has whole tensors again. "best" and "last"
-beside the checkpoints are links to them.
+and of their moments as a part; whoever loads the checkpoint has whole tensors again. "best" and
+"last" beside the checkpoints are links to them.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def save(
     """Write checkpoint `update` under `folder` and return its path.
 
     `state` is all that resuming needs besides the weights, as plain data and tensors; `description`
-    holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the bytes
-    needed and free, and earlier checkpoints are untouched.
+    holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the
+    bytes needed and free, and earlier checkpoints are untouched.
     """
     files = serialise(weights, state)
     needed = sum(map(len, files.values()))
@@ -83,7 +83,7 @@ def save(
 
 
 def serialise(weights: dict[str, Tensor], state: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of whole weights and state; CheckpointError for a state that cannot be loaded."""
+    """Return the files of whole weights and state; CheckpointError for a bad state."""
     stream = io.BytesIO()
     torch.save(state, stream)
     try:
@@ -96,7 +96,7 @@ def serialise(weights: dict[str, Tensor], state: dict[str, Any]) -> dict[str, by
 
 
 def serialise_rows(shards: Mapping[TreePath, Tensor]) -> dict[str, bytes]:
-    """Return the file of the rows that this process holds of shards; none if another replica has it."""
+    """Return the file of this process's rows of shards; none if another replica has it."""
     number = placement.part_number(next(iter(shards.values()))) if shards else None
     if number is None:
         return {}
@@ -147,7 +147,7 @@ class Writing:
         return not self.thread.is_alive()
 
     def finish(self) -> dict[str, str]:
-        """Wait for the files and return their checksums; CheckpointError if one cannot be written."""
+        """Wait for the files, return their checksums; CheckpointError if one cannot be written."""
         self.thread.join()
         if self.error is not None:
             raise self.error
@@ -215,8 +215,8 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise CheckpointError(
-            f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} free). "
-            "Earlier checkpoints are intact; make room and start the run again to resume"
+            f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} "
+            "free). Earlier checkpoints are intact; make room and start the run again to resume"
         ) from error
 
 
@@ -292,7 +292,7 @@ def relink(folder: Path, newest: Path, best: int | None) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
+    """Read and verify a checkpoint folder; CheckpointError names the file and the fault."""
     manifest = read_manifest(path)
     names = file_names(manifest)
     contents = {name: read_file(path, name, manifest) for name in names}
@@ -339,10 +339,10 @@ def _put_together(
         if list(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {list(tensor.shape)} instead of {shape}")
         *parents, last = path
-        place = tree
+        node = tree
         for key in parents:
-            place = place[key]
-        place[last] = tensor
+            node = node[key]
+        node[last] = tensor
     if any(parts):
         raise ValueError("they hold more tensors than the manifest names")
 
@@ -352,7 +352,8 @@ def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[st
     labels = (facts or {}).get("labels")
     if labels is None or not all(isinstance(x, str) for names in labels.values() for x in names):
         raise CheckpointError(
-            f"{source} does not say which classes its heads are for; train it anew with this version"
+            f"{source} does not say which classes its heads are for; train it anew with this "
+            "version"
         )
     return dict(labels)
 
@@ -362,9 +363,9 @@ def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[
     if list(then) != list(now):
         trained, current = (", ".join(labels) or "real values" for labels in (then, now))
         raise UsageError(
-            f"{source} was trained on {name} with the classes {trained}, but DATA has {current}; their order is "
-            "that of the outputs. Preprocess the set again with --labels-from the set of then, or with "
-            "--labels in its order"
+            f"{source} was trained on {name} with the classes {trained}, but DATA has {current}; "
+            "their order is that of the outputs. Preprocess the set again with --labels-from the "
+            "set of then, or with --labels in its order"
         )
 
 
@@ -373,8 +374,8 @@ def check_heads(
 ) -> None:
     """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
 
-    `then` are the classes of the sets that `source` was trained on. If that is a single set, its head
-    is compared with every set of `now`.
+    `then` are the classes of the sets that `source` was trained on. If that is a single set, its
+    head is compared with every set of `now`.
     """
     for name, labels in now.items():
         only = next(iter(then.values())) if len(then) == 1 else labels
@@ -382,7 +383,7 @@ def check_heads(
 
 
 def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if the facts of a checkpoint differ from those of the run to be resumed.
+    """Raise CheckpointError if a checkpoint's facts differ from those of the run to resume.
 
     Facts that the checkpoint lacks are not compared.
     """
@@ -391,18 +392,18 @@ def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
     if differing:
         key = differing[0]
         raise CheckpointError(
-            f"{path} was trained with other {key} than there are now ({str(stored[key])[:200]} then, "
-            f"{str(current[key])[:200]} now); choose another --save-dir"
+            f"{path} was trained with other {key} than there are now ({str(stored[key])[:200]} "
+            f"then, {str(current[key])[:200]} now); choose another --save-dir"
         )
 
 
 def newest(
     folder: Path, check: Callable[[Checkpoint], None] = lambda stored: None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that verifies and passes `check`, and why newer ones were skipped.
+    """Return the newest checkpoint that verifies and passes `check`, and why others were not.
 
-    Removes what an interrupted save left. Raises CheckpointError if there are checkpoints but none can
-    be used: starting again would lose the run silently.
+    Removes what an interrupted save left. Raises CheckpointError if there are checkpoints but none
+    can be used: starting again would lose the run silently.
     """
     skipped: list[str] = []
     for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
@@ -422,8 +423,8 @@ def newest(
             skipped.append(str(error))
     if skipped:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be used: {'; '.join(skipped)}. Move the folder away to start "
-            "the run anew"
+            f"no checkpoint in {folder} can be used: {'; '.join(skipped)}. Move the folder away to "
+            "start the run anew"
         )
     return None, skipped
 
@@ -431,7 +432,8 @@ def newest(
 def prune(folder: Path, keep_last: int, update: int) -> None:
     """Remove checkpoints up to `update` except the `keep_last` newest (at least one) and the best.
 
-    Later ones stay: the run resumed before them because they are damaged, and will write them again.
+    Later ones stay: the run resumed before them because they are damaged, and will write them
+    again.
     """
     latest = folder_of(folder, update).name
     known = [path for path in all_updates(folder) if path.name <= latest]

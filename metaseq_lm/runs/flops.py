@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Layout
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.distributed import process_group
 
@@ -24,7 +24,7 @@ def signature(value: Any) -> Any:
         return tuple(value.shape)
     if isinstance(value, dict):
         return tuple((name, signature(part)) for name, part in value.items())
-    if isinstance(value, Batch):
+    if isinstance(value, Batch | Layout):
         names = [item.name for item in dataclasses.fields(value) if item.name != "sizes"]
         return tuple((name, signature(getattr(value, name))) for name in names)
     if isinstance(value, (list, tuple)):
@@ -83,8 +83,8 @@ RULES = LSTMS | ATTENTION
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
-    FlopCounterMode itself would take a fifth of the time of a small model with batches of many lengths,
-    because it tracks modules and tries to decompose every operation.
+    FlopCounterMode itself would take a fifth of the time of a small model with batches of many
+    lengths, because it tracks modules and tries to decompose every operation.
     """
 
     supports_higher_order_operators = True
@@ -123,7 +123,8 @@ class Counter(TorchDispatchMode):
         return result
 
 
-# What that import is for: a higher-order operator compiles what it is called with, but not the counter.
+# What that import is for: a higher-order operator compiles what it is called with, but not the
+# counter.
 set_code_exec_strategy(
     Counter.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )

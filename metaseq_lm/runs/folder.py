@@ -9,24 +9,16 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import (
-    GROUPS,
-    RunConfig,
-    flatten,
-    format_value,
-    options_with,
-    quote_path,
-    with_current_names,
-)
+from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     FULL_DISK,
@@ -44,6 +36,8 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
+from metaseq_lm.core.loading import with_current_names
+from metaseq_lm.core.overrides import format_value, quote_path
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 
@@ -71,7 +65,7 @@ class RunFolder:
     checkpoint is loaded, so that a mistake leaves the folder as it was.
     """
 
-    def __init__(self, config: DictConfig, reset: Collection[str] = ()) -> None:
+    def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
         if not config.save_dir.isprintable():
             raise UsageError(f"--save-dir {config.save_dir!r}: a character of it cannot be printed")
         self.path = Path(config.save_dir)
@@ -104,9 +98,9 @@ class RunFolder:
         commands.write(masked(sys.argv) + "\n")
         commands.flush()
 
-    def write_config(self, config: DictConfig) -> None:
+    def write_config(self, config: RunConfig) -> None:
         """Write config.yaml in one piece, without secrets."""
-        options = OmegaConf.create(mask_options(OmegaConf.to_container(config)))
+        options = OmegaConf.create(mask_options(as_dict(config)))
         write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(options).encode())
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
@@ -130,7 +124,7 @@ class RunFolder:
                 say(f"{path}: {error.strerror}; lines wait until there is room")
 
     def cut_log(self, update: int) -> None:
-        """Drop the values after an update, which a killed process logged and which will be logged again."""
+        """Drop values after an update, logged by a killed process: they will be logged again."""
         path = self.path / "log.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         remaining = [line for line in lines if not _is_later(line, update)]
@@ -138,7 +132,7 @@ class RunFolder:
             write_atomic(path, b"".join(remaining))
 
     def write_results(self, results: dict[str, Any]) -> None:
-        """Write results.json in one piece, with checksums by which `altered_files` tells later changes."""
+        """Write results.json in one piece, with the checksums for `altered_files`."""
         files = {
             name: [len(content), checksum(content)]
             for name in ("config.yaml", "log.jsonl")
@@ -186,15 +180,16 @@ def open_locked(path: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise MetaseqError(
-            f"{path.parent}: another process trains this run; wait for it, or choose another --save-dir"
+            f"{path.parent}: another process trains this run; wait for it, or choose another "
+            "--save-dir"
         ) from None
     except OSError:  # a file system without locks
         pass
     return file
 
 
-def read_config(file: Path) -> DictConfig:
-    """Return the config.yaml of a run, unresolved; MetaseqError if no run wrote it.
+def read_config(file: Path) -> dict[str, Any]:
+    """Return the config.yaml of a run as plain values, unresolved; MetaseqError if no run wrote it.
 
     YAML aliases are refused: a few of them, nested, make a large config of a small file.
     """
@@ -205,14 +200,14 @@ def read_config(file: Path) -> DictConfig:
             if any(isinstance(event, yaml.AliasEvent) for event in events):
                 raise ValueError("it has aliases (*name)")
         # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
-        config = OmegaConf.load(io.StringIO(text))
-        if not isinstance(config, DictConfig):
+        config: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        if not isinstance(config, dict):
             raise ValueError("not a mapping of keys to values")
-        with_current_names(config)
     except (ValueError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         reason = str(error).split("\n")[0]
         raise MetaseqError(f"{file}: not a readable config: {reason}") from error
-    return config
+    current: dict[str, Any] = with_current_names(config)
+    return current
 
 
 def common_sources() -> dict[str, str]:
@@ -247,7 +242,7 @@ def read_sources(folder: Path) -> dict[str, str]:
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
-    """Return the results.json of a run folder, or None if there is none; MetaseqError if damaged."""
+    """Return the results.json of a run folder, or None; MetaseqError if it is damaged."""
     file = path / "results.json"
     if not file.is_file():
         return None
@@ -269,7 +264,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def parse_results(file: Path) -> dict[str, Any]:
-    """Return a results.json without its checksums, see `altered_files`; ValueError if it is no JSON object."""
+    """Return a results.json without its checksums; ValueError if it is no JSON object."""
     return {
         key: value if key == "message" else as_numbers(value)
         for key, value in read_json(file).items()
@@ -319,15 +314,15 @@ def stored_overrides(folder: Path) -> list[str]:
     if not file.is_file():
         return []
     stored = read_config(file)
-    names = {group: OmegaConf.select(stored, f"{group}._name") for group in GROUPS}
+    values = flatten(stored)
+    names = {group: values.get(f"{group}._name") for group in GROUPS}
     if missing := [group for group, name in names.items() if name is None]:
         raise MetaseqError(f"{file}: not a readable config: it has no {missing[0]}")
-    values = flatten(OmegaConf.to_container(stored))
     follows = {
         key
         for key, value in values.items()
         if value == values.get("trainer.max_update")
-        and default_of(stored, key) == "${trainer.max_update}"
+        and default_of(names, key) == "${trainer.max_update}"
     }
     skipped = {"save_dir", "user_dir", *follows, *(f"{group}._name" for group in GROUPS)}
     return [f"{group}={name}" for group, name in names.items()] + [
@@ -338,26 +333,25 @@ def stored_overrides(folder: Path) -> list[str]:
 
 
 def check_hidden(file: Path, config: Any, overrides: Collection[str] = ()) -> None:
-    """Raise UsageError for an option that was stored without its value, unless an override gives it."""
+    """Raise UsageError for an option stored without its value unless an override gives it."""
     keys = {override.partition("=")[0] for override in overrides}
     # A label, which names the run in reports, does without.
     if missing := [key for key in hidden_options(config) if key not in {*keys, "label"}]:
         raise UsageError(
-            f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; give it: "
-            f"{missing[0]}=..."
+            f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; "
+            f"give it: {missing[0]}=..."
         )
 
 
-def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
+def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return the options in which the configs of two runs differ, with both values.
 
     An option that did not exist when the old one was written counts as its default. Options that
     are `movable`, and those of the engine, are not compared.
     """
-    before, after = (
-        flatten(mask_options(OmegaConf.to_container(OmegaConf.create(c)))) for c in (old, new)
-    )
-    before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
+    before, after = (flatten(mask_options(values)) for values in (old, as_dict(new)))
+    names = {group: getattr(new, group)._name for group in GROUPS}
+    before |= {key: default_of(names, key) for key in after.keys() - before.keys()}
     movable = options_with("movable", new)
     return {
         key: (before.get(key), after.get(key))
@@ -368,8 +362,8 @@ def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def check_same(old: Any, new: DictConfig, path: Path, reset: Collection[str]) -> None:
-    """Raise UsageError naming the options in which two runs differ, but those of parts in `reset`."""
+def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:
+    """Raise UsageError naming options in which two runs differ, but for parts in `reset`."""
     changes = {
         key: values
         for key, values in changed_options(old, new).items()
@@ -384,18 +378,17 @@ def check_same(old: Any, new: DictConfig, path: Path, reset: Collection[str]) ->
         names = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
         remedy = f"to go on with these options add --reset {','.join(names)}, else {remedy}"
     raise UsageError(
-        f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts from its weights "
-        f"is init_from={path}"
+        f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts "
+        f"from its weights is init_from={path}"
     )
 
 
-def default_of(config: DictConfig, key: str) -> Any:
-    """Return the default of an option of a registered class; None for other keys."""
+def default_of(names: Mapping[str, Any], key: str) -> Any:
+    """Return the default of an option of the class that `names` has for its group; None for other keys."""
     group, _, name = key.partition(".")
-    entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
-    if entry is None:
+    if group not in names or names[group] not in ALL[group].entries:
         return None
-    return flatten(OmegaConf.to_container(OmegaConf.structured(entry.dataclass))).get(name)
+    return getattr(ALL[group].entry(names[group]).dataclass(), name, None)
 
 
 def code_hash(user_dir: str | None) -> str:

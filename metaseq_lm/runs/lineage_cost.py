@@ -52,7 +52,7 @@ def checked(costs: Any) -> Costs:
 
 
 def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
-    """Return the "pretraining" of results.json: the sums, `source` (init_from) and the costs by run.
+    """Return results.json's "pretraining": sums, `source` (init_from) and costs by run.
 
     None if the run has no ancestors; numbers that are not known are None.
     """

@@ -12,26 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from metaseq_lm.core.config import (
-    GROUPS,
-    RunConfig,
-    check_names,
-    check_stored,
-    overridden,
-    with_current_names,
-    without_environment,
-)
+from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, check_names
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.files import as_numbers, misfit, read_json
+from metaseq_lm.core.files import as_numbers, read_json, schema_error
+from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
 FORMAT = 2
 FORMAT_IN_PARTS = 3
 PREFIX = "update_"
-# What a manifest holds; imports have no fingerprint of data. See `misfit`.
+# What a manifest holds; imports have no fingerprint of data. See `schema_error`.
 MANIFEST = {
     "format": int,
     "update": int,
@@ -74,7 +64,7 @@ def hash_of_weights(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint folder; CheckpointError if there is none or it is damaged."""
+    """Return the manifest of a checkpoint; CheckpointError if it is missing or damaged."""
     file = path / "manifest.json"
     try:
         if not file.is_file():
@@ -94,13 +84,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has format {str(version)[:20]}; this version reads formats {FORMAT} and "
             f"{FORMAT_IN_PARTS}"
         )
-    if problem := misfit(manifest, MANIFEST):
+    if problem := schema_error(manifest, MANIFEST):
         raise CheckpointError(f"{file} is damaged: {problem}")
     return manifest
 
 
 def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """Return a file of a checkpoint; CheckpointError if it is not the one that the manifest names."""
+    """Return a file of a checkpoint; CheckpointError if it differs from the manifest."""
     if not (path / name).is_file():  # a device or a pipe would be read without an end
         raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
     try:
@@ -113,7 +103,7 @@ def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def file_names(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files of a checkpoint; files of other names, which may lead anywhere, are not read."""
+    """Return the names of a checkpoint's files; others, which may lead anywhere, are not read."""
     return ["model.safetensors", "state.pt", *sorted(filter(PART.fullmatch, manifest["sha256"]))]
 
 
@@ -135,8 +125,8 @@ def resolve(path: str, prefer: str = "last") -> Path:
     root = Path(path)
     if not root.exists():
         raise NoCheckpointError(
-            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
-            "first, and made a run with 'metaseq-lm import')"
+            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub "
+            "is downloaded first, and made a run with 'metaseq-lm import')"
         )
     if (root / "manifest.json").is_file():
         return root.resolve()
@@ -151,33 +141,26 @@ def resolve(path: str, prefer: str = "last") -> Path:
     )
 
 
-def config_of(manifest: Mapping[str, Any], path: Path) -> DictConfig:
+def config_of(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
     try:
-        with without_environment():
-            config: DictConfig = OmegaConf.structured(RunConfig)
-            config.merge_with(with_current_names(manifest.get("config")))
-            OmegaConf.resolve(config)
-        for group in GROUPS:
-            check_stored(group, config.get(group))
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CheckpointError(f"{path}: its config cannot be used: {reason}") from error
-    OmegaConf.set_struct(config, True)
-    return config
+        return from_stored(manifest.get("config"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its config cannot be used: {error}") from error
 
 
-def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> DictConfig:
+def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
     """Return the configuration of a checkpoint, all of whose names are registered.
 
-    Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does not
-    name.
+    Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does
+    not name.
     """
     config = config_of(manifest, path)
     if config.user_dir and not user_dir:
         # Code is run only if the command line names it.
         raise UsageError(
-            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
+            "this run used a plug-in; give --user-dir with its path from here, which was "
+            f"{config.user_dir}"
         )
     check_names(config)
     return config
@@ -185,8 +168,8 @@ def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None)
 
 def reopened_config(
     path: Path, manifest: Mapping[str, Any], user_dir: str | None, overrides: Sequence[str]
-) -> DictConfig:
-    """Return the `usable_config` of a checkpoint with key=value changes; UsageError if one is wrong."""
+) -> RunConfig:
+    """Return a checkpoint's `usable_config` with key=value changes; UsageError for a wrong one."""
     config = usable_config(path, manifest, user_dir)
-    check_hidden(path, OmegaConf.to_container(config), overrides)
+    check_hidden(path, as_dict(config), overrides)
     return overridden(config, overrides)

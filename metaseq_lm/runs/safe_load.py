@@ -17,7 +17,7 @@ HARMLESS = re.compile(
 
 
 def check_header(data: bytes) -> None:
-    """Raise ValueError if a safetensors file names a tensor twice; the library would take the last."""
+    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):

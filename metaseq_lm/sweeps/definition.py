@@ -1,8 +1,4 @@
-"""A sweep's definition: read from a YAML file and the command line, and checked.
-
-The normalised definition is a plain mapping (what sweep.json keeps), in which all paths are
-absolute and every value is checked.
-"""
+"""A sweep's definition: read from a YAML file and the command line, and checked."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import format_value, names_runs, quote
+from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import format_value, quote
 from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
@@ -37,6 +35,81 @@ RESERVED = {
     "user_dir": "give --user-dir",
 }
 RESERVED_STAGES = ("code", "jobs", "seed", "train")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of every run; its name is "" where a sweep lists no stages.
+
+    Attributes:
+        name: Its name, that of a folder in OUT too.
+        config_name: The config in the sweep's config_dir; None for the base config.
+        overrides: key=value options of `train`, with {placeholders}.
+    """
+
+    name: str
+    config_name: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Stage:
+        """Return the stage of a sweep.json."""
+        return cls(row["name"], row["config_name"], tuple(row["overrides"]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what sweep.json keeps."""
+        overrides = list(self.overrides)
+        return {"name": self.name, "config_name": self.config_name, "overrides": overrides}
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a sweep runs; all values are checked and all paths absolute.
+
+    Attributes:
+        data: The data folder.
+        config_dir: The folder of the sweep's configs; None without one.
+        user_dir: The plug-in; None without one.
+        stages: The stages of every run, in order.
+        grid: The values of each key that are combined with those of all others.
+        alternatives: Values that go together, each with the same keys; `list` in SWEEP.yaml.
+        seeds: The seeds of every setting.
+        overrides: key=value options of every stage, with {placeholders}.
+    """
+
+    data: str
+    config_dir: str | None
+    user_dir: str | None
+    stages: tuple[Stage, ...]
+    grid: dict[str, list[Any]]
+    alternatives: list[dict[str, Any]]
+    seeds: list[int]
+    overrides: list[str]
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Definition:
+        """Return the definition of a sweep.json."""
+        values = {key: content[key] for key in ("data", "config_dir", "user_dir", "grid", "seeds")}
+        stages = tuple(map(Stage.from_json, content["stages"]))
+        return cls(
+            **values,
+            stages=stages,
+            alternatives=content["list"],
+            overrides=content["overrides"],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what sweep.json keeps."""
+        return {
+            "data": self.data,
+            "config_dir": self.config_dir,
+            "user_dir": self.user_dir,
+            "stages": [stage.as_json() for stage in self.stages],
+            "grid": self.grid,
+            "list": self.alternatives,
+            "seeds": self.seeds,
+            "overrides": self.overrides,
+        }
 
 
 # ---------------------------------------------------------------- reading
@@ -74,8 +147,10 @@ def yaml_problem(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply, or an alias (*name) stands inside of what it names"
     mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
-    return place + (getattr(error, "problem", None) or str(error).splitlines()[0])
+    position = (
+        f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
+    )
+    return position + (getattr(error, "problem", None) or str(error).splitlines()[0])
 
 
 def absolute(path: str, base: Path) -> str:
@@ -110,7 +185,7 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
 
 
 def quote_item(item: str) -> str:
-    """Return an entry of a list in quotes if it needs them; `fill` quotes one with a {placeholder}."""
+    """Return a list entry, in quotes if it needs them; `fill` quotes one with a {placeholder}."""
     return item if item.startswith("{") else quote(item)
 
 
@@ -129,7 +204,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
     return key, override_values(text[len(stage) + len(colon) :], f"--grid {text}")
 
 
-def override_values(text: str, place: str) -> list[Any]:
+def override_values(text: str, source: str) -> list[Any]:
     """Return the values of an override KEY=VALUE,VALUE without Hydra's quotes.
 
     Raises UsageError that begins with `place`.
@@ -140,7 +215,7 @@ def override_values(text: str, place: str) -> list[Any]:
         values = list(override.sweep_iterator()) if swept else [override.value()]
         return [unquoted(value) for value in values]
     except HydraException as error:
-        raise UsageError(f"{place}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{source}: {str(error).splitlines()[0]}") from error
 
 
 def unquoted(value: Any) -> Any:
@@ -153,8 +228,8 @@ def unquoted(value: Any) -> Any:
 # ---------------------------------------------------------------- checking
 
 
-def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the checked definition with every key; raises UsageError that names the fault.
+def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definition:
+    """Return the checked definition; raises UsageError that names the fault.
 
     `patterns` are patterns of stage names: only those stages stay, and those they start from.
     """
@@ -174,23 +249,24 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> dict[str
         for stage in sequence(content.get("stages", [single]), "stages")
         for one in repeated(mapping(stage, "stages"))
     ]
-    names = [stage["name"] for stage in stages]
+    names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise UsageError(f"stages: two have the same name ({', '.join(names)})")
     stages = chosen_stages(stages, patterns)
     grid = mapping(content.get("grid", {}), "grid")
     overrides = sequence(content.get("overrides", []), "overrides", True)
-    definition = {
-        "data": content["data"],
-        "config_dir": content.get("config_dir"),
-        "user_dir": content.get("user_dir"),
-        "stages": stages,
-        "grid": {key: sequence(values, f"grid {key}") for key, values in grid.items()},
-        "list": [mapping(i, "list") for i in sequence(content.get("list", []), "list", True)],
-        "seeds": [seed_of(s) for s in sequence(content.get("seeds", [1]), "seeds")],
-        "overrides": [override_of(override) for override in overrides],
-    }
-    check_axes(definition, [stage["name"] for stage in stages])
+    alternatives = sequence(content.get("list", []), "list", True)
+    definition = Definition(
+        data=content["data"],
+        config_dir=content.get("config_dir"),
+        user_dir=content.get("user_dir"),
+        stages=tuple(stages),
+        grid={key: sequence(values, f"grid {key}") for key, values in grid.items()},
+        alternatives=[mapping(item, "list") for item in alternatives],
+        seeds=[seed_of(seed) for seed in sequence(content.get("seeds", [1]), "seeds")],
+        overrides=[override_of(override) for override in overrides],
+    )
+    check_axes(definition)
     return definition
 
 
@@ -215,9 +291,9 @@ def substitute(value: Any, values: dict[str, str]) -> Any:
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), value)
 
 
-def chosen_stages(stages: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the stages whose names match a pattern and those they start from; all without patterns."""
-    names = [stage["name"] for stage in stages]
+def chosen_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
+    """Return the stages that match a pattern and those they start from; all without patterns."""
+    names = [stage.name for stage in stages]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             problem = (
@@ -228,13 +304,13 @@ def chosen_stages(stages: list[dict[str, Any]], patterns: Sequence[str]) -> list
             raise UsageError(f"--stages {printable(pattern, '--stages')}: {problem}")
     chosen = {n for n in names if not patterns or any(fnmatchcase(n, p) for p in patterns)}
     for stage in reversed(stages):
-        if stage["name"] in chosen:
-            texts = [stage["config_name"] or "", *stage["overrides"]]
-            chosen |= {name for text in texts for name in PLACEHOLDER.findall(text)}
-    return [stage for stage in stages if stage["name"] in chosen]
+        if stage.name in chosen:
+            for text in (stage.config_name or "", *stage.overrides):
+                chosen.update(PLACEHOLDER.findall(text))
+    return [stage for stage in stages if stage.name in chosen]
 
 
-def stage_of(stage: dict[str, Any]) -> dict[str, Any]:
+def stage_of(stage: dict[str, Any]) -> Stage:
     """Return a checked stage."""
     name = stage.get("name")
     check_keys(stage, STAGE_KEYS, f"stage {name}")
@@ -250,18 +326,16 @@ def stage_of(stage: dict[str, Any]) -> dict[str, Any]:
     if config_name is not None and not (isinstance(config_name, str) and config_name):
         raise UsageError(f"config_name {config_name!r}: not the name of a config")
     overrides = sequence(stage.get("overrides") or [], f"overrides of {name}", True)
-    return {
-        "name": name,
-        "config_name": None if config_name is None else printable(config_name, "config_name"),
-        "overrides": [override_of(o) for o in overrides],
-    }
+    if config_name is not None:
+        printable(config_name, "config_name")
+    return Stage(str(name), config_name, tuple(map(override_of, overrides)))
 
 
-def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
+def check_axes(definition: Definition) -> None:
     """Raise UsageError for axes that clash, repeat a value or lack one."""
-    chosen = definition["list"]
-    keys = list(definition["grid"]) + list(chosen[0] if chosen else [])
-    for key in keys + [k for item in chosen for k in item]:
+    alternatives, grid = definition.alternatives, definition.grid
+    stages = [stage.name for stage in definition.stages]
+    for key in itertools.chain(grid, *alternatives):
         stage = key.partition(":")[0] if ":" in key else None
         if not KEY.fullmatch(key) or (stage is not None and stage not in stages):
             raise UsageError(f"'{printable(key, 'key')}' is neither a key nor <stage>:<key>")
@@ -269,24 +343,26 @@ def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
             raise UsageError(f"'{key}' is the name of a stage and of a value; rename one")
         if key.rpartition(":")[2] in RESERVED:
             raise UsageError(f"{key} cannot be varied: {RESERVED[key.rpartition(':')[2]]}")
-    for item in chosen:
-        if set(item) != set(chosen[0]):
+    for item in alternatives:
+        if set(item) != set(alternatives[0]):
             raise UsageError(
-                f"list: every alternative needs the same keys, {', '.join(chosen[0])}; one has "
-                f"{', '.join(item) or 'none'}. A method with options of its own is a config file of its own "
+                f"list: every alternative needs the same keys, {', '.join(alternatives[0])}; one has "
+                f"{', '.join(item) or 'none'}. A method with options of its own is a config file "
+                "of its own "
                 "(config_name: '{method}'), or a sweep of its own: report reads several folders"
             )
-    if chosen and not chosen[0]:
+    if alternatives and not alternatives[0]:
         raise UsageError("list: an alternative has no keys")
-    if chosen and (both := [key for key in definition["grid"] if key in chosen[0]]):
-        raise UsageError(f"{both[0]} is in grid and in list; keep one")
-    for name, values in definition["grid"].items():
+    for key in alternatives[0] if alternatives else ():
+        if key in grid:
+            raise UsageError(f"{key} is in grid and in list; keep one")
+    for name, values in grid.items():
         for value in values:
             text_of(value, name)
-    for item in chosen:
+    for item in alternatives:
         for name, value in item.items():
             text_of(value, name)
-    axes = {"list": chosen, "seeds": definition["seeds"], **definition["grid"]}
+    axes: dict[str, list[Any]] = {"list": alternatives, "seeds": definition.seeds, **grid}
     for name, values in axes.items():
         repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
         if repeats:
@@ -371,8 +447,8 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         old, new = ({stage["name"]: stage for stage in stages} for stages in (old, new))
         lines = [f"stage {n} only there" for n in old if n not in new]
         lines += [f"stage {n} only here" for n in new if n not in old]
-        both = [n for n in old if n in new]
-        lines += differences({n: old[n] for n in both}, {n: new[n] for n in both}, where)
+        shared = [n for n in old if n in new]
+        lines += differences({n: old[n] for n in shared}, {n: new[n] for n in shared}, where)
         return lines or ["the stages are in another order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import names_runs, quote
+from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import quote
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.sweeps.definition import (
     PLACEHOLDER,
+    Definition,
     hydra_text,
     override_values,
     substitute,
@@ -34,7 +36,7 @@ class StageRun:
     arguments: tuple[str, ...]
 
     def starts_from(self, earlier: StageRun) -> bool:
-        """Return whether an option of this stage names the folder of an earlier stage of its run."""
+        """Return whether an option of this stage names the folder of an earlier one of its run."""
         return any(f"/{earlier.folder}" in argument for argument in self.arguments)
 
 
@@ -57,61 +59,59 @@ class Run:
         return cls(row["name"], row["folder"], row["values"], row["seed"], stages)
 
 
-def expand(definition: dict[str, Any], out: Path) -> list[Run]:
+def expand(definition: Definition, out: Path) -> list[Run]:
     """Return the runs: all of the grid x the list for the first seed, then for the next.
 
     In that order an unfinished sweep already has settings to compare. Raises UsageError for
     templates that cannot be filled.
     """
-    grid = definition["grid"]
+    grid = definition.grid
     settings = [
         dict(zip(grid, values)) | chosen
         for values in itertools.product(*grid.values())
-        for chosen in definition["list"] or [{}]
+        for chosen in definition.alternatives or [{}]
     ]
-    pairs = [(values, seed) for seed in definition["seeds"] for values in settings]
+    pairs = [(values, seed) for seed in definition.seeds for values in settings]
     runs = []
     for (values, seed), name in zip(pairs, run_names(pairs)):
-        folders = {
-            stage["name"]: os.path.join(stage["name"], name) for stage in definition["stages"]
-        }
+        folders = {s.name: os.path.join(s.name, name) for s in definition.stages}
+        arguments = arguments_of(definition, values, seed, folders, out)
         stages = tuple(
-            StageRun(stage["name"], folders[stage["name"]], tuple(arguments))
-            for stage, arguments in zip(
-                definition["stages"], arguments_of(definition, values, seed, folders, out)
-            )
+            StageRun(stage.name, folders[stage.name], tuple(words))
+            for stage, words in zip(definition.stages, arguments)
         )
         runs.append(Run(name, stages[-1].folder, values, seed, stages))
     return runs
 
 
 def arguments_of(
-    definition: dict[str, Any],
+    definition: Definition,
     values: dict[str, Any],
     seed: int,
     folders: dict[str, str],
     out: Path,
 ) -> list[list[str]]:
-    """Return the arguments of `train` of every stage of one run, but --config-dir and --user-dir."""
-    templates = [t for s in definition["stages"] for t in (s["config_name"] or "", *s["overrides"])]
-    templates += definition["overrides"]
-    used = {name for template in templates for name in PLACEHOLDER.findall(template)}
+    """Return `train`'s arguments for every stage of a run, but --config-dir and --user-dir."""
+    templates = list(definition.overrides)
+    for stage in definition.stages:
+        templates += [stage.config_name or "", *stage.overrides]
+    used = set(PLACEHOLDER.findall("\n".join(templates)))
     filled = {key: text_of(value, key) for key, value in values.items()} | {"seed": str(seed)}
     paths: dict[str, str] = {}
     every = []
-    for stage in definition["stages"]:
-        name = stage["name"]
-        overrides = [*definition["overrides"], *stage["overrides"]]
+    for stage in definition.stages:
+        name = stage.name
+        overrides = [*definition.overrides, *stage.overrides]
+        written = len(overrides)
         for key, value in values.items():
             only, _, bare = key.rpartition(":")
             if key not in used and only in ("", name):
                 overrides.append(f"{bare}={hydra_text(value, key)}")
-        arguments = [definition["data"]]
-        if stage["config_name"] is not None:
-            arguments += ["--config-name", fill(stage["config_name"], filled, {})]
+        arguments = [definition.data]
+        if stage.config_name is not None:
+            arguments += ["--config-name", fill(stage.config_name, filled, {})]
         folder = str(out / folders[name])
         arguments += ["--save-dir", folder, f"seed={seed}"]
-        written = len(definition["overrides"]) + len(stage["overrides"])
         arguments += [fill(o, filled, paths) for o in overrides[:written]] + overrides[written:]
         for argument in arguments[1:]:
             check_path(argument)

@@ -1,4 +1,4 @@
-"""The folder of a sweep: definition, record of jobs, and the lock of the command that works on it."""
+"""The folder of a sweep: definition, record of jobs, and a lock for commands that change it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,31 @@ from metaseq_lm.core.files import (
     LARGEST_SWEEP,
     check_regular,
     is_altered,
-    misfit,
     read_bounded,
     remove_leftovers,
+    schema_error,
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.sweeps.definition import KEY, differences
+from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
 NAMED = {"name": str, "folder": str}
-# The required content of sweep.json and of the lines of jobs.jsonl; see `misfit`.
+# The required content of sweep.json and of the lines of jobs.jsonl; see `schema_error`.
 FORM = {
     "version": int,
     "out": str,
-    "definition": {"config_dir": (str, type(None)), "user_dir": (str, type(None))},
+    "definition": {
+        "data": str,
+        "config_dir": (str, type(None)),
+        "user_dir": (str, type(None)),
+        "stages": [{"name": str, "config_name": (str, type(None)), "overrides": list}],
+        "grid": dict,
+        "list": list,
+        "seeds": [int],
+        "overrides": list,
+    },
     "launch": dict,
     "runs": [{**NAMED, "values": dict, "seed": int, "stages": [{**NAMED, "arguments": [str]}]}],
 }
@@ -76,7 +85,7 @@ class Submission:
 
 
 class SweepFolder:
-    """OUT: sweep.json, jobs.jsonl, jobs/ (submitit's files), code/ (snapshots) and the run folders."""
+    """OUT: sweep.json, jobs.jsonl, jobs/ (submitit's), code/ (snapshots) and the run folders."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -88,7 +97,7 @@ class SweepFolder:
         file = self.path / "sweep.json"
         try:
             content = json.loads(read_bounded(file, LARGEST_SWEEP))
-            problem = misfit(content, FORM) or misused(content)
+            problem = schema_error(content, FORM) or misused(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
         except (ValueError, RecursionError) as error:
@@ -97,8 +106,8 @@ class SweepFolder:
             raise MetaseqError(f"{file}: written by another version of metaseq-lm; use that one")
         if problem:
             raise MetaseqError(
-                f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote it "
-                "again: it goes on with the runs that are there"
+                f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote "
+                "it again: it goes on with the runs that are there"
             )
         if is_altered(content):
             self._warn(f"{file}: warning: changed after a sweep wrote it")
@@ -115,7 +124,7 @@ class SweepFolder:
         return [Run.from_json(row) for row in self.read()["runs"]]
 
     def require_same(
-        self, definition: dict[str, Any], runs: list[Run], relocated: dict[str, str]
+        self, definition: Definition, runs: list[Run], relocated: dict[str, Any]
     ) -> None:
         """Raise UsageError if another sweep is here.
 
@@ -125,8 +134,8 @@ class SweepFolder:
         if not (self.path / "sweep.json").exists():
             return
         old = self.read()
-        definition = definition | relocated
-        differing = differences(old["definition"], definition)
+        definition = replace(definition, **relocated)
+        differing = differences(old["definition"], definition.as_json())
         if differing and not grown(old, definition, runs):
             raise UsageError(
                 f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
@@ -134,12 +143,16 @@ class SweepFolder:
                 "another place, data, configs and plug-ins must be the same)"
             )
 
-    def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
+    def definition(self) -> Definition:
+        """Return the definition of the sweep."""
+        return Definition.from_json(self.read()["definition"])
+
+    def adopt(self, definition: Definition, runs: list[Run], launch: dict[str, Any]) -> None:
         """Write sweep.json."""
         content = {
             "version": VERSION,
             "out": str(self.path),
-            "definition": definition,
+            "definition": definition.as_json(),
             "launch": launch,
             "runs": [asdict(run) for run in runs],
         }
@@ -150,18 +163,18 @@ class SweepFolder:
         """Raise UsageError if a run folder is a link that leads out of OUT."""
         for run in runs:
             for stage in run.stages:
-                place = (self.path / stage.folder).resolve()
-                if not place.is_relative_to(self.path):
-                    raise UsageError(f"{self.path / stage.folder}: leads out of the sweep: {place}")
+                path = (self.path / stage.folder).resolve()
+                if not path.is_relative_to(self.path):
+                    raise UsageError(f"{self.path / stage.folder}: leads out of the sweep: {path}")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock for submitting runs of this sweep; MetaseqError if another command holds it."""
+        """Hold the lock for submitting runs; MetaseqError if another command holds it."""
         for name in (".lock", "jobs.jsonl"):
             check_regular(self.path / name)
-        for place in (self.path / "jobs", self.path / "code"):
-            if place.is_symlink():
-                raise MetaseqError(f"{place}: a link, and not a folder of this sweep; remove it")
+        for path in (self.path / "jobs", self.path / "code"):
+            if path.is_symlink():
+                raise MetaseqError(f"{path}: a link, and not a folder of this sweep; remove it")
         with open(self.lock_file, "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,8 +204,8 @@ class SweepFolder:
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of jobs.jsonl without incomplete ones, which killed processes left.
 
-        Lines that were repeated are left out, too. Raises MetaseqError for a complete line that lacks a
-        value or was changed.
+        Lines that were repeated are left out, too. Raises MetaseqError for a complete line that
+        lacks a value or was changed.
         """
         file = self.path / "jobs.jsonl"
         check_regular(file)
@@ -211,7 +224,7 @@ class SweepFolder:
                 left_out[number] = "not readable"  # a killed process leaves part of a line
                 continue
             kind = str(row.get("kind")) if isinstance(row, dict) else ""
-            problem = misfit(row, JOBS.get(kind, {}))
+            problem = schema_error(row, JOBS.get(kind, {}))
             if not problem and kind == "submit" and row["executor"] == "local":
                 problem = "" if row["job"].isdecimal() else "job is no process"
             if not problem and is_altered(row):
@@ -259,18 +272,18 @@ class SweepFolder:
         return jobs / f"{number:04d}"
 
 
-def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
-    """Return whether `runs` include every stage in sweep.json with the same arguments behind DATA."""
+def grown(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
+    """Return whether `runs` have every stage of sweep.json, with its arguments behind DATA."""
     places = ("data", "config_dir", "user_dir")
     current = {stage.folder: list(stage.arguments[1:]) for run in runs for stage in run.stages}
     before = [stage for run in old["runs"] for stage in run["stages"]]
-    return all(old["definition"].get(key) == definition[key] for key in places) and all(
+    return all(old["definition"].get(key) == getattr(definition, key) for key in places) and all(
         current.get(stage["folder"]) == stage["arguments"][1:] for stage in before
     )
 
 
 def misused(content: dict[str, Any]) -> str:
-    """Return what in a sweep.json no sweep writes, "" if nothing: it becomes command lines of `train`.
+    """Return what no sweep writes into a sweep.json, "" if nothing: it becomes commands.
 
     An option such as --user-dir would run code, another --save-dir write somewhere else.
     """

@@ -98,7 +98,7 @@ def same_plugin(snapshot: Path, user_dir: str) -> bool:
 
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
-    """Return the copy that was made in `folder`; raises MetaseqError if it is gone or was changed."""
+    """Return the copy made in `folder`; raises MetaseqError if it is gone or was changed."""
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
     try:
@@ -107,8 +107,8 @@ def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
         intact = False
     if not intact:
         raise MetaseqError(
-            f"{folder}: the snapshot of the code was changed after it was made (its name is the hash of "
-            "its content), so it is not run; delete it and use --new-code"
+            f"{folder}: the snapshot of the code was changed after it was made (its name is the "
+            "hash of its content), so it is not run; delete it and use --new-code"
         )
     plugin = folder / "plugin" / Path(user_dir).name if user_dir else None
     copied = str(plugin) if plugin is not None and plugin.exists() else user_dir
@@ -131,16 +131,18 @@ def copied_files(folder: Path) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     for root, folders, names in os.walk(folder):
-        place = Path(root)
-        if any((place / name).is_symlink() for name in (*folders, *names)):
+        root_folder = Path(root)
+        if any((root_folder / name).is_symlink() for name in (*folders, *names)):
             raise ValueError("a link")
         if "__pycache__" in folders:
             folders.remove("__pycache__")
-            shutil.rmtree(place / "__pycache__", ignore_errors=True)
-            if (place / "__pycache__").exists() and not os.access(place / "__pycache__", os.W_OK):
+            shutil.rmtree(root_folder / "__pycache__", ignore_errors=True)
+            if (root_folder / "__pycache__").exists() and not os.access(
+                root_folder / "__pycache__", os.W_OK
+            ):
                 raise ValueError("compiled files")
         folders[:] = [name for name in folders if name[0] != "."]  # cannot be imported
-        paths = [place / name for name in names if name[0] != "."]
+        paths = [root_folder / name for name in names if name[0] != "."]
         files |= {str(path.relative_to(folder)): path for path in paths}
     return files
 
@@ -150,12 +152,12 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
     if not root.is_dir():
         raise UsageError(f"{root}: there is no such folder")
     files = {}
-    for count, (place, folders, names) in enumerate(os.walk(root)):
+    for count, (root_folder, folders, names) in enumerate(os.walk(root)):
         if count == MOST_FOLDERS:
             raise UsageError(
                 f"{root}: more than {count:,} folders below it; name one with code only"
             )
-        folder = Path(place)
+        folder = Path(root_folder)
         folders[:] = sorted(d for d in folders if d[0] != "." and (folder / d).resolve() != out)
         for file in sorted(names):
             if file[0] != "." and file.endswith(kinds) and (folder / file).is_file():
@@ -304,7 +306,7 @@ class Runner:
         return outcome_file(self.environment.paths.folder, self.environment.job_id, task)
 
     def let_first_end(self) -> None:
-        """Wait until the first task has ended by itself: Slurm ends all when one exits with an error."""
+        """Wait until the first task has ended: Slurm ends all when one exits with an error."""
         deadline = time.monotonic() + OTHERS
         while self.task and not self.outcome_file(0).exists() and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.arguments import flag_of
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import check_options, option
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import masked
 
@@ -27,7 +28,11 @@ NO_SLURM_PATH = re.compile(r"\\|%[jtAa]")
 class Launch:
     """The launch options of a sweep; raises UsageError for an unsafe or impossible value."""
 
-    executor: str = option("local", "local (on this machine, and wait) or slurm (a job array)")
+    executor: str = option(
+        "local",
+        "local (on this machine, and wait) or slurm (a job array) (default: local)",
+        choices=("local", "slurm"),
+    )
     max_parallel: int | None = option(
         None, "runs at a time (default: local 1, slurm all)", at_least=1, at_most=100_000
     )
@@ -54,23 +59,25 @@ class Launch:
     account: str | None = option(None, "Slurm account", pattern=NAME, slurm_only=True)
     qos: str | None = option(None, "Slurm quality of service", pattern=NAME, slurm_only=True)
     setup: tuple[str, ...] = option(
-        (), "line for the job's shell before the run; can be repeated", slurm_only=True
+        (),
+        "line for the job's shell before the run; can be repeated",
+        metavar="LINE",
+        repeated=True,
+        slurm_only=True,
     )
     max_timeouts: int = option(
         10, "how often a run is requeued after a time-out (default: 10)", at_least=0, at_most=1000
     )
 
     def __post_init__(self) -> None:
-        if self.executor not in ("local", "slurm"):
-            raise UsageError(f"--executor must be local or slurm, got {self.executor!r}")
         for item in fields(self):
             name, value, allowed = item.name, getattr(self, item.name), item.metadata
             if value is not None and "at_least" in allowed:
-                setattr(self, name, whole(value, name, allowed["at_least"], allowed["at_most"]))
+                setattr(self, name, whole(value, name))
             if value is None or "pattern" not in allowed:
                 continue
             if not (isinstance(value, str) and allowed["pattern"].fullmatch(value)):
-                raise UsageError(f"--{name} {value!r}: not a {name} that Slurm can have")
+                raise UsageError(f"{flag_of(name)} {value!r}: not a {name} that Slurm can have")
         if not isinstance(self.setup, (list, tuple)):
             raise UsageError(f"--setup {self.setup!r}: not a list of lines")
         for line in self.setup:
@@ -81,10 +88,12 @@ class Launch:
                 )
             if masked(line.split()) != shlex.join(line.split()):
                 raise UsageError(
-                    "--setup: a secret in it would stand in the job's script for all to read; export it before "
-                    "you give this command (Slurm passes the environment on), or 'source' a file of yours"
+                    "--setup: a secret in it would stand in the job's script for all to read; "
+                    "export it before you give this command (Slurm passes the environment on), or "
+                    "'source' a file of yours"
                 )
         self.setup = tuple(self.setup)
+        check_options(Launch, self, name_option=flag_of)
 
     def non_default(self) -> dict[str, Any]:
         """Return the options that are not at their default, for sweep.json."""
@@ -100,8 +109,8 @@ class Launch:
 def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
     """Return checked launch options: those of a file, and those of the command line over them.
 
-    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are ignored,
-    so that one file serves both executors.
+    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are
+    ignored, so that one file serves both executors.
     """
     names = [f.name for f in fields(Launch)]
     for name in stored:
@@ -115,17 +124,14 @@ def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
     slurm_only = [item.name for item in fields(Launch) if "slurm_only" in item.metadata]
     for name in slurm_only:
         if name in command_line:
-            raise UsageError(f"--{name} is for --executor slurm")
+            raise UsageError(f"{flag_of(name)} is for --executor slurm")
     return Launch(**{name: value for name, value in values.items() if name not in slurm_only})
 
 
-def whole(value: Any, name: str, low: int, high: int) -> int:
-    """Return a whole number within limits; raises UsageError."""
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,9}", str(value)):
-        raise UsageError(f"{flag} {value!r}: not a whole number")
-    if not low <= int(value) <= high:
-        raise UsageError(f"{flag} {value}: must be from {low} to {high}")
+def whole(value: Any, name: str) -> int:
+    """Return a whole number, which may be a text; raises UsageError."""
+    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,9}", str(value)):
+        raise UsageError(f"{flag_of(name)} {value!r}: not a whole number")
     return int(value)
 
 
@@ -136,12 +142,13 @@ def check_out(out: Path, executor: str) -> None:
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
     if executor == "slurm" and (match := NO_SLURM_PATH.search(text)):
         raise UsageError(
-            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose another path"
+            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose "
+            "another path"
         )
 
 
 def log_parameters(launch: Launch, folder: Path, array: bool) -> dict[str, Any]:
-    """Return submitit's parameters that name the logs in a folder with "%", which Slurm reads as a sign; else none."""
+    """Return submitit's names for logs in a folder with "%", a sign for Slurm; else none."""
     if "%" not in str(folder):
         return {}
     name = f"{str(folder).replace('%', '%%')}/{'%A_%a' if array else '%j'}"

@@ -49,14 +49,14 @@ class State:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until a running stage is at its last update, at its speed so far; None if unknown."""
+        """Seconds to a running stage's last update at its speed so far; None if unknown."""
         if self.state != "running" or not 0 < self.update <= self.max_update:
             return None
         return self.seconds / self.update * (self.max_update - self.update)
 
     @property
     def text(self) -> str:
-        """The state in words, as `report` writes it: "failed after 3 of 10 updates: exit code 1"."""
+        """The state in words, for `report`: "failed after 3 of 10 updates: exit code 1"."""
         if self.state == "waiting":
             return "never started"
         updates = f" after {self.update} of {self.max_update or '?'} updates" * bool(self.update)
@@ -64,7 +64,7 @@ class State:
 
 
 class Slurm:
-    """Slurm's view of jobs: from the controller, and from the accounting for those that are over."""
+    """Slurm's view of jobs: from the controller, and for those that are over the accounting."""
 
     def __init__(self, jobs: list[str]) -> None:
         self.states: dict[str, str] = {}
@@ -148,18 +148,17 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
 
     Data that are gone, or results that do not say which they were, count as the same.
     """
-    from omegaconf import OmegaConf
 
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
     present: dict[str, str | None] = {}
     stages = {folder.path / stage.folder: stage for run in runs for stage in run.stages}
-    for place, stage in stages.items():
-        results = read_json_if_valid(place / "results.json")
+    for run_folder, stage in stages.items():
+        results = read_json_if_valid(run_folder / "results.json")
         trained_on = results.get("data")
         if results.get("status") != "finished" or not trained_on:
             continue
-        config: Any = OmegaConf.to_container(read_config(place / "config.yaml"))
+        config: Any = read_config(run_folder / "config.yaml")
         data, options = stage.arguments[0], config.get("task")
         key = json.dumps([data, options], default=str)
         if key not in present:
@@ -169,13 +168,14 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
                 present[key] = None
         if present[key] not in (None, trained_on):
             raise MetaseqError(
-                f"{place} is finished, but was trained on other data than {data} holds now ({trained_on} then, "
-                f"{present[key]} now); choose another --out, or delete the run to train it again"
+                f"{run_folder} is finished, but was trained on other data than {data} holds now "
+                f"({trained_on} then, {present[key]} now); choose another --out, or delete the run "
+                "to train it again"
             )
 
 
 def same_data(old: str, new: str) -> bool:
-    """Return whether two folders hold the same data and sets, as far as the first is still there."""
+    """Return whether two folders hold the same data and sets, if the first still exists."""
     from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint_of_run
 
     names = [path.parent.name for path in Path(old).glob(f"*/{MANIFEST_FILE}")]
@@ -191,8 +191,8 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
-    place = folder.path / stage.folder
-    update, max_update, seconds = progress(place)
+    run_folder = folder.path / stage.folder
+    update, max_update, seconds = progress(run_folder)
     common: dict[str, Any] = {
         "run": run.name,
         "stage": stage.name or "train",
@@ -203,7 +203,7 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
         "requeued": requeued(folder, last, slurm),
     }
     if not stages:
-        altered = is_altered(read_json_if_valid(place / "results.json"))
+        altered = is_altered(read_json_if_valid(run_folder / "results.json"))
         reason = "results.json was changed after it was written" if altered else ""
         return State(state="finished", reason=reason, **common)
     if last is None:
@@ -219,19 +219,19 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
         if activity == "unknown" and last.executor == "local":
             reason = f"it was started on {last.host}; ask there"
         return State(state=activity, reason=reason, **common)
-    added = not place.exists() and any((folder.path / s.folder).exists() for s in run.stages)
+    added = not run_folder.exists() and any((folder.path / s.folder).exists() for s in run.stages)
     state, reason = ended(folder, last, slurm, added)
-    results = place / "results.json"
-    if not read_json_if_valid(results) and place.exists():
+    results = run_folder / "results.json"
+    if not read_json_if_valid(results) and run_folder.exists():
         fault = "results.json is not readable" if results.exists() else "no results.json"
         reason = f"{fault}; {reason}" if reason else fault
     return State(state=state, reason=reason, **common)
 
 
-def progress(place: Path) -> tuple[int, int, float]:
+def progress(run_folder: Path) -> tuple[int, int, float]:
     """Return updates made, updates to make and seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
-    log = place / "log.jsonl"
+    log = run_folder / "log.jsonl"
     if log.is_file():
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
@@ -244,20 +244,21 @@ def progress(place: Path) -> tuple[int, int, float]:
             except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
                 # Torn, or cut by the seek.
                 continue
-    results_file = place / "results.json"
+    results_file = run_folder / "results.json"
     results = read_json_if_valid(results_file)
-    max_update = number(results, "max_update", 0, results_file) or configured(place / "config.yaml")
+    max_update = number(results, "max_update", 0, results_file) or configured(
+        run_folder / "config.yaml"
+    )
     done = number(results, "updates", update, results_file)
     return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
 
 
 def configured(config: Path) -> float:
     """Return trainer.max_update of a run's config, 0 if there is none yet."""
-    from omegaconf import OmegaConf
 
     if not config.exists():
         return 0
-    content: Any = OmegaConf.to_container(read_config(config))  # no reference in it is followed
+    content: Any = read_config(config)  # no reference in it is followed
     options = content.get("trainer")
     return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
 
@@ -267,8 +268,8 @@ def number(content: dict[str, Any], key: str, default: float, file: Path) -> flo
     value = default if content.get(key) is None else content[key]
     if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
         raise MetaseqError(
-            f"{file}: {key} is {str(value)[:40]!r}, not a number. Delete the file: the run, started again, "
-            "writes it anew"
+            f"{file}: {key} is {str(value)[:40]!r}, not a number. Delete the file: the run, "
+            "started again, writes it anew"
         )
     return value
 

@@ -70,14 +70,14 @@ def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Cod
 
     If max_parallel limits the runs at a time, an array starts when the one before it is over.
     """
-    place = folder.new_jobs_folder()
-    executor = submitit.SlurmExecutor(place, launch.max_timeouts, python=python(code))
+    jobs_folder = folder.new_jobs_folder()
+    executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
     executor.update_parameters(**slurm_parameters(launch, folder.path))
     ids: list[str] = []
     size = largest_array()
     for start in range(0, len(runs), size):
         part = runs[start : start + size]
-        executor.update_parameters(**log_parameters(launch, place, len(part) > 1))
+        executor.update_parameters(**log_parameters(launch, jobs_folder, len(part) > 1))
         if ids and launch.max_parallel:
             executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
         try:
@@ -86,20 +86,26 @@ def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Cod
             submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
         for run, job in zip(part, jobs):
-            record(folder, run, launch, code, place, job.job_id)
+            record(folder, run, launch, code, jobs_folder, job.job_id)
         ids += [job.job_id for job in jobs]
     return ids
 
 
 def record(
-    folder: SweepFolder, run: Run, launch: Launch, code: Code, place: Path, job: str, start: int = 0
+    folder: SweepFolder,
+    run: Run,
+    launch: Launch,
+    code: Code,
+    jobs_folder: Path,
+    job: str,
+    start: int = 0,
 ) -> Submission:
     """Append a submission to jobs.jsonl."""
     entry = Submission(
         run=run.name,
         executor=launch.executor,
         job=job,
-        folder=str(place.relative_to(folder.path)),
+        folder=str(jobs_folder.relative_to(folder.path)),
         code=code.folder.name,
         host=socket.gethostname() if launch.executor == "local" else "",
         start=start,
@@ -114,7 +120,7 @@ def record(
 
 
 class LocalRuns:
-    """Runs jobs on this machine, `max_parallel` at a time, until all are over or a signal arrives."""
+    """Runs jobs here, `max_parallel` at a time, until all are over or a signal arrives."""
 
     def __init__(self, folder: SweepFolder, launch: Launch, code: Code) -> None:
         self.folder, self.launch, self.code = folder, launch, code
@@ -168,9 +174,11 @@ class LocalRuns:
 
     def _start(self, run: Run) -> None:
         slot = self.slots.pop(0)
-        place = self.folder.new_jobs_folder()
+        jobs_folder = self.folder.new_jobs_folder()
         count = self.launch.gpus
-        executor = submitit.LocalExecutor(place, self.launch.max_timeouts, python=python(self.code))
+        executor = submitit.LocalExecutor(
+            jobs_folder, self.launch.max_timeouts, python=python(self.code)
+        )
         executor.update_parameters(
             timeout_min=self.launch.time or YEAR,
             gpus_per_node=count,
@@ -180,7 +188,7 @@ class LocalRuns:
         with terminal_signals_blocked():
             job = executor.submit(job_of(self.folder, run, self.launch, self.code))
         start = process_start(int(job.job_id))
-        entry = record(self.folder, run, self.launch, self.code, place, job.job_id, start)
+        entry = record(self.folder, run, self.launch, self.code, jobs_folder, job.job_id, start)
         self.running[run.name] = (run, job, entry, slot)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import II, DictConfig
+from omegaconf import II
 from torch import nn
 
 from metaseq_lm.core.batch import Batch, Logs
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS, MODELS, SCHEDULES, TASKS, takes, tasks_for
+from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, takes, tasks_for
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -64,7 +64,7 @@ class Task:
     text_token = 0
     dry_run = False
 
-    def __init__(self, config: Any, run_config: DictConfig) -> None:
+    def __init__(self, config: Any, run_config: RunConfig) -> None:
         self.config = config
         self.run_config = run_config
         self.data = Path(run_config.data)
@@ -127,7 +127,7 @@ class TextTask(Task):
         return Vocabulary.load(self.data / "dict.txt")
 
 
-def check_pair(config: DictConfig, task_class: type[Task] | None = None) -> None:
+def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
     """Raise UsageError unless the task of a configuration and its criterion belong together.
 
     `task_class` is None for the class that is registered.
@@ -154,7 +154,7 @@ def check_pair(config: DictConfig, task_class: type[Task] | None = None) -> None
     )
 
 
-def model_class(config: DictConfig, base: type) -> Any:
+def model_class(config: RunConfig, base: type) -> Any:
     """Return the class of the configured model; UsageError that names the choices if it is no `base`."""
     classes = {name: entry.value for name, entry in sorted(MODELS.entries.items())}
     choices = [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, base)]
@@ -166,12 +166,12 @@ def model_class(config: DictConfig, base: type) -> Any:
 
 
 def with_epochs(
-    config: DictConfig,
+    config: RunConfig,
     examples: int,
     batch_size: int,
     epochs: float,
     between: float = 0.0,
-) -> DictConfig:
+) -> RunConfig:
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
     An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
@@ -180,8 +180,10 @@ def with_epochs(
     """
     per_epoch = -(-examples // batch_size)
     if between:
-        config = config.copy()
-        config.trainer.validate_interval_updates = max(1, int(per_epoch * between))
+        interval = max(1, int(per_epoch * between))
+        config = replace(
+            config, trainer=replace(config.trainer, validate_interval_updates=interval)
+        )
     if not epochs:
         return config
     updates = int(per_epoch * epochs)
@@ -193,17 +195,16 @@ def with_epochs(
     return with_updates(config, updates)
 
 
-def with_updates(config: DictConfig, updates: int) -> DictConfig:
+def with_updates(config: RunConfig, updates: int) -> RunConfig:
     """Return `config` with trainer.max_update at `updates`, and the totals that followed it.
 
     Those are total_updates of the schedule and of the criterion, where its default is max_update
     and no other number was given.
     """
-    config = config.copy()
-    for registry, node in ((SCHEDULES, config.schedule), (CRITERIONS, config.criterion)):
-        defaults = {f.name: f.default for f in fields(registry.entry(node._name).dataclass)}
+    changed: dict[str, Any] = {}
+    for group, options in (("schedule", config.schedule), ("criterion", config.criterion)):
+        defaults = {item.name: item.default for item in fields(options)}
         follows = defaults.get("total_updates") == II("trainer.max_update")
-        if follows and node.total_updates == config.trainer.max_update:
-            node.total_updates = updates
-    config.trainer.max_update = updates
-    return config
+        if follows and options.total_updates == config.trainer.max_update:
+            changed[group] = replace(options, total_updates=updates)
+    return replace(config, trainer=replace(config.trainer, max_update=updates), **changed)

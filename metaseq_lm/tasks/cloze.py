@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import Cloze, class_terms
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows
@@ -56,7 +56,7 @@ class ClozeTask(LabelledSetTask):
     criterion: Cloze
     criterions = (Cloze,)
 
-    def __init__(self, config: ClozeConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: ClozeConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(self._labelled)
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Logs, Terms
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.data.images import Images
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
@@ -45,30 +45,30 @@ Labels = LabelledSet | Images  # a labelled set, as scoring needs it
 T = TypeVar("T")
 
 
-def encoder_sizes(config: DictConfig) -> TransformerConfig:
+def encoder_sizes(config: RunConfig) -> TransformerConfig:
     """Return the sizes of the encoder of the configured model, which may have more options.
 
     Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
     """
     check_rows(config)
     names = [field.name for field in fields(TransformerConfig)]
-    missing = [name for name in names if name not in config.model]
+    missing = [name for name in names if not hasattr(config.model, name)]
     if missing:
         raise UsageError(
             f"model '{config.model._name}' has no {missing[0]}; this task needs a Transformer encoder"
         )
-    return TransformerConfig(**{name: config.model[name] for name in names})
+    return TransformerConfig(**{name: getattr(config.model, name) for name in names})
 
 
-def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
+def row_encoder_sizes(config: RunConfig) -> TransformerConfig | BiLSTMConfig:
     """Return the sizes of the encoder as `encoder_sizes`, or those of model bilstm_lm."""
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
-        sizes: TransformerConfig | BiLSTMConfig = typed_options("model", config.model)
+        sizes: TransformerConfig | BiLSTMConfig = config.model
         return sizes
     return encoder_sizes(config)
 
 
-def encoder_weights(weights: dict[str, Any], config: DictConfig) -> dict[str, Any]:
+def encoder_weights(weights: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     """Return the weights of the encoder, which has the same name in every pre-training task.
 
     The position table (P, E) is cut, or filled up with zeros, to model.max_positions rows. Raises
@@ -91,7 +91,7 @@ def encoder_weights(weights: dict[str, Any], config: DictConfig) -> dict[str, An
 # ------------------------------------------------------------------------ labelled sets
 
 
-def labelled_folder(config: DictConfig) -> Path:
+def labelled_folder(config: RunConfig) -> Path:
     """Return the folder of the labelled set; UsageError if none is named."""
     if not config.task.labelled:
         raise UsageError("give task.labelled=NAME, a labelled set in DATA")
@@ -277,14 +277,14 @@ class OneSetTask(TextTask):
     labelled: Callable[[str], Any]
 
     @classmethod
-    def n_examples(cls, config: DictConfig) -> int:
+    def n_examples(cls, config: RunConfig) -> int:
         """Return the number of training samples, of which an epoch is made."""
         return len(LabelledSet(labelled_folder(config), "train"))
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
+    def prepare(cls, config: RunConfig) -> RunConfig:
         options = config.task
-        between = options.get("validate_epochs", 0.0)
+        between = getattr(options, "validate_epochs", 0.0)
         if not (options.epochs or between):
             return config
         examples = cls.n_examples(config)

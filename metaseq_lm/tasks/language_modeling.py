@@ -1,4 +1,4 @@
-"""Language modelling in both directions: on a binarised corpus, and on words, whose states help taggers (ELMo)."""
+"""Language modelling: causal, and in both directions on tokens or on words (ELMo)."""
 
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
-from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.criterions.language_modeling import LanguageModeling
-from metaseq_lm.data.corpus.rows import Corpus, padding_of
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
+from metaseq_lm.data.corpus.rows import Corpus, layout_of
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
@@ -21,8 +22,9 @@ from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
+from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
-from metaseq_lm.tasks.masked_lm import first, text_stream
+from metaseq_lm.tasks.masked_lm import build_transformer, first, text_stream
 
 
 @dataclass
@@ -43,7 +45,7 @@ class LanguageModelingConfig:
 class LanguageModelingTask(TextTask):
     """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""
 
-    criterions = (LanguageModeling,)
+    criterions: tuple[type[Criterion], ...] = (LanguageModeling,)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config
@@ -60,7 +62,7 @@ class LanguageModelingTask(TextTask):
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
         """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         model: nn.Module = model_class(self.run_config, BiLSTMLM)(sizes, *vocabulary)
         return model
 
@@ -73,12 +75,35 @@ class LanguageModelingTask(TextTask):
         return Scored(logs)
 
 
+@register_task("causal_lm", dataclass=LanguageModelingConfig)
+class CausalLMTask(LanguageModelingTask):
+    """One stream of rows `[CLS] x [SEP]`, a Transformer whose tokens see those before them."""
+
+    criterions = (CausalLM,)
+    exported = True
+
+    def build_model(self) -> nn.Module:
+        return build_transformer(self.run_config, self.vocabulary)
+
+    def flops_by_rule(self) -> float | None:
+        """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
+
+        As in these rules, attention counts every pair of tokens, also those that do not see each other.
+        """
+        if self.run_config.model._name != "transformer":
+            return None
+        sizes = self.run_config.model
+        row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
+        flops: float = self.config.batch_size * masked_lm(row, share=1.0)
+        return flops
+
+
 def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> TokenBatch:
     """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
     rows, lengths = corpus.rows(samples, width=width)
     return TokenBatch(
         tokens=as_tensor(rows),
-        padding=as_tensor(padding_of(lengths, rows.shape[1])),
+        layout=layout_of(lengths, rows.shape[1]),
         sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
     )
 
@@ -137,7 +162,7 @@ def sentence_batch(
     """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""
     rows = token_rows(data, samples, width)
     sizes = {"targets": rows.sizes["words"] + len(samples), **rows.sizes}
-    return TokenBatch(tokens=rows.tokens, padding=rows.padding, sizes=sizes)
+    return TokenBatch(tokens=rows.tokens, layout=rows.layout, sizes=sizes)
 
 
 def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:

@@ -6,11 +6,11 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
@@ -52,21 +52,23 @@ class MaskedLMConfig:
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
-def check_rows(config: DictConfig) -> None:
+def check_rows(config: RunConfig) -> None:
     """Raise UsageError if the task's rows are longer than the model or have more kinds of segments."""
-    longest, room = config.task.get("tokens_per_sample", 0), config.model.get("max_positions", 0)
+    longest = getattr(config.task, "tokens_per_sample", 0)
+    room = getattr(config.model, "max_positions", 0)
     if room and longest > room:
         raise UsageError(
             f"task.tokens_per_sample is {longest} but model.max_positions is {room}; "
             "a row would not fit the model, make one of them equal the other"
         )
-    if config.task.get("sample_break_mode") == SEGMENTS and config.model.get("segments") == 1:
+    has_segments = getattr(config.task, "sample_break_mode", "") == SEGMENTS
+    if has_segments and getattr(config.model, "segments", None) == 1:
         raise UsageError(
             "model.segments is 1, but rows have 2 segments; use 2, or 0 for no embedding"
         )
 
 
-def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
+def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
     """Build the configured model for a vocabulary; `kwargs` go to its constructor.
 
     Raises UsageError if the task's rows do not fit the model.
@@ -79,7 +81,7 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
             f"model {config.model._name} is for other tasks; choose another --model for task "
             f"{config.task._name}, such as transformer"
         )
-    args = typed_options("model", config.model), len(vocabulary)
+    args = config.model, len(vocabulary)
     kwargs["padding_idx"] = vocabulary.pad
     try:
         signature(entry.value).bind(*args, **kwargs)
@@ -138,7 +140,7 @@ def scored_rows(task: Task, split: str, count: int) -> int:
     return first(count, task.config.valid_size if is_valid else 0)
 
 
-def text_stream(config: DictConfig, split: str, lengths: Lengths, collate: Collate) -> Stream:
+def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collate) -> Stream:
     """Return shuffled epochs of "train", or one pass over another split.
 
     `lengths` (samples,) are the tokens of the rows, as Stream wants them.
@@ -174,7 +176,7 @@ class MaskedLMTask(TextTask):
         """
         if self.run_config.model._name != "transformer":
             return None
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
         flops: float = self.config.batch_size * masked_lm(row)
         return flops

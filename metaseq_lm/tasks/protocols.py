@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, ScoredBatch
+from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.data.storage.manifest import labels_in
@@ -32,7 +32,7 @@ class Prepares(Protocol):
     """Completes the configuration of a training run from its data, such as the number of updates."""
 
     @classmethod
-    def prepare(cls, run_config: DictConfig) -> DictConfig:
+    def prepare(cls, run_config: RunConfig) -> RunConfig:
         """Return the configuration for config.yaml; a resumed run must get the same one."""
 
 
@@ -158,7 +158,7 @@ def facts_of(task: Task) -> dict[str, Any]:
     """Return the facts of a task, by default the classes of each set that its options name."""
     if isinstance(task, HasFacts):
         return task.facts()
-    return {"labels": labels_in(task.data, vars(task.config))}
+    return {"labels": labels_in(task.data, options_of(task.config))}
 
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
@@ -76,7 +76,7 @@ class SentencePredictionTask(LabelledSetTask):
     criterion: SentencePrediction
     criterions = (SentencePrediction,)
 
-    def __init__(self, config: SentencePredictionConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: SentencePredictionConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.fresh = ("label_range",) if self.config.keep_head else ("heads.", "label_range")
         self.labelled = lru_cache(maxsize=None)(self._labelled)
@@ -129,7 +129,7 @@ class SentencePredictionTask(LabelledSetTask):
         """Return the classes of the set, and whether a row has any number of them."""
         folder = Path(self.data, self.config.labelled)
         multi_label = Manifest.load(folder).details.get("form") == MULTI_LABEL
-        facts: dict[str, Any] = {"labels": labels_in(self.data, vars(self.config))}
+        facts: dict[str, Any] = {"labels": labels_in(self.data, options_of(self.config))}
         facts |= {"multi_label": True} if multi_label else {}
         return facts | ({} if self._activation == TANH else {"pooler_activation": self._activation})
 

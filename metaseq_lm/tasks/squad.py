@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
@@ -81,14 +81,14 @@ class SquadTask(LabelledSetTask):
     criterion: SquadCriterion
     criterions = (SquadCriterion,)
 
-    def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: SquadConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         squad_manifest(labelled_folder(run_config))
         # Every evaluation, and the files of predictions, ask for the same split.
         self.windows = lru_cache(maxsize=4)(lambda split: windows_of(run_config, split))
 
     @classmethod
-    def n_examples(cls, config: DictConfig) -> int:
+    def n_examples(cls, config: RunConfig) -> int:
         return len(windows_of(config, "train"))
 
     # ---------------------------------------------------------------- data and model
@@ -114,7 +114,7 @@ class SquadTask(LabelledSetTask):
         ((split, batches),) = passes.items()
 
         def judge(batch: AnswerBatch) -> tuple[Terms, list[WindowAnswers]]:
-            x = model(batch.tokens, batch.padding, batch.segments)
+            x = model(batch.tokens, batch.layout, batch.segments)
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, windows = judged(engine, batches, judge)
@@ -203,7 +203,7 @@ class SquadTask(LabelledSetTask):
         return "" if empty else best_text(row)
 
 
-def windows_of(config: DictConfig, split: str) -> SquadWindows:
+def windows_of(config: RunConfig, split: str) -> SquadWindows:
     """Return the windows of a split of the configured set."""
     options = config.task
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")

@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Terms, TokenBatch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.storage.manifest import Manifest
@@ -64,12 +64,12 @@ class TokenClassificationTask(OneSetTask):
     criterions = (TokenClassification,)
     labelled: Callable[[str], TaggedRows]
 
-    def __init__(self, config: TokenClassificationConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TokenClassificationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(lambda split: tagged_rows(run_config, split))
 
     @classmethod
-    def n_examples(cls, config: DictConfig) -> int:
+    def n_examples(cls, config: RunConfig) -> int:
         return len(tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
@@ -129,6 +129,6 @@ class TokenClassificationTask(OneSetTask):
         return prediction_files(self.config.labelled, self.labelled(split).data, rows)
 
 
-def tagged_rows(config: DictConfig, split: str) -> TaggedRows:
+def tagged_rows(config: RunConfig, split: str) -> TaggedRows:
     """Return the rows of a split of the configured set."""
     return TaggedRows(labelled_folder(config), split, config.task.tokens_per_sample)

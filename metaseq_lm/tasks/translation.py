@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter
@@ -54,7 +54,7 @@ class TranslationTask(Task):
 
     criterions = (Translation,)
 
-    def __init__(self, config: TranslationConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TranslationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
         model_class(run_config, LSTMEncoderDecoder)
@@ -93,7 +93,7 @@ class TranslationTask(Task):
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         source, target = (tokenizer.vocabulary for tokenizer in self.tokenizers)
         return LSTMEncoderDecoder(sizes, (len(source), len(target)), source.pad)
 
@@ -114,9 +114,9 @@ class TranslationTask(Task):
             length_penalty=self.config.length_penalty,
             banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
-        lengths = (~batch.padding).sum(-1) - 1
+        lengths = batch.layout.lengths(batch.tokens) - 1
         limits = lengths * LENGTH_FACTOR + LONGER
-        best: Tensor = model.translate(batch.tokens, batch.padding, limits, beam)[0]  # type: ignore[operator]
+        best: Tensor = model.translate(batch.tokens, batch.layout, limits, beam)[0]  # type: ignore[operator]
         return best
 
     def translations(self, model: nn.Module, batch: TranslationBatch) -> Translated:

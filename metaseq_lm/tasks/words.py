@@ -7,18 +7,18 @@ et al. 2018. Shapes: B rows, S positions, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, labels_in, tokenizer_hash
@@ -101,7 +101,7 @@ class WordTask(Task):
     criterions = (WordLabels,)
     fresh = ("heads.", "mixes.", f"{AVERAGE}heads.", f"{AVERAGE}mixes.", "language_model.")
 
-    def __init__(self, config: Any, run_config: DictConfig) -> None:
+    def __init__(self, config: Any, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = WordVocabulary.load(self.data)
         # Every evaluation, and the files of predictions, ask for the same split.
@@ -113,7 +113,7 @@ class WordTask(Task):
                 )
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
+    def prepare(cls, config: RunConfig) -> RunConfig:
         # Evaluation of such a run has its own weights and no init_from.
         if config.task.freeze_encoder and not config.init_from:
             raise UsageError("task.freeze_encoder needs init_from, the run whose encoder it is")
@@ -189,15 +189,15 @@ class WordTask(Task):
         model, vocabulary = self.run_config.model, self.vocabulary
         mix = self.scalar_mix() if self.config.elmo_sizes else None
         encoder: ViewsEncoder = model_class(self.run_config, ViewsEncoder)(
-            typed_options("model", model),
+            model,
             len(vocabulary),
             len(vocabulary.characters),
-            vocabulary.vectors if model.get("word_vectors") else None,
+            vocabulary.vectors if getattr(model, "word_vectors", False) else None,
             mix,
         )
         if mix is not None:
             encoder.extra_width = mix.width
-        if model.get("normalize_words") and sum(vocabulary.counts):
+        if getattr(model, "normalize_words", False) and sum(vocabulary.counts):
             counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
             encoder.embedding.frequencies.copy_(counts / counts.sum())
         return encoder
@@ -213,7 +213,7 @@ class WordTask(Task):
 
     def facts(self) -> dict[str, Any]:
         """Return the classes of each set, and the hash of the weights of task.elmo."""
-        facts: dict[str, Any] = {"labels": labels_in(self.data, vars(self.config))}
+        facts: dict[str, Any] = {"labels": labels_in(self.data, options_of(self.config))}
         if self.config.elmo:
             manifest = manifests.read_manifest(manifests.resolve(self.config.elmo, prefer="best"))
             facts["language_model"] = manifests.hash_of_weights(manifest)
@@ -383,16 +383,14 @@ def word_batch(
     return batch.replace(set_name=name, sizes={**batch.sizes, "pairs": pairs})
 
 
-def with_sizes(config: DictConfig) -> DictConfig:
+def with_sizes(config: RunConfig) -> RunConfig:
     """Return `config` with task.elmo_sizes as the run that task.elmo names has them.
 
     So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
     another model or of another vocabulary than the data folder's, CheckpointError if there is none.
     """
-    config = config.copy()
-    config.task.elmo_sizes = []
     if not config.task.elmo:
-        return config
+        return replace(config, task=replace(config.task, elmo_sizes=[]))
     place = manifests.resolve(config.task.elmo, prefer="best")
     source = checkpoint.load(place)
     model = (source.manifest.get("config") or {}).get("model") or {}
@@ -410,8 +408,8 @@ def with_sizes(config: DictConfig) -> DictConfig:
         )
     words = len(source.weights[f"{ENCODER}tokens.weight"])
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
-    config.task.elmo_sizes = [words, *(model[name] for name in sizes)]
-    return config
+    elmo_sizes = [words, *(model[name] for name in sizes)]
+    return replace(config, task=replace(config.task, elmo_sizes=elmo_sizes))
 
 
 def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Predicted]:

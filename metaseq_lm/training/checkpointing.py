@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from metaseq_lm.core.config import TrainerConfig, as_dict
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.core.secrets import mask_options
@@ -52,7 +52,7 @@ class Checkpointer:
         """Entries of every manifest: configuration, data, tokenizer and facts at the start of the run."""
         config = self.parts.config
         return {
-            "config": mask_options(OmegaConf.to_container(config)),
+            "config": mask_options(as_dict(config)),
             "data": self.parts.data_fingerprint,
             "tokenizer": tokenizer_hash(config.data),
             "code": code_hash(config.user_dir),
@@ -248,7 +248,7 @@ class Checkpointer:
 class BestCheckpoint:
     """The best value of trainer.best_checkpoint_metric, its update, and the number of validations since."""
 
-    def __init__(self, options: DictConfig) -> None:
+    def __init__(self, options: TrainerConfig) -> None:
         self.metric: str = options.best_checkpoint_metric
         self.maximize = bool(options.maximize_best_checkpoint_metric)
         self.ties: str = options.ties

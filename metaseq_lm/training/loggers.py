@@ -13,9 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from omegaconf import DictConfig, OmegaConf
-
-from metaseq_lm.core.config import flatten
+from metaseq_lm.core.config import RunConfig, as_dict, flatten
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.secrets import mask_options
@@ -35,7 +33,7 @@ class LoggedRun:
     """
 
     folder: Path
-    config: DictConfig
+    config: RunConfig
     update: int = 0
 
     @property
@@ -56,7 +54,7 @@ class LoggedRun:
     @property
     def options(self) -> dict[str, Any]:
         """The configuration with dotted keys, without secrets."""
-        return flatten(mask_options(OmegaConf.to_container(self.config)))
+        return flatten(mask_options(as_dict(self.config)))
 
 
 class Logger(Protocol):

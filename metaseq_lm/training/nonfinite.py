@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm.core.config import TrainerConfig
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine, copied
@@ -17,22 +17,22 @@ from metaseq_lm.engine.engine import Engine, copied
 class NonfinitePolicy:
     """Counts refused updates and undoes their changes.
 
-    The engine refuses a step whose gradient is not finite (`engine.nonfinite` then names its
-    optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
+    The engine refuses a step whose gradient is not finite (`engine.finite_check.refused` then
+    names its optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
 
-    With "stop" a GPU refuses the step itself (`engine.defers`), and the run stops when the host looks
+    With "stop" a GPU refuses the step itself (`finite_check.defers`), and the run stops when the host looks
     next: before a line of the log, a validation, a checkpoint and the end.
     """
 
-    def __init__(self, options: DictConfig, model: nn.Module, engine: Engine) -> None:
+    def __init__(self, options: TrainerConfig, model: nn.Module, engine: Engine) -> None:
         self.policy: str = options.on_nonfinite
         self.limit: int = options.max_nonfinite
         self.model, self.engine = model, engine
         self.refusals = 0
         optimizers = engine.optimizers.values()
-        engine.defers = (
+        engine.finite_check.defers = (
             self.policy == "stop"
             and engine.device.type == "cuda"
             and all(optimizer.takes_found_inf for optimizer in optimizers)
@@ -74,7 +74,7 @@ class NonfinitePolicy:
 
     def saved(self) -> None:
         """Reset the count after a save: a rollback now returns to a later checkpoint."""
-        if not self.engine.nonfinite:
+        if not self.engine.finite_check.refused:
             self.refusals = 0
 
     def refuse(self, message: str) -> None:

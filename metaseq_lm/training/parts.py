@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm.core.config import build, options_with
+from metaseq_lm.core.config import RunConfig, as_dict, build, flatten, options_with
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run, require_data_folder
@@ -37,7 +36,7 @@ from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresT
 class Parts:
     """The task, the networks and the engine of a run, on the configured device."""
 
-    config: DictConfig
+    config: RunConfig
     task: Task
     model: nn.Module
     engine: Engine
@@ -51,7 +50,7 @@ class Parts:
     @cached_property
     def data_fingerprint(self) -> str:
         """The fingerprint of the data in use; MetaseqError if a file differs from the manifest."""
-        return fingerprint_of_run(self.config.data, OmegaConf.to_container(self.config.task))
+        return fingerprint_of_run(self.config.data, vars(self.config.task))
 
     def place(self, batches: Batches) -> Batches:
         """Return the batches of an update on the engine's device, in its precision."""
@@ -79,7 +78,7 @@ class Parts:
         return metrics, [] if process_group.rank() else list(rows())
 
 
-def prepare_config(config: DictConfig) -> DictConfig:
+def prepare_config(config: RunConfig) -> RunConfig:
     """Return the configuration, completed by init_from and the task; the data folder must exist."""
     require_data_folder(config.data)
     config = inherited(config)
@@ -87,7 +86,7 @@ def prepare_config(config: DictConfig) -> DictConfig:
     return task_class.prepare(config) if issubclass(task_class, Prepares) else config
 
 
-def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
+def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     """Join the process group and build task, nets, optimizers and engine.
 
     In a `dry_run` the task must not write any file.
@@ -135,7 +134,7 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
 
 
 def check_compilable(
-    config: DictConfig, task: Task, model: nn.Module, device: str, sharded: bool
+    config: RunConfig, task: Task, model: nn.Module, device: str, sharded: bool
 ) -> None:
     """Raise UsageError that names what of a run engine.compile=true cannot compile, or what is missing."""
     reasons = [
@@ -177,7 +176,7 @@ def set_up_compiler() -> None:
     torch._dynamo.config.specialize_float = True
 
 
-def check_parts(config: DictConfig) -> None:
+def check_parts(config: RunConfig) -> None:
     """Raise UsageError if the configured task or its networks cannot be built.
 
     The networks get no memory. One that computes with its first weights cannot be built so, and
@@ -188,7 +187,8 @@ def check_parts(config: DictConfig) -> None:
     require_data_folder(config.data)
     if not any(Path(config.data).iterdir()):
         return
-    sources = [OmegaConf.select(config, key) for key in options_with("source", config)]
+    values = flatten(as_dict(config))
+    sources = [values.get(key) for key in options_with("source", config)]
     paths = [
         path
         for source in sources
@@ -201,14 +201,14 @@ def check_parts(config: DictConfig) -> None:
         task.build_model()
 
 
-def build_task(config: DictConfig) -> Task:
+def build_task(config: RunConfig) -> Task:
     """Build the configured task; the data folder must exist."""
     require_data_folder(config.data)
     task: Task = build("task", config.task, config)
     return task
 
 
-def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
+def build_model(task: Task, config: RunConfig, device: str) -> nn.Module:
     """Build the task's networks, initialised by the seed, and move them to `device`."""
     torch.manual_seed(config.seed)
     model = task.build_model()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
+from metaseq_lm.core.config import RunConfig, flatten
 from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
@@ -61,14 +61,14 @@ class PriceEstimate:
     parts: Parts
 
 
-def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
+def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     """Make one update of each kind of the task and return its cost; write nothing.
 
     A call of all replicas. The cost of each kind is scaled to the mean size of its batches. With a
     `divisor` only such a part of each batch is computed, and its cost multiplied; raises UsageError
     for a batch of fewer rows. With 0 the part is that of a dry run.
     """
-    config = config.copy() if config.trainer.max_update else with_updates(config, 1)
+    config = config if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
     task, model, engine = parts.task, parts.model, parts.engine
     if config.init_from:
@@ -82,9 +82,9 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
         before = meter.total
         with meter.count(placed):
             window.add(task.update(engine, model, placed))
-        if engine.nonfinite:
-            replicas = engine.nonfinite_replicas(number)
-            raise DivergedError(describe_refusal(number + 1, engine.nonfinite, replicas))
+        if engine.finite_check.refused:
+            replicas = engine.finite_check.nonfinite_replicas(number)
+            raise DivergedError(describe_refusal(number + 1, engine.finite_check.refused, replicas))
         costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
     scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
     price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
@@ -122,7 +122,7 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Ite
         yield parts.place(batches)
 
 
-def price_of_run(config: DictConfig, divisor: int, rate: float) -> tuple[float, float]:
+def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, float]:
     """Return the FLOPs and the seconds of all updates of a run, without its validations.
 
     A source of weights that does not exist yet, such as an earlier stage of a sweep, is left out.
@@ -133,8 +133,7 @@ def price_of_run(config: DictConfig, divisor: int, rate: float) -> tuple[float, 
         rate: FLOPs a second; 0 measures the seconds.
     """
     if config.init_from and not Path(config.init_from).exists():
-        config = config.copy()
-        config.init_from = None
+        config = replace(config, init_from=None)
     config = resolve_flops_budget(prepare_config(config))
     estimate = estimate_price(config, divisor)
     updates = config.trainer.max_update
@@ -158,7 +157,7 @@ def seconds_of_update(estimate: PriceEstimate) -> float:
     return float(sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True)))
 
 
-def dry_run(config: DictConfig) -> Parts:
+def dry_run(config: RunConfig) -> Parts:
     """Make one update of each kind, validate a batch, print results and cost; write nothing.
 
     On a CPU the updates are of a part of a batch, see DRY_ROWS.
@@ -197,7 +196,7 @@ def dry_run(config: DictConfig) -> Parts:
     return parts
 
 
-def resolve_flops_budget(config: DictConfig) -> DictConfig:
+def resolve_flops_budget(config: RunConfig) -> RunConfig:
     """Return the configuration, with trainer.max_update=0 replaced by the updates for max_flops.
 
     A dry run measures the cost of an update. A resumed run reads the number of updates from its
@@ -226,8 +225,9 @@ def resolve_flops_budget(config: DictConfig) -> DictConfig:
 def read_cached_budget(folder: Path, max_flops: float) -> int:
     """Return the number of updates of the run in a folder if it has the same limit, else 0."""
     file = folder / "config.yaml"
-    config = read_config(file) if begun(folder) and file.is_file() else OmegaConf.create()
-    if OmegaConf.select(config, "trainer.max_flops") != max_flops:
+    config = read_config(file) if begun(folder) and file.is_file() else {}
+    values = flatten(config)
+    if values.get("trainer.max_flops") != max_flops:
         return 0
-    updates = OmegaConf.select(config, "trainer.max_update")
+    updates = values.get("trainer.max_update")
     return updates if isinstance(updates, int) else 0

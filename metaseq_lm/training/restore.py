@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
+from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
@@ -56,11 +55,11 @@ def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
-    labels = labels_in(parts.config.data, vars(parts.task.config))
+    labels = labels_in(parts.config.data, options_of(parts.task.config))
     checkpoint.check_heads(folder, checkpoint.labels_of(facts, folder), labels)
 
 
-def stored_config(stored: Checkpoint) -> DictConfig:
+def stored_config(stored: Checkpoint) -> RunConfig:
     """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
     return manifests.config_of(stored.manifest, stored.path)
 
@@ -134,15 +133,16 @@ def other_heads(
     return {name: head for name in weights if (head := head_of(name)) not in present}
 
 
-def check_source(stored: Checkpoint, config: DictConfig) -> None:
+def check_source(stored: Checkpoint, config: RunConfig) -> None:
     """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
     check_tokenizer(stored, config.data)
     model = (stored.manifest.get("config") or {}).get("model") or {}
     for key in SHAPELESS:
-        if key in model and key in config.model and model[key] != config.model[key]:
+        current = getattr(config.model, key, None)
+        if current is not None and key in model and model[key] != current:
             raise UsageError(
                 f"{stored.path} was trained with model.{key}={model[key]}, this run has "
-                f"{config.model[key]}; its weights would compute something else. --model inherit takes "
+                f"{current}; its weights would compute something else. --model inherit takes "
                 "the architecture of init_from"
             )
 

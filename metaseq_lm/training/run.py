@@ -8,8 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
+from metaseq_lm.core.config import RunConfig, TrainerConfig
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import process_group, signals
@@ -45,7 +44,7 @@ class TrainingRun:
     run in `reset` (see RESETS) start anew with the options of `config`.
     """
 
-    def __init__(self, config: DictConfig, reset: Collection[str] = ()) -> None:
+    def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
         self.reset = reset
         check_installed(config.engine.loggers)
         self.config = config = resolve_flops_budget(prepare_config(config))
@@ -186,7 +185,7 @@ class TrainingRun:
                 "peak_memory": max(memory for _, memory in by_replica),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
-                "losses": sorted(self.engine.loss_terms),
+                "losses": sorted(self.engine.record.loss_terms),
                 "data": self.parts.data_fingerprint,
                 "code": code_hash(config.user_dir),
                 "replicas": process_group.world_size(),
@@ -195,7 +194,7 @@ class TrainingRun:
         )
 
 
-def check_resettable(folder: Path, options: DictConfig) -> None:
+def check_resettable(folder: Path, options: TrainerConfig) -> None:
     """Raise UsageError if a folder has no run that --reset could change."""
     if not begun(folder):
         raise UsageError(f"--reset goes on with a run, but {folder} holds none; leave it out")
@@ -207,7 +206,7 @@ def check_resettable(folder: Path, options: DictConfig) -> None:
         )
 
 
-def is_complete(results: dict[str, Any], options: DictConfig) -> bool:
+def is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
     """Return whether, by results.json, a run is finished under the limits of `options`."""
     if results["status"] != "finished":
         return False

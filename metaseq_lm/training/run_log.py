@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import say
 from metaseq_lm.core.output import is_quiet, printable
 from metaseq_lm.distributed import process_group
@@ -28,7 +28,7 @@ class RunLog:
     `folder` is None.
     """
 
-    def __init__(self, config: DictConfig, folder: RunFolder | None) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder | None) -> None:
         self.config, self.folder = config, folder
         self.name = config.label or f"{config.task._name}/{config.criterion._name}"
         self.loggers: LoggerGroup | None = None

@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods of sentences: the sum over a sentence's tokens of log p(token | the others).
+"""Pseudo-log-likelihoods of sentences: the sum over its tokens of log p(token | the others).
 
 The sum is over the tokens without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
 `[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence.
@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.evaluation.suites import SentenceScore
@@ -30,7 +30,7 @@ TOO_LONG = ("fail", "skip", "cut")
 
 @dataclass
 class Cost:
-    """The cost of scoring: seconds, distinct sentences, their tokens, tokens through the encoder."""
+    """The cost of scoring: seconds, distinct sentences, tokens, tokens through the encoder."""
 
     seconds: float = 0.0
     sentences: int = 0
@@ -54,7 +54,7 @@ class SentenceScorer:
     Args:
         run: The run.
         batch_tokens: Largest number of tokens in a forward pass; does not change the scores.
-        too_long: What to do with sentences longer than the rows of the run: fail, skip, or cut them.
+        too_long: What to do with sentences longer than the run's rows: fail, skip, or cut.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class SentenceScorer:
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
         # Positions beyond the rows of the training were never trained.
-        sizes = [run.config.task.get("tokens_per_sample"), run.config.model.get("max_positions")]
+        longest = getattr(run.config.task, "tokens_per_sample", 0)
+        sizes = [longest, getattr(run.config.model, "max_positions", 0)]
         self.room = min((n for n in sizes if n), default=1 << 30) - 2
         self.cost = Cost()
 
@@ -86,8 +87,8 @@ class SentenceScorer:
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
         rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
-        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A sentence
-        # without tokens needs no pass.
+        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A
+        # sentence without tokens needs no pass.
         unique = {
             row.tobytes(): SentenceScore(row, np.zeros(len(row))) for row in rows if row is not None
         }
@@ -114,13 +115,13 @@ class SentenceScorer:
             return tokens
         if self.too_long == "fail":
             raise MetaseqError(
-                f"{sentence.place}: {len(tokens)} tokens, but a row of this run has room for "
+                f"{sentence.location}: {len(tokens)} tokens, but a row of this run has room for "
                 f"{self.room} beside [CLS] and [SEP]; --too-long cut scores its first ones"
             )
         return tokens[: self.room] if self.too_long == "cut" else None
 
     def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities (B, S) of a batch of rows, float64, 0 outside the sentences."""
+        """Return the log-probabilities of rows, float64 (B, S), 0 outside the sentences."""
         engine, model = self.run.engine, self.run.model
         batch = self.batch(sentences, lengths)
         model.eval()
@@ -141,7 +142,7 @@ class SentenceScorer:
         return log_probs.double().cpu().numpy()
 
     def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> ScoredBatch:
-        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for ScoresTokens.token_log_probs."""
+        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for `token_log_probs`."""
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)
@@ -150,7 +151,7 @@ class SentenceScorer:
         at = np.arange(width)
         return ScoredBatch(
             tokens=as_tensor(rows),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             scored=as_tensor((at > 0) & (at < lengths[:, None] - 1)),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,

@@ -77,9 +77,9 @@ class Trainer:
             process_group.alive()
             self._update(update, batches)
             self.positions = dict(prefetcher.positions)
-            if self.engine.defers:
+            if self.engine.finite_check.defers:
                 self._unchecked[update] = sample_numbers(batches)
-            elif self.engine.nonfinite and self._refuse(batches):
+            elif self.engine.finite_check.refused and self._refuse(batches):
                 return
             self.update = update + 1
             self.seconds = time.monotonic() - self._started
@@ -101,7 +101,7 @@ class Trainer:
         Raises DivergedError if a value is not finite, MetaseqError if no update had a target so far.
         """
         values = self.window.means() | engine_values(self.engine)
-        if self.engine.has_items is not False:
+        if self.engine.record.has_items is not False:
             self.log.values("train", self.update, self.seconds, values)
             check_finite(self.update, values)
             return
@@ -118,7 +118,7 @@ class Trainer:
         self.engine.begin(update)
         with self.flops.count(batches):
             logs = self.task.update(self.engine, self.model, batches)
-        if self.engine.nonfinite:
+        if self.engine.finite_check.refused:
             self.nonfinite.undo(snapshot)
         else:
             self.nonfinite.accept()
@@ -126,7 +126,7 @@ class Trainer:
 
     def _refuse(self, batches: Batches) -> bool:
         """Apply trainer.on_nonfinite to an update; return whether the run was rolled back."""
-        self._report_refusal(self.update, self.engine.nonfinite, sample_numbers(batches))
+        self._report_refusal(self.update, self.engine.finite_check.refused, sample_numbers(batches))
         if self.nonfinite.policy == "skip":
             return False
         # The run does not repeat the data that led here, and its FLOPs stay counted.
@@ -140,14 +140,14 @@ class Trainer:
     def _check_skipped(self) -> None:
         """Stop the run if the device refused an update since the last call."""
         unchecked, self._unchecked = self._unchecked, {}
-        if skipped := self.engine.skipped():
+        if skipped := self.engine.finite_check.skipped():
             update, names = skipped
             self._report_refusal(update, names, unchecked[update])
 
     def _report_refusal(
         self, update: int, optimizers: list[str], samples: dict[str, list[Any]]
     ) -> None:
-        replicas = self.engine.nonfinite_replicas(update)
+        replicas = self.engine.finite_check.nonfinite_replicas(update)
         message = describe_refusal(update + 1, optimizers, replicas)
         self._event(message, samples=process_group.gather_objects(samples))
         self.nonfinite.refuse(message)
@@ -162,7 +162,7 @@ class Trainer:
             process_group.sum_([total])
             numbers = total.tolist()
         spent = {"max_flops": numbers[0], "max_seconds": numbers[1]}
-        reached = [name for name in spent if 0 < self.options[name] <= spent[name]]
+        reached = [name for name in spent if 0 < getattr(self.options, name) <= spent[name]]
         if self.update >= self.options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from timing import Step
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.streams import Shard
@@ -28,7 +28,7 @@ ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 
 def configured(
     data: Path, overrides: list[str], folder: Path | None = None, config: str | None = None
-) -> DictConfig:
+) -> RunConfig:
     """Return the configuration of a run on the CPU with one thread, if the overrides say nothing else."""
     plugins.load_all()
     options = [f"data={data}", *ALWAYS, *overrides]

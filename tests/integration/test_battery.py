@@ -9,9 +9,9 @@ from pathlib import Path
 import battery
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.distributed import process_group
@@ -119,7 +119,7 @@ def stop_and_go_on(
 ) -> dict[str, torch.Tensor]:
     """Assert that nine updates with stops are those without, and return their weights."""
 
-    def config(name: str, last: int, *threads: str) -> DictConfig:
+    def config(name: str, last: int, *threads: str) -> RunConfig:
         calendar = ["trainer.save_interval_updates=0", "trainer.validate_interval_updates=4"]
         more = [*calendar, *options, *threads]
         return battery.configure(data, place / name, case, f"trainer.max_update={last}", *more)

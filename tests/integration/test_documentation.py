@@ -31,8 +31,8 @@ from markdown_blocks import ROOT, blocks, calls, name, share
 
 from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "user_dir/README.md")),

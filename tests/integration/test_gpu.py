@@ -59,7 +59,7 @@ def test_updates_do_not_wait_for_the_device(
     update = Trainer._update
 
     def watched(trainer: Trainer, number: int, batches: dict) -> None:
-        assert trainer.engine.defers
+        assert trainer.engine.finite_check.defers
         torch.cuda.set_sync_debug_mode("error" if number >= 2 else "default")
         update(trainer, number, batches)
 
@@ -89,7 +89,7 @@ def test_a_device_refuses_an_update(
     step = run.engine.step
 
     def spoilt(name: str, grads: list[torch.Tensor]) -> bool:
-        if run.engine._update == 2:
+        if run.engine.passes.update == 2:
             grads[0].fill_(float("nan"))
         return step(name, grads)
 

@@ -147,7 +147,7 @@ def test_validation_hears_a_signal_at_the_next_batch(
 
 PLUGIN = """
 from dataclasses import dataclass
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from tensorboardX.proto.event_pb2 import Event
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.training.loggers import LoggedRun, LoggerGroup
@@ -29,7 +30,7 @@ def room(size: int) -> Iterator[None]:
 
 
 def test_lines_wait_for_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = RunFolder(OmegaConf.create({"save_dir": str(tmp_path)}))
+    folder = RunFolder(load_config([f"save_dir={tmp_path}"]))
     for update in range(3):
         folder.log("train", update, 0.0, {"loss": 1.0})
     full = (tmp_path / "log.jsonl").stat().st_size
@@ -45,7 +46,7 @@ def test_lines_wait_for_room(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def board_of(folder: Path) -> LoggerGroup:
-    return LoggerGroup(["tensorboard"], LoggedRun(folder, OmegaConf.create()))
+    return LoggerGroup(["tensorboard"], LoggedRun(folder, RunConfig()))
 
 
 def test_events_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -342,7 +342,7 @@ def test_refused_update_leaves_no_trace(
 
     def refuse(name: str, grads: Any) -> bool:
         moved.append(any(not torch.equal(w, before[n]) for n, w in run.model.state_dict().items()))
-        engine.nonfinite.append(name)
+        engine.finite_check.refused.append(name)
         return False
 
     monkeypatch.setattr(engine, "step", refuse)

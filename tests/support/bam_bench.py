@@ -9,10 +9,10 @@ import numpy as np
 import real_runs
 import sentence_sets
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.distributed import process_group
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
@@ -54,7 +54,7 @@ def make_data(place: Path) -> Path:
     return place
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     """Return the configuration of a run of the three sets; `more` wins."""
     return load_config([*OPTIONS, ALL, f"data={data}", f"save_dir={save}", *more])
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import composing
 import numpy as np
 import pytest
 import small_data
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint, manifests
@@ -159,6 +158,10 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *TWO_STEPS],
         ["task=meta_pretrain", *PACKED, *EXACT_STEPS],
     ],
+    "causal_lm": [
+        ["task=causal_lm", *TEXT],
+        ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
+    ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
         WORD_LM,
@@ -278,7 +281,7 @@ REPLICATED = {
 }
 
 
-def configure(data: Path, save: Path, case: Case, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
     """Return the configuration of a case; `more` comes last and wins.
 
     `data` is the Two Moons folder; the data of a case is made in it or beside it.
@@ -328,7 +331,7 @@ def dropped(*more: str) -> list[str]:
     return exact(*on, "trainer.max_update=6", *more)
 
 
-def train(config: DictConfig) -> dict[str, Tensor]:
+def train(config: RunConfig) -> dict[str, Tensor]:
     """Train a run and return its weights."""
     run = TrainingRun(config)
     run.train()
@@ -344,7 +347,7 @@ def shift_weights(run: Path) -> None:
     checkpoint.save(path.parent, stored.manifest["update"], weights, stored.state, stored.manifest)
 
 
-def train_uncounted(config: DictConfig) -> dict[str, Tensor]:
+def train_uncounted(config: RunConfig) -> dict[str, Tensor]:
     """Train a run whose FLOPs nothing asks for: to count them takes a third of such a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlopMeter, "count", lambda meter, work: contextlib.nullcontext())
@@ -365,11 +368,10 @@ def replicated(data: str, out: str, nodes: int, runs: Sequence[Run]) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(int(os.environ["WORLD_SIZE"]) // nodes)
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
-    with composing.remembered():
-        for (name, number), folder, more in runs:
-            save = Path(out) / f"{name}-{number}-{folder}"
-            config = configure(Path(data), save, (name, number), *more)
-            weights[(name, number), folder] = train_uncounted(config)
+    for (name, number), folder, more in runs:
+        save = Path(out) / f"{name}-{number}-{folder}"
+        config = configure(Path(data), save, (name, number), *more)
+        weights[(name, number), folder] = train_uncounted(config)
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
 

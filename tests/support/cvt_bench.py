@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from battery import CVT
-from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import WordBatch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.training.parts import Parts, build_parts
@@ -26,7 +26,7 @@ BOTH = ["chunk", "dep"]
 NORMALISED = "model.normalize_words=true"
 
 
-def configure(data: Path, *options: str) -> DictConfig:
+def configure(data: Path, *options: str) -> RunConfig:
     """Return the configuration of a run in double precision."""
     more = [f"data={data}", "save_dir=none", "engine.precision=fp64"]
     return load_config([*more, *CVT, *SGD, *options])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import config as configuration
-from metaseq_lm.core.batch import ScoredBatch, Terms, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch, Terms, weighted_loss
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.data import ElectraBatch
@@ -60,7 +60,7 @@ def criterion(name: str, **options: Any) -> Any:
     made: dict[str, Any] = {"noise_rate": RATE}
     names = {field.name for field in fields(CRITERIONS.entry(name).dataclass)}
     chosen = {key: value for key, value in (made | options).items() if key in names}
-    return configuration.build("criterion", {"_name": name, **chosen})
+    return configuration.build("criterion", configuration.section("criterion", name, **chosen))
 
 
 def make_batch(
@@ -92,7 +92,7 @@ def make_batch(
     return Rows(
         tokens=tokens,
         masked=masked,
-        padding=padding if padding.any() else None,
+        layout=Layout(padding if padding.any() else None),
         positions=positions,
         targets=targets,
         candidates=candidates,

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import composing
 import torch
 from battery import CASES, TINY
 from mutations import make_folder
@@ -427,25 +426,24 @@ def fuzz(place: Path, count: int, seed: int, verbose: bool = False) -> Counts:
     """Try `count` mutations in folders made below `place`."""
     counts, start = Counts(), Path.cwd()
     try:
-        with composing.remembered():
-            tried = Fuzz(place)
-            for at in range(count):
-                rng = random.Random(f"{seed} {at}")
-                tried.restore()
-                folder, damaged, damage = tried.mutate(rng)
-                counts.mutations += 1
-                for number, name in enumerate(READERS[folder]):
-                    if number and READERS[folder][number - 1] in WRITING:
-                        tried.restore()
-                        tried.mutate(random.Random(f"{seed} {at}"))
-                    kind, detail = tried.judge(name, perform(COMMANDS[name], tried.place))
-                    if kind == "different":
-                        kind = "said" if is_said(damaged, detail.splitlines()) else "silent"
-                    counts.outcomes[kind] += 1
-                    if kind in ("fault", "silent"):
-                        counts.troubles.append(f"{at} [{damage}] {name}: {kind}: {detail}")
-                    if verbose:
-                        print(f"{at} [{damage}] {name}: {kind}: {detail[:600]}", flush=True)
+        tried = Fuzz(place)
+        for at in range(count):
+            rng = random.Random(f"{seed} {at}")
+            tried.restore()
+            folder, damaged, damage = tried.mutate(rng)
+            counts.mutations += 1
+            for number, name in enumerate(READERS[folder]):
+                if number and READERS[folder][number - 1] in WRITING:
+                    tried.restore()
+                    tried.mutate(random.Random(f"{seed} {at}"))
+                kind, detail = tried.judge(name, perform(COMMANDS[name], tried.place))
+                if kind == "different":
+                    kind = "said" if is_said(damaged, detail.splitlines()) else "silent"
+                counts.outcomes[kind] += 1
+                if kind in ("fault", "silent"):
+                    counts.troubles.append(f"{at} [{damage}] {name}: {kind}: {detail}")
+                if verbose:
+                    print(f"{at} [{damage}] {name}: {kind}: {detail[:600]}", flush=True)
     finally:
         os.chdir(start)
     return counts

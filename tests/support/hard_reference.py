@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.tasks import Batches
 
 
@@ -71,7 +72,7 @@ def weights_of(net: nn.Module) -> dict[str, Tensor]:
 def pseudo_loss(student: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return the mean CE of a sampled pair (B, S); a sampled [PAD], id 0, is padding."""
     pads = x == 0
-    logits = student(x, pads)
+    logits = student(x, Layout(pads))
     return F.cross_entropy(logits[~pads], y[~pads])
 
 
@@ -150,7 +151,7 @@ def written_out(
         if text.padding is not None:
             pads = text.padding[c]
         with bench.replay(text.rows[c], update, "teacher"):
-            hidden = teacher.encoder(text.original[c], pads)
+            hidden = teacher.encoder(text.original[c], Layout(pads))
             scores = [teacher.predict(hidden, head=name)[~pads] for name in ("x", "y")]
             ce = 0.5 * F.cross_entropy(scores[0], x[~pads])
             ce = ce + 0.5 * F.cross_entropy(scores[1], y[~pads])

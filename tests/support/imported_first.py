@@ -9,8 +9,8 @@ import metaseq_lm.cli.train
 import metaseq_lm.distributed.launcher
 import metaseq_lm.training.run  # noqa: F401
 from metaseq_lm import plugins
-from metaseq_lm.core import config
+from metaseq_lm.core import loading
 
 plugins.load_all()
-config.load_config([])
+loading.load_config([])
 torch.set_num_threads(1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from metaseq_lm import plugins
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.forward_pass import ForwardPass
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
@@ -54,18 +55,26 @@ class Bench:
     def record(self) -> None:
         """Note each step of the engine before it is taken, and which draw each pass uses."""
         step: Callable = self.engine.step
-        enter: Callable = self.engine._pass
+        start: Callable = self.engine.passes.start
 
         def noted(name: str, grads: Grads) -> bool:
             self.steps.append((name, [None if g is None else g.detach().clone() for g in grads]))
             return step(name, grads)
 
-        def seen(batch: Batch, draw: Any, *rest: Any, **more: Any) -> Any:
-            self.passes.append((batch.stream, draw))
-            return enter(batch, draw, *rest, **more)
+        @contextmanager
+        def started(draw: Any, *rest: Any, **more: Any) -> Iterator[ForwardPass]:
+            with start(draw, *rest, **more) as forward:
+                over: Callable = forward.over
+
+                def seen(batch: Batch) -> AbstractContextManager:
+                    self.passes.append((batch.stream, draw))
+                    return over(batch)
+
+                forward.over = seen
+                yield forward
 
         self.engine.step = noted  # type: ignore[method-assign]
-        self.engine._pass = seen  # type: ignore[method-assign]
+        self.engine.passes.start = started  # type: ignore[method-assign]
 
     def batches(self, update: int, micro_batch_size: int = 0) -> Batches:
         """Return what update number `update` is given."""

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig
-
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 
 FORMS = ("single", "pair", "choices", "spans", "regression")
 SMALL = [
@@ -29,6 +28,6 @@ ELECTRA = [
 ]
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     """Return the configuration of a run on a folder of labelled sets; `more` wins."""
     return load_config([*TASK, *SMALL, *ELECTRA, f"data={data}", f"save_dir={save}", *more])

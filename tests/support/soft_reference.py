@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import CopiesBatch
+from metaseq_lm.core.batch import CopiesBatch, Layout
 from metaseq_lm.tasks import Batches
 
 Weights = dict[str, Tensor]
@@ -88,7 +88,7 @@ def slope(loss: Tensor, at: Weights) -> Weights:
 def labelled_loss(student: Any, weights: Weights, batch: CopiesBatch, c: int) -> Tensor:
     """Return the mean CE over the targets of micro-step c of a support or query batch."""
     pads = None if batch.padding is None else batch.padding[c]
-    logits = functional_call(student, weights, (batch.tokens[c], pads))
+    logits = functional_call(student, weights, (batch.tokens[c], Layout(pads)))
     losses = []
     for row, (at, targets) in enumerate(zip(batch.positions[c], batch.targets[c])):
         for position, target in zip(at.tolist(), targets.tolist()):
@@ -104,12 +104,12 @@ def pseudo_loss(bench: Bench, theta0: Weights, batch: CopiesBatch, c: int) -> Te
     pads = torch.zeros_like(text, dtype=torch.bool)
     if batch.padding is not None:
         pads = batch.padding[c]
-    hidden = teacher.encoder(text, pads)
+    hidden = teacher.encoder(text, Layout(pads))
     soft_x = teacher.predict(hidden, head="x").softmax(-1)
     soft_y = teacher.predict(hidden, head="y").softmax(-1)
     if bench.config.criterion.fixed_y:
         soft_y = F.one_hot(text, soft_y.shape[-1]).to(soft_y)
-    logits = functional_call(student, theta0, (soft_x, pads))
+    logits = functional_call(student, theta0, (soft_x, Layout(pads)))
     losses = -(soft_y * logits.log_softmax(-1)).sum(-1)
     return losses[~pads].sum() / (soft_y.sum(-1)[~pads]).sum()
 
@@ -122,7 +122,7 @@ def auxiliary_loss(bench: Bench, batch: CopiesBatch, c: int) -> Tensor:
     pads = torch.zeros_like(text, dtype=torch.bool)
     if batch.padding is not None:
         pads = batch.padding[c]
-    hidden = teacher.encoder(torch.stack([text, masked], 1), torch.stack([pads, pads], 1))
+    hidden = teacher.encoder(torch.stack([text, masked], 1), Layout(torch.stack([pads, pads], 1)))
     x = teacher.predict(hidden, head="x")
     y = teacher.predict(hidden, head="y")
     losses = [

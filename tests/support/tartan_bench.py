@@ -5,11 +5,11 @@ import random
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.run import TrainingRun
 
 TOPICS = {"animal": ["cat", "dog", "bird", "cow"], "tool": ["saw", "axe", "drill", "file"]}
@@ -69,7 +69,7 @@ def make_data(place: Path) -> Path:
     return data
 
 
-def configure(data: Path, save: Path, criterion: str, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, criterion: str, *more: str) -> RunConfig:
     return load_config(
         [*SIZES, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more]
     )

@@ -4,10 +4,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import as_dict
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.parts import build_model, build_task
@@ -107,5 +106,5 @@ def language_model(data: Path, folder: Path, *options: str) -> Path:
     places = [f"data={data}", f"save_dir={folder}"]
     config = load_config([*names, *sizes, *places, *options])
     model = build_model(build_task(config), config, "cpu")
-    about = {"config": OmegaConf.to_container(config), "tokenizer": tokenizer_hash(data)}
+    about = {"config": as_dict(config), "tokenizer": tokenizer_hash(data)}
     return checkpoint.save(folder, 1, model.state_dict(), {}, about)

@@ -1,4 +1,4 @@
-"""The tasks of GLUE, SuperGLUE and CLOTH: official files, columns, labels, metrics, leaderboard files.
+"""GLUE, SuperGLUE and CLOTH: official files, columns, labels, metrics, leaderboard files.
 
 Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", Xie et al. 2018, and the files these benchmarks
 distribute. The order of the labels is the alphabetical one of ELECTRA's fine-tuning code.

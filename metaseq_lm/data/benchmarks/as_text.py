@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.benchmarks import SUPERGLUE, Benchmark, find_benchmark, superglue
@@ -29,11 +30,11 @@ def marked(
     Returns the new text and the function that maps a character's old place to its new one. Equal
     spans are marked once, with `every` as often as they are given.
     """
-    borders = sorted(border for span in (spans if every else set(spans)) for border in span)
+    borders: list[int] = sorted(chain.from_iterable(spans if every else set(spans)))
     pieces = [text[i:j] for i, j in zip([0, *borders], [*borders, len(text)])]
 
-    def moved(place: int) -> int:
-        return place + sum(border <= place for border in borders)
+    def moved(position: int) -> int:
+        return position + sum(border <= position for border in borders)
 
     return MARK.join(pieces), moved
 
@@ -73,8 +74,8 @@ def _record(record: Record, every: bool = False) -> Iterator[Example]:
 
 def _wic(record: Record) -> Iterator[Example]:
     for texts, label, spans, facts in superglue.EXAMPLES["WiC"](record):
-        both = (marked(text, [(s, e)])[0] for text, (_, s, e) in zip(texts, spans))
-        yield tuple(both), label, (), facts
+        marked_texts = (marked(text, [(s, e)])[0] for text, (_, s, e) in zip(texts, spans))
+        yield tuple(marked_texts), label, (), facts
 
 
 def _wsc(record: Record) -> Iterator[Example]:
@@ -99,8 +100,9 @@ def _wsc_of_author(record: Record) -> Iterator[Example]:
 def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
     """Return (first character, character after the last) of WSC's words by the author's rule.
 
-    The words `query` begin with the word `index` of `text`, in any case; else the span goes from the first to the
-    last word from there on that is one of them, each taken once; else it is (0, 0).
+    The words `query` begin with the word `index` of `text`, in any case; else the span goes from
+    the first to the last word from there on that is one of them, each taken once; else it is (0,
+    0).
     """
     words = [match.span() for match in re.finditer(r"\S+", text)]
     first = words[index][0] if 0 <= index < len(words) else len(text)
@@ -134,7 +136,7 @@ FORMS: dict[str, dict[str, Examples]] = {
     "own": EXAMPLES,
     "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
 }
-# Benchmarks with the texts above; [SEP] stands for class 0.
+# Benchmarks with the texts above; [SEP] is the label token of class 0.
 AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in EXAMPLES}
 AS_TEXT["superglue/ReCoRD"] = replace(SUPERGLUE["ReCoRD"], form="tokens")
 AS_TEXT["superglue/RTE"] = replace(SUPERGLUE["RTE"], labels=("not_entailment", "entailment"))

@@ -1,6 +1,7 @@
 """CLOTH (Xie et al. 2018): passages of English exams with blanks to rows, one for each blank.
 
-The texts of a row are the passage and four candidates, its spans the blanks, the one asked for first.
+The texts of a row are the passage and four candidates, its spans the blanks, the one asked for
+first.
 """
 
 from collections import Counter
@@ -40,7 +41,8 @@ class ClothReader:
             level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
             if not level:
                 raise MetaseqError(
-                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with high"
+                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with "
+                    "high"
                 )
             if level in self.levels:
                 yield from _rows(record, line, bad, level)
@@ -48,14 +50,14 @@ class ClothReader:
 
 def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
     passage = " ".join(record.text("article").split())
-    places = [place for place, character in enumerate(passage) if character == BLANK]
+    positions = [position for position, character in enumerate(passage) if character == BLANK]
     options, answers = record.get("options", list), record.get("answers", list)
-    if not len(places) == len(options) == len(answers):
+    if not len(positions) == len(options) == len(answers):
         raise MetaseqError(
-            f"{record.where}: {len(places)} blanks ({BLANK}) in the article, {len(options)} options and "
-            f"{len(answers)} answers; each blank has one of both"
+            f"{record.where}: {len(positions)} blanks ({BLANK}) in the article, {len(options)} "
+            f"options and {len(answers)} answers; each blank has one of both"
         )
-    for number, (place, candidates, answer) in enumerate(zip(places, options, answers)):
+    for number, (position, candidates, answer) in enumerate(zip(positions, options, answers)):
         is_sound = type(candidates) is list and len(candidates) == len(LETTERS)
         if not is_sound or not all(type(text) is str and text.strip() for text in candidates):
             raise MetaseqError(f"{record.where}: options[{number}] is not a list of four words")
@@ -63,6 +65,6 @@ def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
             raise MetaseqError(f"{record.where}: answers[{number}] is {answer!r}, not A, B, C or D")
         # A tokenizer may tell a word after a space from one at the beginning of a text.
         words = (f" {without_surrogates(text).strip()}" for text in candidates)
-        others = (other for other in places if other != place)
-        spans = tuple((0, blank, blank + 1) for blank in chain([place], others))
+        others = (other for other in positions if other != position)
+        spans = tuple((0, blank, blank + 1) for blank in chain([position], others))
         yield Row(line, (passage, *words), answer, bad, spans, {"level": level})

@@ -1,8 +1,9 @@
-"""GLUE and SuperGLUE in the forms in which the `datasets` library exports them: JSON, tables, Parquet.
+"""GLUE and SuperGLUE as the `datasets` library exports them: JSON, tables, Parquet.
 
-There a label is a number (-1 for none) or its name, and what is nested in SuperGLUE's files is flat:
-one row per answer of MultiRC and per query of ReCoRD, whose spans end after their last character.
-In tables, lists and objects are texts as Python writes them, or have a column for each field.
+There a label is a number (-1 for none) or its name, and what is nested in SuperGLUE's files is
+flat: one row per answer of MultiRC and per query of ReCoRD, whose spans end after their last
+character. In tables, lists and objects are texts as Python writes them, or have a column for each
+field.
 """
 
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ _VALUES = (
 
 
 def label_words(name: str) -> dict[str, str]:
-    """Return the label of a benchmark for the key of each number and each name that an export has."""
+    """Return the labels of a benchmark by the numbers and names that an export has for them."""
     labels = find_benchmark(name).labels
     words = {spelling_key(label): label for label in labels}
     for number, word in enumerate(NAMES.get(name, ())):

@@ -51,7 +51,8 @@ class SuperglueReader:
             for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
                     raise MetaseqError(
-                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. {self.remedy}"
+                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. "
+                        f"{self.remedy}"
                     )
                 # The leaderboard knows an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
@@ -77,7 +78,7 @@ def _pair(first: str, second: str, has_pairs: bool = False) -> Examples:
 
 def _boolq(record: Record) -> Iterator[Example]:
     passage = record.text("passage")
-    # In BoolQ's own train file the title stands apart; SuperGLUE's passages begin with it.
+    # In BoolQ's own train file the title is a field of its own; SuperGLUE's passages begin with it.
     if "title" in record.fields and not passage.startswith(record.text("title")):
         passage = f"{record.text('title')} -- {passage}"
     texts = (passage, record.text("question"))
@@ -194,16 +195,16 @@ def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
     if not count or not 0 <= index < len(words):
         return 0, 0, f"the text has {len(words)} words, the span {count}"
 
-    def span(place: int) -> tuple[int, int]:
-        return words[place][0], words[min(place + count, len(words)) - 1][1]
+    def span(position: int) -> tuple[int, int]:
+        return words[position][0], words[min(position + count, len(words)) - 1][1]
 
     matches = [i for i in range(len(words)) if _letters(text[slice(*span(i))]) == _letters(query)]
-    remark, place = "", index
+    remark, position = "", index
     if index not in matches:
-        place = min(matches, key=lambda i: (abs(i - index), i), default=index)
-        choice = f"the nearest is word {place}" if matches else "these are taken"
+        position = min(matches, key=lambda i: (abs(i - index), i), default=index)
+        choice = f"the nearest is word {position}" if matches else "these are taken"
         remark = f"the words there are {text[slice(*span(index))]!r}, not {query!r}; {choice}"
-    start, end = span(place)
+    start, end = span(position)
     if text[start : start + len(query)].lower() == query.lower():
         # Without the punctuation or 's that the last word has in the text.
         end = start + len(query)

@@ -1,4 +1,4 @@
-"""WNLI as a choice between antecedents: the pronoun of a sentence and what it may stand for, by rule.
+"""WNLI as a choice between antecedents: the pronoun of a sentence and its candidates, by rule.
 
 A row of WNLI is a sentence with a pronoun, and a hypothesis that repeats a clause of it with a noun
 phrase, the query, in place of the pronoun. Nothing in the files says which pronoun it is, nor what
@@ -30,7 +30,7 @@ DETERMINERS = frozenset(
     "a an the this these those my your his her its our their some any no every each another "
     "all both many several few two three".split()
 )
-# What may stand inside a noun phrase, between its words.
+# What may be inside a noun phrase, between its words.
 LINKS = frozenset("of in and with on at for under from".split())
 FUNCTION_WORDS = LINKS | frozenset(
     "or but so because since although though while when where if as than then that which who whom "
@@ -51,7 +51,7 @@ WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Word:
-    """A word or a punctuation mark and where it stands in its text."""
+    """A word or a punctuation mark and its position in the text."""
 
     text: str
     start: int
@@ -96,10 +96,10 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
     if aligned is None:
         return None
     at, claimed = aligned
-    for place in range(len(claimed) - 2, -1, -1):
-        # The clauses differ further up, but the word before the pronoun stands here too.
-        if at and claimed[place].lower == words[at - 1] and words[at - 1] not in LINKS:
-            claimed = claimed[place + 1 :]
+    for position in range(len(claimed) - 2, -1, -1):
+        # The clauses differ further up, but the word before the pronoun is here too.
+        if at and claimed[position].lower == words[at - 1] and words[at - 1] not in LINKS:
+            claimed = claimed[position + 1 :]
             break
     query = last_phrase(claimed)
     return (at, query) if query else None
@@ -191,14 +191,14 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     aligned = align(words, words_of(hypothesis))
     if aligned is None:
         return {"sentence": sentence, "pronoun": None}
-    place, query = aligned
-    pronoun = words[place]
+    position, query = aligned
+    pronoun = words[position]
     possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
     query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
     for first, end in noun_phrases(words):
         name = key([word.text for word in words[first:end]])
-        if not first <= place < end and name and not overlap(name, query_key):
+        if not first <= position < end and name and not overlap(name, query_key):
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:
@@ -216,7 +216,7 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
 
 
 def key(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words by which two phrases are the same: small, no determiner first, no "'s" last."""
+    """Return the words that compare two phrases: lower case, without determiner and "'s"."""
     lower = [word.lower().replace("’", "'") for word in words]
     while lower and lower[0] in DETERMINERS:
         lower = lower[1:]
@@ -231,7 +231,7 @@ def phrase_key(text: str) -> tuple[str, ...]:
 
 
 def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Return whether the shorter of two keys stands within the longer."""
+    """Return whether the longer of two keys contains the shorter."""
     short, long = sorted((one, other), key=len)
     size = len(short)
     return any(long[at : at + size] == short for at in range(len(long) - size + 1))

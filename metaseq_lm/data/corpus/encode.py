@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def encode_documents(
     tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of documents given as lists of parts, end to end, and int64 sizes."""
-    values, sizes = tokenizer.encode_packed([part for parts in documents for part in parts])
+    values, sizes = tokenizer.encode_packed(list(chain.from_iterable(documents)))
     ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
     total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
     return values, np.diff(total)
@@ -70,9 +71,10 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray
     """Return the ids of `texts` end to end and int64 sizes; long texts go in pieces."""
     if max(map(len, texts), default=0) * 4 <= PIECE:
         return tokenizer.encode_packed(texts)
-    return encode_documents(
-        tokenizer, [[p.decode("utf-8") for p in pieces(t.encode("utf-8"))] for t in texts]
-    )
+    documents = []
+    for text in texts:
+        documents.append([piece.decode("utf-8") for piece in pieces(text.encode("utf-8"))])
+    return encode_documents(tokenizer, documents)
 
 
 def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:

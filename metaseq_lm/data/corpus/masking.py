@@ -50,8 +50,8 @@ class Masking:
         shares = (self.rate, self.random, self.keep, self.random + self.keep)
         if not all(0 <= share <= 1 for share in shares):
             raise UsageError(
-                f"task.mask_prob {self.rate}, random_token_prob {self.random} and leave_unmasked_prob "
-                f"{self.keep} are shares from 0 to 1, the last two together too"
+                f"task.mask_prob {self.rate}, random_token_prob {self.random} and "
+                f"leave_unmasked_prob {self.keep} are shares from 0 to 1, the last two together too"
             )
 
     @property
@@ -132,8 +132,8 @@ def pick_by_weight(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose chosen[i] of a row's tokens without replacement by `weights` (B, S); as `pick`.
 
-    0 is the weight of what is no candidate. The tokens whose exponential clocks of rate w ring first
-    are those of successive draws in proportion to w (Efraimidis and Spirakis 2006).
+    0 is the weight of what is no candidate. The tokens whose exponential clocks of rate w ring
+    first are those of successive draws in proportion to w (Efraimidis and Spirakis 2006).
     """
     u = uniforms(_subkeys(keys, 1), 0, weights.shape[1])
     with np.errstate(divide="ignore"):
@@ -164,8 +164,8 @@ def choose(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose among the candidates (B, S) of rows of `lengths` (B,) as `masking` says.
 
-    `weights` (B, S) are those of the tokens, None for all alike. Returns positions (B, M) and which of
-    them count (B, M).
+    `weights` (B, S) are those of the tokens, None for all alike. Returns positions (B, M) and which
+    of them count (B, M).
     """
     if masking.rounding == "random":
         chosen = random_counts(candidates, masking.rate, keys)
@@ -206,7 +206,8 @@ def hide(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mask the tokens of rows (B, S) at `positions` (B, M), row i by keys[i].
 
-    Returns the masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
+    Returns the masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is
+    false.
     """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]

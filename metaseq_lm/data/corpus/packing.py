@@ -49,7 +49,7 @@ class Draws:
 
     @classmethod
     def draw(cls, generator: np.random.Generator, count: int, targets: Targets) -> "Draws":
-        """Draw for `count` sentences; the probability of a coin is a half, of a single one SINGLE."""
+        """Draw for `count` sentences: coins with probability a half, single ones with SINGLE."""
         u = generator.random((count, 4))
         least, most = targets.shortest, targets.longest
         short = least + (u[:, 3] * (most - least + 1)).astype(np.int64)
@@ -63,8 +63,19 @@ def assign_sentences(
     """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
 
     An example ends with the sentence that brings it to its target length, or with its document
-    (`last`, boolean (N,)). The target of the next one is drawn at its end and holds across documents;
-    that of the first is the longest. Returns `begins`, `second` and `targets` of an Assignment.
+    (`last`, boolean (N,)). The target of the next one is drawn at its end and holds across
+    documents; that of the first is the longest. Returns `begins`, `second` and `targets` of an
+    Assignment.
+
+    Documents of sentences with 3, 2, 4 and with 5, 1 tokens make an example each. The first segment
+    of the first has less than (12 - 3) // 2 tokens; the second example is one of the tenth that
+    have one segment only:
+
+        >>> targets, generator = Targets(longest=12, short=0.0), np.random.default_rng(0)
+        >>> sizes, last = np.array([3, 2, 4, 5, 1]), np.array([False, False, True, False, True])
+        >>> begins, second, lengths = assign_sentences(sizes, last, targets, generator)
+        >>> begins.astype(int), second.astype(int), lengths
+        (array([1, 0, 0, 1, 0]), array([0, 1, 1, 0, 0]), array([12, 12]))
     """
     codes, lengths = bytearray(len(sizes)), []
     target = following = targets.longest
@@ -138,8 +149,8 @@ class Packed(Samples):
         self.vocabulary = vocabulary
         generator = random_streams.generator(seed, "packing", split)
         assignment = assign_corpus(self.data, Targets(tokens_per_sample), generator)
-        # Tables of examples and of pieces, which are runs of the token stream. A segment that is too
-        # long is truncated: A keeps tokens_per_sample - 2 tokens, B the room that A leaves.
+        # Tables of examples and of pieces, which are runs of the token stream. A segment that is
+        # too long is truncated: A keeps tokens_per_sample - 2 tokens, B the room that A leaves.
         example = np.cumsum(assignment.begins) - 1
         # All of A, then all of B, each in its order.
         order = np.argsort(2 * example + assignment.second, kind="stable")
@@ -194,8 +205,8 @@ def open_corpus(
 ) -> Samples:
     """Return the samples of a split as the options of a task, `config`, ask for them.
 
-    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises UsageError
-    for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
+    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises
+    UsageError for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
     break_mode, longest = config.sample_break_mode, config.tokens_per_sample
     if break_mode == SEGMENTS:

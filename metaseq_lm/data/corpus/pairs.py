@@ -1,4 +1,4 @@
-"""Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1 and appendix A.2).
+"""Pairs of segments for next-sentence prediction (Devlin et al. 2019, 3.1 and appendix A.2).
 
 Shapes: B rows, S the longest row of the batch.
 """
@@ -32,11 +32,12 @@ class Pairs:
     """Rows `[CLS0] A [SEP] B [SEP]`, where B follows A or comes from another document.
 
     Sentences are collected into examples once, from `seed` and the name of the split, until they
-    have tokens_per_sample - 3 tokens (with probability 0.1 another number, 2 or more) or their document
-    ends. The rest is drawn anew each time a row is read, from its key: where A ends (between two
-    sentences), and in half of the rows that B is another text: the sentences from a random one of a
-    random other document on, as many as the example lacks. An example of one sentence has no B of
-    its own and always gets another, so somewhat more than half of the rows are NOT_NEXT.
+    have tokens_per_sample - 3 tokens (with probability 0.1 another number, 2 or more) or their
+    document ends. The rest is drawn anew each time a row is read, from its key: where A ends
+    (between two sentences), and in half of the rows that B is another text: the sentences from a
+    random one of a random other document on, as many as the example lacks. An example of one
+    sentence has no B of its own and always gets another, so somewhat more than half of the rows are
+    NOT_NEXT.
 
     Differences from the published program: whether an example is short is drawn for each example,
     there once for a document; the sentences that another text replaced are not put

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.batch import TokenBatch, as_tensor, count_targets
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
@@ -50,8 +50,8 @@ class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
     `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents; start-up and memory do not grow with the corpus, but for
-    a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
+    windows of the stream, across documents; start-up and memory do not grow with the corpus, but
+    for a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
     """
 
     def __init__(
@@ -188,9 +188,11 @@ def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarr
     return ((at >= firsts[:, None] + 2) & (at < lengths[:, None])).astype(np.int64)
 
 
-def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
-    """Return where rows of `lengths` are padding, boolean (B, width), or None where nowhere."""
-    return None if (lengths == width).all() else np.arange(width) >= lengths[:, None]
+def layout_of(lengths: np.ndarray, width: int) -> Layout:
+    """Return the layout of rows of `lengths` (...,) with padding up to `width`, if there is any."""
+    if (lengths == width).all():
+        return ALL_VISIBLE
+    return Layout(as_tensor(np.arange(width) >= lengths[..., None]))
 
 
 def masked_batch(
@@ -213,7 +215,7 @@ def masked_rows(
     masked, positions, targets = mask_tokens(rows, lengths, keys, masking)
     return TokenBatch(
         tokens=as_tensor(masked),
-        padding=as_tensor(padding_of(lengths, rows.shape[1])),
+        layout=layout_of(lengths, rows.shape[1]),
         segments=as_tensor(segments),
         positions=as_tensor(positions),
         targets=as_tensor(targets),

@@ -29,14 +29,14 @@ class MeteredFile(TextFile):
 
 @dataclass(frozen=True)
 class ColumnFile(TextFile):
-    """A file of records of which one column is the text; what it is, is decided by its content.
+    """A file of records, recognised by its content, of which one column is the text.
 
     Attributes:
         column: The name of the column.
         names: The columns of a table without header row.
         quoting: Whether quotes around a field of a table are syntax, one of tables.QUOTING.
-        documents: Whether the lines of a text stay lines, and a blank line ends it; else a text is a
-            line, with blanks for its line ends.
+        documents: Whether the lines of a text stay lines, and a blank line ends it; else a text is
+            a line, with blanks for its line ends.
     """
 
     column: str = "text"
@@ -56,7 +56,8 @@ class ColumnFile(TextFile):
             else:
                 line = LINE_ENDS.sub(" ", line)
             data = f"{line}\n".encode()
-            # An invalid byte again, so that the lines are counted or skipped as those of other files.
+            # An invalid byte again, so that the lines are counted or skipped as those of other
+            # files.
             yield data.replace(U_FFFD, b"\xff") if bad else data, read
 
     def _texts(self) -> Iterator[tuple[str, bool, int]]:
@@ -79,27 +80,29 @@ class ColumnFile(TextFile):
     def _check_column(self, schema: Any) -> None:
         import pyarrow
 
-        types, kind, names, place = pyarrow.types, None, schema.names, ""
+        types, kind, names, prefix = pyarrow.types, None, schema.names, ""
         for name in self._path(schema.names):
             if name not in names:
                 raise MetaseqError(
-                    f"{self}: no column '{self.column}'.{nearest(place + name, [place + n for n in names])} There "
-                    f"are: {abbreviated([place + n for n in names])}. Choose with --text-column."
+                    f"{self}: no column "
+                    f"'{self.column}'.{nearest(prefix + name, [prefix + n for n in names])} There "
+                    f"are: {abbreviated([prefix + n for n in names])}. Choose with --text-column."
                 )
             kind = (schema if kind is None else kind).field(name).type
             kind = kind.value_type if types.is_dictionary(kind) else kind
             names = [inner.name for inner in kind] if types.is_struct(kind) else []
-            place += f"{name}."
+            prefix += f"{name}."
         if names:
             raise MetaseqError(
-                f"{self}: column '{self.column}' has fields; choose one of {abbreviated([place + n for n in names])} "
-                "with --text-column"
+                f"{self}: column '{self.column}' has fields; choose one of "
+                f"{abbreviated([prefix + n for n in names])} with --text-column"
             )
         # Programs that do not mark text write it as binary.
         texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary
         if not any(is_text(kind) for is_text in texts):
             raise MetaseqError(
-                f"{self}: column '{self.column}' is no text but {kind}; choose another one with --text-column"
+                f"{self}: column '{self.column}' is no text but {kind}; choose another one with "
+                "--text-column"
             )
 
     def _path(self, columns: Sequence[str]) -> list[str]:

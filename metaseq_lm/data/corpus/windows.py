@@ -1,4 +1,4 @@
-"""Where the samples of a corpus begin and how long they are, in memory that hardly grows with it."""
+"""Begin and length of the samples of a corpus, in memory that hardly grows with it."""
 
 from typing import Protocol
 
@@ -49,9 +49,9 @@ class StrideWindows:
 class DocumentWindows:
     """Windows of at most `room` tokens of one document each.
 
-    The sizes of the documents are read once, for a table with the windows and the tokens before each
-    BLOCK of documents (16 bytes); a window is then found inside its block. Raises MetaseqError if
-    the index is damaged; pointers are compared with the sizes where they are used.
+    The sizes of the documents are read once, for a table with the windows and the tokens before
+    each BLOCK of documents (16 bytes); a window is then found inside its block. Raises MetaseqError
+    if the index is damaged; pointers are compared with the sizes where they are used.
     """
 
     def __init__(self, data: IndexedDataset, room: int) -> None:

@@ -132,7 +132,7 @@ def open_splits(
         try:
             sets[name] = load(name)
         except MetaseqError as error:
-            # What is wrong with the whole set is told once.
+            # Problems of the whole set are reported once.
             if str(error) not in messages:
                 messages.append(str(error))
                 yield Finding(ERROR, str(error))
@@ -175,7 +175,7 @@ def tokenizer_files(subject: Subject) -> Iterator[Finding]:
 
 
 def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield a warning if the first texts are JSON, a table, binary or damaged rather than plain text."""
+    """Yield a warning if the first texts are JSON, a table, binary or damaged."""
     if tokenizer is None:
         return
     size, starts = len(tokenizer.vocabulary), data.starts[:SAMPLE]
@@ -442,7 +442,8 @@ def word_set(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             WARNING if unknown > MANY_UNKNOWN * words else OK,
             f"{folder}: {split} has {len(data):,} sentences, {words:,} words, "
-            f"{100 * unknown / max(words, 1):.1f} % unknown, longest {data.lengths.max(initial=0):,}",
+            f"{100 * unknown / max(words, 1):.1f} % unknown, longest "
+            f"{data.lengths.max(initial=0):,}",
         )
         if reason := missing_breaks(data.lengths, data.form):
             yield Finding(WARNING, f"{folder}: {split}: {reason}")

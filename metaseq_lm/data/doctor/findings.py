@@ -117,13 +117,13 @@ def same_tokenizer(
         name = f"{side} tokenizer" if side else "tokenizer"
         return Finding(ERROR, f"{folder}: its {name} is not the one of the token files")
     text = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
-    place = f"{folder}: {side} text: {text} {side}." if side else f"{folder}: {text} "
-    return Finding(OK, f"{place}{DICT_FILE}")
+    prefix = f"{folder}: {side} text: {text} {side}." if side else f"{folder}: {text} "
+    return Finding(OK, f"{prefix}{DICT_FILE}")
 
 
 def token_files(folder: Path) -> set[str]:
     """Return the names of the token files in a folder, without .bin or .idx."""
-    return {p.name[:-4] for s in (".idx", ".bin") for p in folder.glob(f"*{s}")}
+    return {path.name[:-4] for path in folder.iterdir() if path.suffix in (".idx", ".bin")}
 
 
 def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:

@@ -34,16 +34,18 @@ def _beside_numbers(others: set[str]) -> bool:
 def gold_classes(counts: Mapping[str, int]) -> list[str]:
     """Return the classes, sorted, among the labels of the train split and how many rows have each.
 
-    A whole number that is written in several ways, such as 1 and 1.0, is one class. Left out are the empty label, "-" beside at least two classes other than "+", and a rare "-1"
-    beside classes 0, 1, ..., which mean that a row has no gold label.
+    A whole number that is written in several ways, such as 1 and 1.0, is one class. Left out are
+    the empty label, "-" beside at least two classes other than "+", and a rare "-1" beside classes
+    0, 1, ..., which mean that a row has no gold label.
     """
     spellings = defaultdict(list)
     for label in counts:
         spellings[whole_number(label)].append(label)
-    counts = {
-        key if len(labels) > 1 else labels[0]: sum(counts[label] for label in labels)
-        for key, labels in spellings.items()
-    }
+    by_class = {}
+    for number, labels in spellings.items():
+        name = number if len(labels) > 1 else labels[0]
+        by_class[name] = sum(counts[label] for label in labels)
+    counts = by_class
     classes = set(counts) - {NO_LABEL}
     if len(classes) > 2 and "+" not in classes:
         classes.discard("-")
@@ -86,7 +88,7 @@ def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
 
 
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield what looks wrong with the classes of a split, of which `counts` has the rows of each."""
+    """Yield what looks wrong with the classes of a split; `counts` has the rows of each class."""
     rows = sum(counts.values())
     words = [label for label in counts if label.casefold() not in NULL_WORDS]
     numbers = [number for label in words if (number := number_of(label)) is not None]
@@ -94,16 +96,16 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
         fractions = any(number % 1 for number in numbers)
         if fractions or (len(counts) > FEW_CLASSES and 2 * len(counts) > rows):
             yield (
-                f"the {len(counts)} classes are numbers from {min(numbers):g} to {max(numbers):g}; if "
-                "they are values to predict, preprocess with --regression"
+                f"the {len(counts)} classes are numbers from {min(numbers):g} to {max(numbers):g}; "
+                "if they are values to predict, preprocess with --regression"
             )
             return
     for separator in SEPARATORS:
         joined = [label for label in counts if _is_joined(label, separator, counts)]
         if joined:
             yield (
-                f"{abbreviated(sorted(map(repr, joined)))}: classes of their own; if a row has several "
-                f"labels, preprocess with --label-separator '{separator}'"
+                f"{abbreviated(sorted(map(repr, joined)))}: classes of their own; if a row has "
+                f"several labels, preprocess with --label-separator '{separator}'"
             )
     groups = defaultdict(list)
     for label in sorted(counts):
@@ -116,8 +118,8 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     nulls = [name for name in counts if name.casefold() in NULL_WORDS or name not in gold]
     if "-1" in gold and _beside_numbers(gold - {"-1"}):
         yield (
-            f"'-1' ({counts['-1']:,} rows): a class; if it means that a row has no gold label, name the "
-            f"others: --labels {','.join(sorted_labels(gold - {'-1'}))}"
+            f"'-1' ({counts['-1']:,} rows): a class; if it means that a row has no gold label, "
+            f"name the others: --labels {','.join(sorted_labels(gold - {'-1'}))}"
         )
     if nulls:
         listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in nulls)

@@ -1,4 +1,4 @@
-"""Sets of form "cloze" as rows for a masked language model: `[CLS] passage [SEP]`, [MASK] at each blank.
+"""Sets of form "cloze" as rows `[CLS] passage [SEP]` with [MASK] at each blank.
 
 Shapes: N samples, one for each blank; B of them in a batch, K candidates, T tokens of the longest
 candidate, S the longest row.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import blank_rows, padding_of
+from metaseq_lm.data.corpus.rows import blank_rows, layout_of
 from metaseq_lm.data.labelled.sets import CLOZE, LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -31,15 +31,15 @@ class ClozeRows:
     """One split of a set of form "cloze".
 
     A passage longer than `tokens_per_sample` with its special tokens is cut to a window around its
-    blank. Raises UsageError for a set of another form or rows without room for text, MetaseqError for
-    a damaged set.
+    blank. Raises UsageError for a set of another form or rows without room for text, MetaseqError
+    for a damaged set.
     """
 
     def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
         if data.form != CLOZE:
             raise UsageError(
-                f"{data.folder}: a set of form {data.form}; task cloze is for passages with blanks, "
-                "such as 'metaseq-lm preprocess --benchmark cloth/CLOTH' makes"
+                f"{data.folder}: a set of form {data.form}; task cloze is for passages with "
+                "blanks, such as 'metaseq-lm preprocess --benchmark cloth/CLOTH' makes"
             )
         if tokens_per_sample < 4:
             raise UsageError(
@@ -63,16 +63,16 @@ class ClozeRows:
         return len(self.data)
 
     def _window(self, sample: int) -> tuple[np.ndarray, int]:
-        """Return the passage around a blank with one [MASK] at each blank, and the place of that one."""
+        """Return the passage around a blank, with [MASK] at each, and the blank's position."""
         tokens = np.array(self.data.inputs[0][sample], np.int64)
         blanks = self._columns[self._first[sample] : self._first[sample + 1]]
         remains = np.ones(len(tokens), bool)
         for first, end in blanks:
             tokens[first], remains[first + 1 : end] = self.vocabulary.mask, False
-        place = int(remains[: blanks[0, 0]].sum())
+        position = int(remains[: blanks[0, 0]].sum())
         tokens = tokens[remains]
-        start = max(0, min(place - self.room // 2, len(tokens) - self.room))
-        return tokens[start : start + self.room], place - start
+        start = max(0, min(position - self.room // 2, len(tokens) - self.room))
+        return tokens[start : start + self.room], position - start
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> ClozeBatch:
         """Return the rows of `samples` (B,), padded to at least `width`. `keys` are not used."""
@@ -80,8 +80,8 @@ class ClozeRows:
         rows = blank_rows(self.vocabulary, 0, lengths - 2, lengths, width)
         positions = np.empty((len(samples), 1), np.int64)
         for number, sample in enumerate(samples.tolist()):
-            window, place = self._window(sample)
-            rows[number, 1 : 1 + len(window)], positions[number] = window, place + 1
+            window, position = self._window(sample)
+            rows[number, 1 : 1 + len(window)], positions[number] = window, position + 1
         sizes = np.stack([words.sizes[samples] for words in self.data.inputs[1:]], 1)  # (B, K)
         candidates = np.full((*sizes.shape, max(1, int(sizes.max()))), -1, np.int64)
         for column, words in enumerate(self.data.inputs[1:]):
@@ -89,7 +89,7 @@ class ClozeRows:
                 candidates[number, column, : sizes[number, column]] = words[sample]
         return ClozeBatch(
             tokens=as_tensor(rows),
-            padding=as_tensor(padding_of(lengths, rows.shape[1])),
+            layout=layout_of(lengths, rows.shape[1]),
             positions=as_tensor(positions),
             candidates=as_tensor(candidates),
             targets=None if labels is None else as_tensor(labels[samples]),

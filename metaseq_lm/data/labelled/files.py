@@ -70,7 +70,7 @@ class Columns:
     null_is_empty: bool = False  # whether a null text is an empty one, as in a corpus
     quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
     text_separator: str | None = None  # what joins the text columns to one text
-    separator: str = ""  # what stands between the labels of a row that may have several
+    separator: str = ""  # between the labels of a row that may have several
     indicators: tuple[str, ...] = ()  # the columns of labels that hold 1 or 0, instead of `label`
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Columns:
             raise UsageError("--text-separator joins two or more --text-columns A,B")
         if self.text_separator is None and count > 2:
             raise UsageError(
-                "--text-columns takes one column, or two with a comma between them; --text-separator "
-                "S joins any number to one text"
+                "--text-columns takes one column, or two with a comma between them; "
+                "--text-separator S joins any number to one text"
             )
         if len(self.indicators) == 1 or len({*self.indicators}) < len(self.indicators):
             raise UsageError("--label-columns takes two or more columns, each once")
@@ -115,7 +115,7 @@ class Rows(Protocol):
 
     @property
     def remarks(self) -> list[str]:
-        """What is not as the name of the file promises."""
+        """Warnings of a file that its suffix does not fit."""
 
     def __iter__(self) -> Iterator[Row]: ...
 
@@ -129,8 +129,8 @@ def may_lack_labels(split: str) -> bool:
 class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
 
-    `remarks` say what is not as the name of the file promises. A file without the label column has
-    rows without labels, if not `required`. `expand` turns a row into those that count.
+    `remarks` are warnings of a file that its suffix does not fit. A file without the label column
+    has rows without labels, if not `required`. `expand` turns a row into those that count.
     """
 
     file: TextFile
@@ -237,8 +237,8 @@ class RowReader:
         self.counts["no_text"] += 1
         if self.counts["no_text"] == 1:
             self.remarks.append(
-                f"row {record.where.rpartition(':')[2]} has no text ({nulls[0]}); it and others like "
-                "it are left out"
+                f"row {record.where.rpartition(':')[2]} has no text ({nulls[0]}); it and others "
+                "like it are left out"
             )
         return None
 
@@ -313,7 +313,7 @@ class Sentence:
     """A text and where it stands, such as "good.txt:3"."""
 
     text: str
-    place: str
+    location: str
 
 
 def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
@@ -325,8 +325,8 @@ def source_lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     number = 0
     for number, line in enumerate(sys.stdin.buffer, 1):
         line = line.removeprefix(BOM) if number == 1 else line
-        place = f"standard input:{number}"
-        yield place, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), place, policy)
+        location = f"standard input:{number}"
+        yield location, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), location, policy)
     if not number:
         raise MetaseqError("standard input: is empty (0 bytes)")
 
@@ -339,6 +339,6 @@ def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
     """
     lines = list(source_lines(source, policy))
     sentences = [
-        Sentence(text, place) for place, text, bad in lines if not (bad and policy == "skip")
+        Sentence(text, location) for location, text, bad in lines if not (bad and policy == "skip")
     ]
     return sentences, len(lines) - len(sentences)

@@ -1,4 +1,4 @@
-"""Records of a file: objects of JSON, rows of Parquet, Arrow or a table; errors name file and line."""
+"""Records of a file: JSON objects, rows of Parquet, Arrow or a table; errors name the line."""
 
 import json
 import math
@@ -40,8 +40,8 @@ def kind_of(value: Any) -> str:
 class Record:
     """A JSON object of a file; an error names file, line and field, with the objects around it.
 
-    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field, behind the
-    fields that there are.
+    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field,
+    behind the fields that there are.
     """
 
     fields: dict[str, Any]
@@ -96,7 +96,7 @@ class Record:
         return [replace(self, fields=item, name=f"{name}[{i}]") for i, item in enumerate(items)]
 
     def label(self) -> str | None:
-        """Return the label as JSON writes it, NO_LABEL if it is null, None if there is no field for it."""
+        """Return the label as JSON writes it, NO_LABEL for null, None without a field."""
         if "label" not in self.fields:
             return None
         value = self.fields["label"]
@@ -104,7 +104,7 @@ class Record:
 
 
 def label_word(value: Any, where: str) -> str:
-    """Return a label as JSON writes it, so that true and 1 are the labels "true" and "1", without blanks around it."""
+    """Return a label as JSON writes it (true is "true", 1 is "1"), stripped."""
     if isinstance(value, (dict, list)) or value is None:
         label = unreadable_type(value) or repr(value)
         raise MetaseqError(f"{where}: label {label} is not a single text or number")
@@ -117,7 +117,7 @@ def label_word(value: Any, where: str) -> str:
 
 
 def structured(fields: dict[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Return fields with the values of `columns`, which hold no text, where a table has them as texts.
+    """Return fields with the values of `columns`, such as numbers, which a table has as texts.
 
     "idx.query" and "idx.passage" become an object "idx", as before `datasets` flattened it.
     """
@@ -134,7 +134,7 @@ def structured(fields: dict[str, Any], columns: Collection[str]) -> dict[str, An
 
 
 def column_names(file: TextFile) -> tuple[str, ...]:
-    """Return the fields of the first object of a file, or what stands in the first row of a table."""
+    """Return the fields of the first object of a file, or the first row of a table."""
     if is_json(file):
         return tuple(next(json_records(file, Counter()), (0, {}, False))[1])
     form = table_format(file, "none", has_header=True)
@@ -146,8 +146,9 @@ def column_names(file: TextFile) -> tuple[str, ...]:
 class RecordReader:
     """Iterates over (number, fields, held bad UTF-8) of the records of a file.
 
-    The number is that of a line, or of a row in Parquet, Arrow and arrays of JSON; the fields of a table
-    are texts. `on_names` gets the names in the header row, or those of each object, with its number.
+    The number is that of a line, or of a row in Parquet, Arrow and arrays of JSON; the fields of a
+    table are texts. `on_names` gets the names in the header row, or those of each object, with its
+    number.
     """
 
     file: TextFile

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import cut_pair, padding_of, segments_of, text_rows
+from metaseq_lm.data.corpus.rows import cut_pair, layout_of, segments_of, text_rows
 from metaseq_lm.data.labelled.sets import CLOZE, LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -39,16 +39,17 @@ class SentenceRows:
         count = len(data.inputs)
         if data.form == "tokens":
             raise UsageError(
-                f"{data.folder}: its answers are tokens of the text, not classes; use task=token_labels, "
-                "or preprocess without --as-text"
+                f"{data.folder}: its answers are tokens of the text, not classes; use "
+                "task=token_labels, or preprocess without --as-text"
             )
         if data.form == CLOZE:
             raise UsageError(f"{data.folder}: passages with blanks; use task=cloze criterion=cloze")
         self.choices = data.form == "choices"
         if self.choices and len(data.label_names) != count - 1:
             raise MetaseqError(
-                f"{data.folder}: {count - 1} candidates in a row but {len(data.label_names)} labels; "
-                "the label says which candidate is right, preprocess again with a label for each"
+                f"{data.folder}: {count - 1} candidates in a row but {len(data.label_names)} "
+                "labels; the label says which candidate is right, preprocess again with a label "
+                "for each"
             )
         # The columns of each row of a sample.
         self.layouts = [(0, i) for i in range(1, count)] if self.choices else [tuple(range(count))]
@@ -112,12 +113,11 @@ class SentenceRows:
             *(self._fill(row, samples, width) for row in range(len(self.layouts)))
         )
         shape = (*lengths.shape, width) if self.choices else (len(samples), width)
-        padding = padding_of(lengths.ravel(), width)
         labels, spans = self.data.labels, self.spans
         return SentenceBatch(
             tokens=as_tensor(np.stack(tokens, 1).reshape(shape)),
             segments=as_tensor(np.stack(segments, 1).reshape(shape)),
-            padding=as_tensor(None if padding is None else padding.reshape(shape)),
+            layout=layout_of(lengths.reshape(shape[:-1]), width),
             targets=None if labels is None else labels[samples],
             spans=None if spans is None else spans[samples],
             absent=self.absent[samples] if self.absent.any() else None,

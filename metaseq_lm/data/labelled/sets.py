@@ -46,11 +46,11 @@ class LabelledSet:
         form: What the columns are. "single" and "pair": one and two texts. "choices": a context and
             K candidates, of which the label names one; a candidate without tokens is missing.
             "spans": one or two texts with two spans in them. "tokens": two texts with any number of
-            spans, whose tokens are the answer. "multi_label": one or two texts of any number of classes.
-            "cloze": a passage with any number of blanks and K candidates, of which the label names the
-            one for the first blank listed.
-        labels: int64 or, for regression, float64 (rows,); boolean (rows, classes) of form "multi_label";
-            None for a split without labels.
+            spans, whose tokens are the answer. "multi_label": one or two texts of any number of
+            classes. "cloze": a passage with any number of blanks and K candidates, of which the
+            label names the one for the first blank listed.
+        labels: int64 or, for regression, float64 (rows,); boolean (rows, classes) of form
+            "multi_label"; None for a split without labels.
         label_names: The classes; empty for regression.
         spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".
         places: int64 (places, 4): row and the same three numbers; of forms "tokens", "cloze".

@@ -1,4 +1,4 @@
-"""Labelled sets in the common format: tokens x and label tokens y of equal length, one LM head for all.
+"""Labelled sets in the common format: tokens x and label tokens y of equal length.
 
 A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an
 ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
@@ -19,7 +19,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
-from metaseq_lm.data.corpus.rows import cut_pair, padding_of, text_rows
+from metaseq_lm.data.corpus.rows import cut_pair, layout_of, text_rows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
@@ -67,13 +67,14 @@ class TokenLabels:
         data = self.data
         if data.regression or not 1 <= len(data.label_names) <= len(self.class_tokens):
             raise UsageError(
-                f"{data.folder} has {len(data.label_names) or 'real-valued'} labels; label tokens exist for "
-                "1 to 3 classes"
+                f"{data.folder} has {len(data.label_names) or 'real-valued'} labels; label tokens "
+                "exist for 1 to 3 classes"
             )
         if data.form not in ("single", "pair", "tokens"):
             raise UsageError(
-                f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are needed, "
-                "which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of SuperGLUE"
+                f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are "
+                "needed, which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of "
+                "SuperGLUE"
             )
         self.token_level = data.form == "tokens"  # the answer is tokens of the text, not a class
         self.class_tokens = self.class_tokens[: len(self.data.label_names)]
@@ -82,8 +83,8 @@ class TokenLabels:
         room = tokens_per_sample - 1 - sizes.shape[1]
         if room < sizes.shape[1] or stride < 0:
             raise UsageError(
-                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows need room "
-                "for their special tokens and some text, and the stride is at least 0"
+                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows "
+                "need room for their special tokens and some text, and the stride is at least 0"
             )
         self.sample, self.starts, self.n_tokens = cut_windows(sizes, room, stride)
         self.lengths = self.n_tokens.sum(1) + 1 + self.n_tokens.shape[1]
@@ -113,12 +114,10 @@ class TokenLabels:
 
         Targets are -1 at padding, and everywhere in a split without labels.
         """
-        texts = [
-            (data, data.starts[self.sample[windows]] + starts, counts)
-            for data, starts, counts in zip(
-                self.data.inputs, self.starts[windows].T, self.n_tokens[windows].T
-            )
-        ]
+        texts = []
+        for text, data in enumerate(self.data.inputs):
+            starts = data.starts[self.sample[windows]] + self.starts[windows, text]
+            texts.append((data, starts, self.n_tokens[windows, text]))
         tokens, lengths = text_rows(self.vocabulary, self.number, texts, width)
         return tokens, lengths, self._targets(windows, tokens, lengths)
 
@@ -139,13 +138,13 @@ class TokenLabels:
         owner, column, first, end = self.data.places.T
         low = np.searchsorted(owner, self.sample[windows])
         counts = np.searchsorted(owner, self.sample[windows], side="right") - low
-        place, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
-        text, window = column[place], windows[at]
+        span_index, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
+        text, window = column[span_index], windows[at]
         start, n_tokens = self.starts[window, text], self.n_tokens[window, text]
         # Where the text begins in the row: after [CLSn], and for B after A and its [SEP].
         before = np.where(text > 0, self.n_tokens[window, 0] + 2, 1)
-        left = np.clip(first[place] - start, 0, n_tokens)
-        right = np.clip(end[place] - start, 0, n_tokens)
+        left = np.clip(first[span_index] - start, 0, n_tokens)
+        right = np.clip(end[span_index] - start, 0, n_tokens)
         answers.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
         return answers
 
@@ -159,7 +158,7 @@ class TokenLabels:
         labels = np.zeros(len(self), np.int64) if self.labels is None else self.labels
         return TokenLabelBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            layout=layout_of(lengths, tokens.shape[1]),
             targets=as_tensor(targets),
             classes=labels[samples],
             class_tokens=as_tensor(self.class_tokens),
@@ -177,6 +176,11 @@ def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
     The closed form of "longest_first" of the tokenizers library: the longer text gives way, and
     where both are too long each gets half of the room, the longer one (the second of equals) an
     odd token more.
+
+        >>> tokens_per_window(np.array([[9, 2], [9, 8], [1, 2]]), room=7)
+        array([[5, 2],
+               [4, 3],
+               [1, 2]])
     """
     if sizes.shape[1] == 1:
         bounded: np.ndarray = np.minimum(sizes, room)
@@ -195,9 +199,15 @@ def cut_windows(
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
     window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that
     share `stride` tokens with the one before, the last one shorter; of two texts every window of A
-    stands beside every one of B. That is what the tokenizers library does, but a window begins at least m / 4
-    tokens after the one before it: the library stops with an error where m <= stride, and makes
-    hundreds of windows where m is hardly more.
+    is combined with every one of B. That is what the tokenizers library does, but a window begins
+    at least m / 4 tokens after the one before it: the library stops with an error where m <=
+    stride, and makes hundreds of windows where m is hardly more.
+
+    A text of 9 tokens in windows of 4 that share 1, and one of 3 tokens:
+
+        >>> row, starts, counts = cut_windows(np.array([[9], [3]]), room=4, stride=1)
+        >>> row, starts[:, 0], counts[:, 0]
+        (array([0, 0, 0, 1]), array([0, 3, 6, 0]), array([4, 4, 3, 3]))
     """
     n_tokens = tokens_per_window(sizes, room)
     step = np.maximum(n_tokens - stride, np.maximum(-(-n_tokens // 4), 1))
@@ -205,6 +215,8 @@ def cut_windows(
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
     rank = ranges(np.zeros_like(total), total)
-    places = [rank] if sizes.shape[1] == 1 else [rank // counts[row, 1], rank % counts[row, 1]]
-    starts = np.stack(places, 1) * step[row]
+    numbers = [rank]  # of the window within each text
+    if sizes.shape[1] > 1:
+        numbers = [rank // counts[row, 1], rank % counts[row, 1]]
+    starts = np.stack(numbers, 1) * step[row]
     return row, starts, np.minimum(n_tokens[row], sizes[row] - starts)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch, as_tensor
+from metaseq_lm.core.batch import Layout, SequenceBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.rows import check_ids
 from metaseq_lm.data.parallel.sets import ParallelSet
@@ -15,11 +15,9 @@ IGNORE = -1
 
 
 @dataclass(kw_only=True)
-class TranslationBatch(Batch):
-    """Rows of source text and, unless it is unlabelled, of its translation."""
+class TranslationBatch(SequenceBatch):
+    """Rows of source text, [SEP] last, and, unless it is unlabelled, of its translation."""
 
-    tokens: Tensor  # source tokens (B, S), [SEP] last
-    padding: Tensor  # where source rows are padding, boolean (B, S)
     inputs: Tensor | None = None  # tokens that the decoder reads (B, S), [CLS0] first
     targets: Tensor | None = None  # tokens that it predicts (B, S), [SEP] last, -1 at padding
     words: Tensor | None = None  # source positions that word dropout may hide, boolean (B, S)
@@ -70,7 +68,7 @@ class TranslationRows:
         tokens[np.arange(len(chosen)), lengths] = source.sep
         batch = TranslationBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(np.arange(width) > lengths[:, None]),
+            layout=Layout(as_tensor(np.arange(width) > lengths[:, None])),
             samples=chosen,
             sizes={"rows": len(chosen)},
         )

@@ -31,8 +31,8 @@ def parallel_manifest(folder: str | Path) -> Manifest:
     manifest = Manifest.load(folder)
     if manifest.kind != PARALLEL:
         raise MetaseqError(
-            f"{folder}: a {manifest.kind} set, not parallel text; make one with 'metaseq-lm preprocess "
-            "--parallel NAME' and give DATA/NAME"
+            f"{folder}: a {manifest.kind} set, not parallel text; make one with 'metaseq-lm "
+            "preprocess --parallel NAME' and give DATA/NAME"
         )
     require_sizes(folder)
     return manifest
@@ -62,8 +62,9 @@ class ParallelSet:
             self.target = IndexedDataset(self.folder / f"{split}.{TARGET}")
             if len(self.target) != len(self.source):
                 raise MetaseqError(
-                    f"{self.source.prefix} has {len(self.source)} sentences but {self.target.prefix} "
-                    f"has {len(self.target)}; the files do not belong together, preprocess again"
+                    f"{self.source.prefix} has {len(self.source)} sentences but "
+                    f"{self.target.prefix} has {len(self.target)}; the files do not belong "
+                    "together, preprocess again"
                 )
 
     def __len__(self) -> int:
@@ -75,13 +76,13 @@ class ParallelSet:
         path = self.folder / references_name(self.split)
         if not path.is_file():
             raise MetaseqError(
-                f"{self.folder}: '{self.split}' has no reference translations to compare with; give a "
-                "split that was made with --validpref, --testpref or --split"
+                f"{self.folder}: '{self.split}' has no reference translations to compare with; "
+                "give a split that was made with --validpref, --testpref or --split"
             )
         lines = [text for _, text, _ in TextFile(path, "fail").lines()]
         if len(lines) != len(self):
             raise MetaseqError(
-                f"{path}: {len(lines)} lines but {self.source.prefix} has {len(self)} sentences; the "
-                "files do not belong together, preprocess again"
+                f"{path}: {len(lines)} lines but {self.source.prefix} has {len(self)} sentences; "
+                "the files do not belong together, preprocess again"
             )
         return lines

@@ -1,4 +1,4 @@
-"""Official files of benchmarks: GLUE, SuperGLUE and CLOTH to labelled sets, SQuAD and MRQA to questions."""
+"""Official files of benchmarks: GLUE, SuperGLUE, CLOTH (labelled sets), SQuAD and MRQA."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -7,8 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.arguments import flag_of
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
@@ -31,12 +32,12 @@ from metaseq_lm.data.labelled.files import (
 )
 from metaseq_lm.data.labelled.records import column_names
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
+from metaseq_lm.data.preprocess.options import TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
     Request,
     find_packed,
-    option_name,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
@@ -51,15 +52,15 @@ HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 
 
 @dataclass(frozen=True)
-class BenchmarkOptions:
+class BenchmarkOptions(TokenizerFromOptions):
     """Options of benchmarks."""
 
     NOUN: ClassVar[str] = "benchmarks"
 
     benchmark: str = option(
         "",
-        "glue/CoLA, superglue/WiC, cloth/CLOTH, squad/v2.0 and so on: official files, written to D/CoLA or D/NAME "
-        "of --labelled",
+        "glue/CoLA, superglue/WiC, cloth/CLOTH, squad/v2.0 and so on: official files, written to "
+        "D/CoLA or D/NAME of --labelled",
         metavar="NAME",
     )
     source: Path | None = option(
@@ -74,14 +75,14 @@ class BenchmarkOptions:
     as_text: str | None = option(
         None,
         "SuperGLUE: one or two plain texts per row, as meta_pseudo_label and token_labels want "
-        "them (choices in one text, *words* between asterisks); author: WSC's words are looked for, "
-        "and equal spans of ReCoRD marked more than once, as in the code of Shen 2021 (default: own)",
+        "them (choices in one text, *words* between asterisks); author: WSC's words are looked "
+        "for, and equal spans of ReCoRD marked more than once, as in the code of Shen 2021 "
+        "(default: own)",
         nargs="?",
         const="own",
         choices=("own", "author"),
     )
-    labelled: str | None = option(None, "")
-    tokenizer_from: Path | None = option(None, "")
+    labelled: str | None = option(None, "name of the set in D (default: the benchmark's)")
 
 
 @register_dataset_kind("benchmark", BenchmarkOptions)
@@ -111,8 +112,8 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
             remedy = (
-                f"Is this a file of {name}, official or written by datasets? Of others a labelled set is "
-                "made with --labelled NAME and --text-columns"
+                f"Is this a file of {name}, official or written by datasets? Of others a labelled "
+                "set is made with --labelled NAME and --text-columns"
             )
             return superglue.SuperglueReader(
                 hub_forms.accepts_both(name, examples), file, required, remedy
@@ -141,7 +142,7 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
     name, version = SQUAD[options.benchmark]
     for field_name in ("source", "no_double", "as_text"):
         if getattr(options, field_name):
-            option = option_name(field_name)
+            option = flag_of(field_name)
             raise UsageError(f"{option} does not apply to {options.benchmark}; give --trainpref F")
     if request.on_bad_utf8 == "skip":
         raise UsageError(
@@ -171,12 +172,11 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
         elif split not in OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
     if not files:
-        inside = [
-            folder
-            for folder in sorted(filter(Path.is_dir, source.iterdir()))
-            if any(find_packed(folder / file) for file in names.values())
-            or any(exported_files(folder, split) for split in names)
-        ]
+        inside = []
+        for folder in sorted(filter(Path.is_dir, source.iterdir())):
+            has_official = any(find_packed(folder / file) for file in names.values())
+            if has_official or any(exported_files(folder, split) for split in names):
+                inside.append(folder)
         # "sst2" is the name on the Hub.
         task = _letters(name.partition("/")[2])
         inside.sort(key=lambda folder: task not in _letters(folder.name))
@@ -191,7 +191,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
 
 
 def exported_files(source: Path, split: str) -> list[Path]:
-    """Return the files of a split that the library `datasets` exported or saved, [] if there are none.
+    """Return the files of a split that the library `datasets` exported or saved, or [].
 
     A name is that of the split, perhaps behind others and before the number of a part, such as
     "glue-train-00000-of-00002.arrow"; or the files are in a folder of this name.
@@ -213,14 +213,14 @@ def exported_files(source: Path, split: str) -> list[Path]:
     if len(groups) > 1:
         listed = abbreviated(str(files[0]) for files in groups.values())
         raise MetaseqError(
-            f"{source}: several files could be the {split} split: {listed}; name the right ones, for "
-            "example with --trainpref"
+            f"{source}: several files could be the {split} split: {listed}; name the right ones, "
+            "for example with --trainpref"
         )
     for (_, count, _), files in groups.items():
         if count and len(files) != int(count):
             raise MetaseqError(
-                f"{files[0]}: is one of {int(count)} parts, but there are {len(files)}; copy the others, or "
-                "name the files, for example with --trainpref"
+                f"{files[0]}: is one of {int(count)} parts, but there are {len(files)}; copy the "
+                "others, or name the files, for example with --trainpref"
             )
         return files
     return []
@@ -284,8 +284,8 @@ def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Col
     if (*exported, "label") != (*benchmark.texts, benchmark.label) or benchmark.header:
         forms.append(f"{', '.join(exported)}, label where datasets wrote it")
     raise MetaseqError(
-        f"{file}: its columns are {abbreviated(names)}; {name} has {', or '.join(forms)}. Rename them, "
-        "or make a labelled set with --labelled NAME and --text-columns"
+        f"{file}: its columns are {abbreviated(names)}; {name} has {', or '.join(forms)}. Rename "
+        "them, or make a labelled set with --labelled NAME and --text-columns"
     )
 
 

@@ -11,11 +11,17 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.corpus.text_columns import ColumnFile
+from metaseq_lm.data.preprocess.options import (
+    DocumentOptions,
+    PlainTextOptions,
+    TableOptions,
+    VocabularyOptions,
+)
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -47,7 +53,9 @@ Written = TypeVar("Written")
 
 
 @dataclass(frozen=True)
-class CorpusOptions(TokenizerOptions):
+class CorpusOptions(
+    TokenizerOptions, DocumentOptions, VocabularyOptions, TableOptions, PlainTextOptions
+):
     """Options of a corpus."""
 
     NOUN: ClassVar[str] = "a corpus"
@@ -58,41 +66,17 @@ class CorpusOptions(TokenizerOptions):
         "text_column": "text_columns",
     }
 
-    documents: str = option(
-        "lines",
-        "a document is a line, or the lines (sentences) up to a blank line",
-        choices=("lines", "blank"),
-    )
     task_tokens: int = option(TASK_TOKENS, "number of symbols [CLS0], [CLS1], ...", at_least=0)
-    min_frequency: int = option(
-        1, "only words, characters or merged pairs that occur this often get a symbol", at_least=1
-    )
-    tokenizer_corpus: tuple[Path, ...] = option(
-        (),
-        "text the tokenizer learns from (default: the train split); sentencepiece holds it in "
-        "memory, so give a sample of a large corpus",
-    )
-    tokenizer_from: Path | None = option(
-        None,
-        "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
-        metavar="DIR",
-    )
     text_column: str | None = option(
         None,
         "the column of the text, in files of JSON lines, CSV, TSV, Parquet or Arrow; a record is a "
         "document (of a labelled set: A or A,B, the same as --text-columns)",
         metavar="NAME",
     )
-    text_columns: tuple[str, ...] | None = option(None, "")
-    columns: tuple[str, ...] | None = option(None, "")
-    quoting: str = option(QUOTING[0], "", choices=QUOTING)
-    plain_text: bool = option(
-        False, "the files are plain text although they look like JSON, a table or binary data"
-    )
 
 
 class TokenPipeline(Pipeline[Record, Written]):
-    """Writes a pair of token files for each split, and the tokenizer with the counts of its symbols."""
+    """Writes the token files of each split, and the tokenizer with the counts of its symbols."""
 
     kind, unit = CORPUS, "sequences"
     reads, expected = PLAIN, "plain text"

@@ -1,17 +1,18 @@
-"""Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow files to token files, labels, spans and facts."""
+"""Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow to tokens, labels, spans, facts."""
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.labelled.classes import (
@@ -25,6 +26,7 @@ from metaseq_lm.data.labelled.classes import (
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
+from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -41,7 +43,6 @@ from metaseq_lm.data.preprocess.tokenizer import (
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
-from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BATCH = 1024
@@ -49,7 +50,7 @@ COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens")
 
 
 @dataclass(frozen=True)
-class LabelledOptions:
+class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
     """Options of labelled sets."""
 
     NOUN: ClassVar[str] = "labelled sets"
@@ -61,12 +62,6 @@ class LabelledOptions:
     }
 
     labelled: str = option("", "the files are a labelled set, written to D/NAME", metavar="NAME")
-    columns: tuple[str, ...] | None = option(
-        None, "column names of CSV and TSV files that have no header row", metavar="A,B,..."
-    )
-    text_columns: tuple[str, ...] | None = option(
-        None, "default: text, or text_a,text_b", metavar="A[,B]"
-    )
     text_column: tuple[str, ...] | None = option(
         None, "the same as --text-columns", metavar="A[,B]"
     )
@@ -75,31 +70,20 @@ class LabelledOptions:
         "join the text columns to one text with S between them, such as title and body",
         metavar="S",
     )
-    quoting: str = option(
-        QUOTING[0],
-        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, and in "
-        "TSV files in which all are written so",
-        choices=QUOTING,
-    )
     label_column: str = option("label", "the column of the labels", metavar="A")
     label_columns: tuple[str, ...] | None = option(
         None, "a row has any number of labels, each with a column of 0 and 1", metavar="A,B,..."
     )
     labels: tuple[str, ...] | None = option(
         None,
-        "the classes in order (default: of train, sorted); names for labels that are the numbers 0, 1, ...",
+        "the classes in order (default: of train, sorted); names for labels that are the numbers "
+        "0, 1, ...",
         metavar="A,B,...",
-    )
-    labels_from: Path | None = option(
-        None,
-        "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
-        metavar="SET",
     )
     label_separator: str = option(
         "", "a row has any number of labels, with this text between them", metavar="S"
     )
     regression: bool = option(False, "labels are numbers, not classes")
-    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
@@ -107,7 +91,8 @@ class LabelledForm:
     """What a labelled set is, apart from its rows.
 
     `labels` are the classes in order, None for those of the train split, sorted. `form` is one of
-    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the manifest.
+    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the
+    manifest.
     """
 
     labels: list[str] | None = None
@@ -124,11 +109,22 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 def count_labels(labels: Iterable[Label]) -> Counter[str]:
     """Return how many rows have each label."""
-    return Counter(name for label in labels for name in names_in(label))
+    return Counter(chain.from_iterable(map(names_in, labels)))
+
+
+def unknown_class(location: str, label: str, classes: Sequence[str]) -> MetaseqError:
+    """Return the error for a label at `location`, file and line, that is not one of `classes`."""
+    key = spelling_key(label)
+    alike = [name for name in classes if spelling_key(name) == key]
+    hint = f" Is it {alike[0]!r}?" if alike else nearest(label, list(classes))
+    return MetaseqError(
+        f"{location}: label {label[:60]!r} is not one of {abbreviated(classes)}.{hint} The classes "
+        "are those of the train split unless --labels or --benchmark gives them."
+    )
 
 
 def with_names(row: Row, names: Mapping[str, str]) -> Row:
-    """Return a row whose labels have the names that stand in `names` for their whole numbers."""
+    """Return a row with the `names` of its labels, which may be whole numbers."""
 
     def name(label: str) -> str:
         return names.get(whole_number(label), label)
@@ -155,7 +151,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         indicators=options.label_columns or (),
     )
     request = request.expanded()
-    files = [path for paths in request.splits.values() for path in paths]
+    files = list(chain.from_iterable(request.splits.values()))
     if columns.names is not None and all(is_json(request.record_file(path)) for path in files):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
@@ -251,7 +247,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return no_gold.difference(self._classes or [])
 
     def _is_unlabelled(self, split: str) -> bool:
-        """Return whether a split that may be without labels has a label that means none in each row."""
+        """Return whether a split that may lack labels has one that means none in each row."""
         if not may_lack_labels(split):
             return False
         labels, no_gold = self._labels_of(split), self._no_gold() | {()}
@@ -282,16 +278,16 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         may_be_class = row.label and self.form.labels is None
                         remedy = " (--labels can make it a class)" if may_be_class else ""
                         self._warnings.append(
-                            f"{path}:{row.line}: {text} that the row has no gold label; it and others "
-                            f"like it are left out{remedy}"
+                            f"{path}:{row.line}: {text} that the row has no gold label; it and "
+                            f"others like it are left out{remedy}"
                         )
                     continue
                 self._check_number(path, row)
                 columns = columns or len(row.texts)
                 if len(row.texts) != columns:
                     raise MetaseqError(
-                        f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of the "
-                        f"split have {columns}; say which with --text-columns"
+                        f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of "
+                        f"the split have {columns}; say which with --text-columns"
                     )
                 counts["rows"] += 1
                 labels.append((path, row.line, row.label))
@@ -300,7 +296,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
     def _check_number(self, path: Path, row: Row) -> None:
-        """Raise a MetaseqError for a row of one label in a set whose rows have any number of them, or the reverse."""
+        """Raise a MetaseqError for a row with one label in a multi-label set, or the reverse."""
         if row.label is None:
             return
         several = isinstance(row.label, tuple)
@@ -310,8 +306,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             label = list(names_in(row.label)) if several else row.label
             raise MetaseqError(
                 f"{path}:{row.line}: label {label!r} where "
-                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in the "
-                "rows before; write all labels as lists, or give --label-separator"
+                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in "
+                "the rows before; write all labels as lists, or give --label-separator"
             )
 
     def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
@@ -341,8 +337,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 first, last = token_span(np.asarray(starts), np.asarray(ends), start, end)
                 if first == last:
                     raise MetaseqError(
-                        f"{path}:{row.line}: no token holds {row.texts[column_number][start:end]!r} "
-                        f"(characters {start} to {end} of text {column_number + 1})"
+                        f"{path}:{row.line}: no token holds "
+                        f"{row.texts[column_number][start:end]!r} (characters {start} to {end} of "
+                        f"text {column_number + 1})"
                     )
                 places += [column_number, first, last]
             spans.append(places)
@@ -379,8 +376,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     def nothing(self, split: Split) -> str:
         counts = split.counts
         return (
-            f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows without label, "
-            f"{counts['no_text']} without text, "
+            f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows "
+            f"without label, {counts['no_text']} without text, "
             f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
         )
 
@@ -412,7 +409,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return self.form.form or ("single" if n_columns == 1 else "pair")
 
     def _complete_labels(self, split: Split) -> list[tuple[Path, int, Label]]:
-        """Return the labels of a split, or none; MetaseqError with the place if only some rows have one."""
+        """Return the labels of a split, or none; MetaseqError if only some rows have one."""
         labels = self._labels[split.name]
         missing = [(path, line) for path, line, label in labels if label is None]
         if missing and len(missing) < len(labels):
@@ -429,21 +426,15 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             sizes = np.ones(len(values), np.int64)
         else:
             numbers = {label: i for i, label in enumerate(classes)}
-            places = [
-                (path, line, name) for path, line, label in labels for name in names_in(label)
-            ]
-            for path, line, label in places:
-                if label not in numbers:
-                    key = spelling_key(str(label))
-                    alike = [name for name in classes if spelling_key(name) == key]
-                    hint = f" Is it {alike[0]!r}?" if alike else nearest(str(label), classes)
-                    raise MetaseqError(
-                        f"{path}:{line}: label {str(label)[:60]!r} is not one of "
-                        f"{abbreviated(classes)}.{hint} The classes are those of the train split "
-                        "unless --labels or --benchmark gives them."
-                    )
-            values = np.array([numbers[name] for _, _, name in places], np.int32)
-            sizes = np.array([len(names_in(label)) for _, _, label in labels], np.int64)
+            flat, counts = [], []
+            for path, line, label in labels:
+                names = names_in(label)
+                for name in names:
+                    if name not in numbers:
+                        raise unknown_class(f"{path}:{line}", name, classes)
+                    flat.append(numbers[name])
+                counts.append(len(names))
+            values, sizes = np.array(flat, np.int32), np.array(counts, np.int64)
         with contextlib.ExitStack() as stack:
             writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
             writer.extend(values, sizes)

@@ -4,14 +4,14 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,
@@ -21,6 +21,7 @@ from metaseq_lm.data.parallel.sets import (
     UNLABELLED,
     references_name,
 )
+from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -43,21 +44,20 @@ MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
 
 @dataclass(frozen=True)
-class ParallelOptions(TokenizerOptions):
+class ParallelOptions(TokenizerOptions, PlainTextOptions):
     """Options of parallel text."""
 
     NOUN: ClassVar[str] = "parallel text"
 
     parallel: str = option(
         "",
-        "files PREF.S and PREF.T, line by line, PREF of --trainpref and the like; written to D/NAME, "
-        "a data folder of its own",
+        "files PREF.S and PREF.T, line by line, PREF of --trainpref and the like; written to "
+        "D/NAME, a data folder of its own",
         metavar="NAME",
     )
-    tokenizer: str = option("word", "")
+    tokenizer: str = option("word", "kind of both tokenizers")
     source_lang: str = option("", "ending of the source files, en say", metavar="S")
     target_lang: str = option("", "ending of the target files, vi say", metavar="T")
-    plain_text: bool = option(False, "")
     unlabelled: tuple[Path, ...] = option(
         (), "files (whole names) of source text without translations"
     )
@@ -78,7 +78,7 @@ EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 @register_dataset_kind("parallel", ParallelOptions)
 class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
-    """Two line-aligned files for each split; the sources of a request are what stands before .LANGUAGE."""
+    """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
     expected = "plain text"
@@ -102,15 +102,15 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             raise UsageError("parallel text needs --trainpref; its vocabularies come from there")
         if UNLABELLED in splits:
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
-        self._pairs = {
-            split: [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
-            for split, prefixes in splits.items()
-        }
-        aligned = [path for pairs in self._pairs.values() for pair in pairs for path in pair]
+        aligned: list[Path] = []
+        for split, prefixes in splits.items():
+            pairs = [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
+            aligned += chain.from_iterable(pairs)
+            self._pairs[split] = pairs
         return [*aligned, *self.options.unlabelled]
 
     def prepare(self) -> dict[str, Any]:
-        """Train the tokenizer of each side; the manifest names the source's, with the hash of both."""
+        """Train the tokenizer of each side; the manifest names the source's and hashes both."""
         options = self.options
         for column, side in enumerate(SIDES):
             corpus = [pair[column] for pair in self._pairs[TRAIN]]
@@ -153,8 +153,9 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 if None in lines:
                     short = lines.index(None)
                     raise MetaseqError(
-                        f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with line "
-                        f"{number}; the lines of parallel files must belong together one by one"
+                        f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with "
+                        f"line {number}; the lines of parallel files must belong together one by "
+                        "one"
                     )
                 texts = [text.strip() for _, text, _ in lines]
                 if self.skips(split, any(bad for _, _, bad in lines)):
@@ -162,14 +163,14 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 if all(texts):
                     yield texts
                     continue
-                place = f"{pair[texts.index('')]}:{number}"
+                location = f"{pair[texts.index('')]}:{number}"
                 if split.name not in MAY_BE_EMPTY:
                     raise MetaseqError(
-                        f"{place}: an empty line, which cannot be translated or compared with; take "
-                        "the pair out of both files"
+                        f"{location}: an empty line, which cannot be translated or compared with; "
+                        "take the pair out of both files"
                     )
                 split.counts["empty"] += 1
-                self._first_empty.setdefault(split.name, place)
+                self._first_empty.setdefault(split.name, location)
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedPairs]:
         for batch in batches(records, BATCH):
@@ -204,7 +205,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     def nothing(self, split: Split) -> str:
         paths = split.sources
         if split.name != UNLABELLED:
-            paths = [path for pair in self._pairs[split.name] for path in pair]
+            paths = list(chain.from_iterable(self._pairs[split.name]))
         dropped = ", ".join(split.other_counts(*MAIN_COUNTS)) or "none"
         return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 

@@ -6,22 +6,22 @@ dataclass of options declares its part of the command line; the object that it r
 common is done once, in `preprocess`.
 """
 
+import argparse
 import contextlib
 import fcntl
 import os
 import re
 import shutil
-import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy.typing as npt
 
-from metaseq_lm.core.config import check_options
+from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.output import show, show_progress
@@ -52,8 +52,8 @@ A plug-in registers its own:
     def poems(options: PoemOptions, request: Request) -> Pipeline: ...
 
 The option `--poems`, named like the kind, selects it. A field that another kind has too, such as
-`vocab_size`, is one option of both; only one of them needs the help. `UNUSED_WITH` may say which
-options (names with blanks between them) exclude another one.
+`vocab_size`, is one option; it is declared by a base class of both, see `preprocess.options`.
+`UNUSED_WITH` may say which options (names with blanks between them) exclude another one.
 """
 register_dataset_kind = DATASET_KINDS.register
 
@@ -63,7 +63,7 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Request:
-    """What every kind of dataset needs to know: the folder to fill, the files of each split, and so on.
+    """What every kind of dataset needs: the folder to fill, the files of each split, and so on.
 
     Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If
     `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
@@ -122,7 +122,7 @@ class Split:
 
 
 class Pipeline(Generic[Record, Encoded]):
-    """Makes a dataset of one kind; `preprocess` calls the methods in the order they stand here.
+    """Makes a dataset of one kind; `preprocess` calls the methods in this order.
 
     Each split goes through `read`, `encode` and `write` as one stream.
 
@@ -152,7 +152,7 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the text files that must be readable; UsageError if there is nothing to do."""
         if not self.request.splits:
             raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
-        return [path for paths in self.request.splits.values() for path in paths]
+        return list(chain.from_iterable(self.request.splits.values()))
 
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
@@ -325,7 +325,7 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
         old = names
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
-    sync_folder(dest)  # after a power cut, too, it does not stand beside new files
+    sync_folder(dest)  # after a power cut it must not be beside new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
         if name.endswith(".idx") or name not in manifest.files:
             (dest / name).unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def find_packed(path: str | Path) -> Path | None:
-    """Return a file, plain or packed with .gz, .xz or .bz2 behind its name, or None if there is none."""
+    """Return a file or its .gz, .xz or .bz2 form, None if there is none."""
     return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
 
 
@@ -364,46 +364,21 @@ def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
 # ---------------------------------------------------------------- options
 
 
-def option_name(field_name: str) -> str:
-    """Return the option of the command line that sets a field."""
-    return "--" + field_name.replace("_", "-")
-
-
 def all_kinds() -> dict[str, Any]:
     """Return the dataclass of the options of each registered kind, the default one first."""
     names = sorted(DATASET_KINDS.entries, key=lambda name: name != DEFAULT_KIND)
     return {name: DATASET_KINDS.entries[name].dataclass for name in names}
 
 
-def add_arguments(parser: Any) -> None:
-    """Add the options of every registered kind to an argparse parser, a group for each kind.
-
-    An option of several kinds stands with the first one that describes it. The metadata of its
-    field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
-    """
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of every registered kind, a group for each; one of several kinds once."""
+    kinds = all_kinds()
     added: set[str] = set()
-    for kind in all_kinds().values():
-        hints = get_type_hints(kind)
+    for name, kind in kinds.items():
         group = parser.add_argument_group(kind.NOUN)
-        for item in fields(kind):
-            if item.name in added or not item.metadata["help"]:
-                continue
-            added.add(item.name)
-            hint, sequence = _value_type(hints[item.name])
-            known = ("metavar", "nargs", "const", "choices")
-            settings = {name: item.metadata[name] for name in known if name in item.metadata}
-            if hint is bool:
-                settings["action"] = "store_true"
-            elif "choices" not in settings:
-                settings.setdefault("metavar", {int: "N", float: "X", Path: "F"}.get(hint))
-            if hint in (int, float):
-                settings["type"] = hint
-            if sequence and hint is Path:
-                settings["nargs"] = "+"
-            text = item.metadata["help"]
-            if item.default not in (None, "", (), False) and "default:" not in text:
-                text += f" (default: {item.default})"
-            group.add_argument(option_name(item.name), default=None, help=text, **settings)
+        selectors = kinds.keys() - {name}  # each stands with its own kind
+        add_options(group, kind, without=added | selectors)
+        added |= {item.name for item in fields(kind)} - selectors
 
 
 def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
@@ -416,13 +391,17 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
         UsageError: Two kinds are selected, or an option is of another kind or out of its range.
     """
     kinds = all_kinds()
-    items = {kind: {item.name: item for item in fields(cls)} for kind, cls in kinds.items()}
+    items = {}
+    for kind, cls in kinds.items():
+        items[kind] = {item.name: item for item in fields(cls)}
     passed = {name: value for name, value in arguments.items() if value is not None}
     selected = [name for name in passed if name in kinds]
     # --labelled also names the set of a benchmark.
-    selected = [n for n in selected if not any(n in items[o] for o in selected if o != n)]
+    for kind in tuple(selected):
+        if any(kind in items[other] for other in selected if other != kind):
+            selected.remove(kind)
     if len(selected) > 1:
-        raise UsageError(f"{' and '.join(map(option_name, selected))} exclude each other")
+        raise UsageError(f"{' and '.join(map(flag_of, selected))} exclude each other")
     chosen = selected[0] if selected else DEFAULT_KIND
     for name in passed:
         owners = [kind for kind in kinds if name in items[kind]]
@@ -430,11 +409,11 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
             continue
         selectors = [items[kind][kind] for kind in owners if kind in items[kind]]
         flags = [
-            f"{option_name(item.name)} {item.metadata.get('metavar', '')}".rstrip()
+            f"{flag_of(item.name)} {item.metadata.get('metavar', '')}".rstrip()
             for item in selectors
         ]
         nouns = _joined([kinds[kind].NOUN for kind in owners], "and")
-        option, remedy = option_name(name), _joined(flags, "or")
+        option, remedy = flag_of(name), _joined(flags, "or")
         if not selected:
             raise UsageError(f"{option} only applies to {nouns}; give {remedy} as well")
         remedy = f" ({remedy})" if remedy else ""
@@ -453,19 +432,5 @@ def _make_options(kind: Any, values: dict[str, Any]) -> Any:
     for other, names in getattr(kind, "UNUSED_WITH", {}).items():
         for name in names.split() if other in values else ():
             if name in values:
-                raise UsageError(f"{option_name(name)} and {option_name(other)} exclude each other")
-    hints = get_type_hints(kind)
-    for name, value in values.items():
-        hint, sequence = _value_type(hints[name])
-        parts = value.split(",") if sequence and isinstance(value, str) else value
-        values[name] = tuple(map(hint, parts)) if sequence else hint(value)
-    options = kind(**values)
-    check_options(kind, options, name_option=option_name)
-    return options
-
-
-def _value_type(hint: Any) -> tuple[type, bool]:
-    """Return the type of the values of an annotation, and whether there may be several."""
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(part for part in get_args(hint) if part is not type(None))
-    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
+                raise UsageError(f"{flag_of(name)} and {flag_of(other)} exclude each other")
+    return read_options(kind, values)

@@ -53,8 +53,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                 for question in paragraph.questions:
                     if question.id in seen:
                         raise MetaseqError(
-                            f"{path}: the question id {question.id!r} occurs twice in '{split.name}'; "
-                            "predictions could not be told apart"
+                            f"{path}: the question id {question.id!r} occurs twice in "
+                            f"'{split.name}'; predictions could not be told apart"
                         )
                     seen.add(question.id)
                 yield paragraph
@@ -109,8 +109,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         counts = split.counts
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         text = (
-            f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} questions, "
-            f"{counts['impossible']:,} impossible, {tokens} tokens"
+            f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} "
+            f"questions, {counts['impossible']:,} impossible, {tokens} tokens"
         )
         if lost := counts["unrecoverable"]:
             text += f"; {lost:,} answers not found in their context (not trained on)"
@@ -126,16 +126,16 @@ def gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int
 
     These are the tokens that the characters of the answer touch, the shortest span that holds them.
     """
-    place = answer_place(context, question.answers[0], question.start) if question.answers else None
-    if place is None:
+    span = find_answer(context, question.answers[0], question.start) if question.answers else None
+    if span is None:
         return -1, -1
     _, starts, ends = offsets
-    first = int(np.searchsorted(ends, place[0], side="right"))
-    last = int(np.searchsorted(starts, place[1], side="left")) - 1
+    first = int(np.searchsorted(ends, span[0], side="right"))
+    last = int(np.searchsorted(starts, span[1], side="left")) - 1
     return (first, last) if first <= last else (-1, -1)
 
 
-def answer_place(context: str, answer: str, start: int) -> tuple[int, int] | None:
+def find_answer(context: str, answer: str, start: int) -> tuple[int, int] | None:
     """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
 
     If the text is not there, it is looked for within the words that the place touches (as BERT's

@@ -1,4 +1,4 @@
-"""Token files that exist already, end to end in one corpus: shards of `preprocess`, or those of other programs."""
+"""Existing token files as one corpus: shards of `preprocess`, or files of other programs."""
 
 import json
 import os
@@ -28,7 +28,8 @@ class DatatroveFile:
     """Documents as datatrove's DocumentTokenizer writes them: NAME.ds and NAME.ds.index.
 
     The first is the tokens, u16 or u32, the second the end of each document in tokens, u64, both
-    little-endian. Has what `TokenFiles` reads of an IndexedDataset. MetaseqError if they do not agree.
+    little-endian. Has what `TokenFiles` reads of an IndexedDataset. MetaseqError if they do not
+    agree.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,16 +37,16 @@ class DatatroveFile:
         index = Path(f"{path}.index")
         if not index.is_file() or index.stat().st_size % 8:
             raise MetaseqError(
-                f"{index}: the ends of the documents, 8 bytes each, are missing or cut off; write them "
-                "with save_index=True"
+                f"{index}: the ends of the documents, 8 bytes each, are missing or cut off; write "
+                "them with save_index=True"
             )
         ends = np.fromfile(index, "<u8").astype(np.int64)
         size, total = path.stat().st_size, int(ends[-1]) if len(ends) else 0
         width = size // total if total else 2
         if width not in (2, 4) or size != width * total or (np.diff(ends, prepend=0) < 0).any():
             raise MetaseqError(
-                f"{path}: {size} bytes, but {index.name} says {total} tokens of 2 or 4 bytes; the files "
-                "do not belong together or one is cut off, copy them again"
+                f"{path}: {size} bytes, but {index.name} says {total} tokens of 2 or 4 bytes; the "
+                "files do not belong together or one is cut off, copy them again"
             )
         self.sizes = np.diff(ends, prepend=0)
         self.tokens = np.memmap(path, f"<u{width}", "r") if total else np.zeros(0, "<u2")
@@ -64,9 +65,9 @@ def open_token_file(path: Path) -> TokenFile:
 
 
 def token_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files or pairs that `paths` name, in order: a prefix, one file of a pair, a folder.
+    """Return the files or pairs that `paths` (prefixes, files, folders) name, in order.
 
-    UsageError for what is none.
+    UsageError for other paths.
     """
     files: list[Path] = []
     for path in paths:
@@ -81,8 +82,8 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
             inside = [p for p in inside if p.is_file()]
         if not inside:
             raise UsageError(
-                f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a folder "
-                "of them"
+                f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a "
+                "folder of them"
             )
         files += [p if p.suffix == ".ds" else p.with_suffix("") for p in inside]
     return files
@@ -105,7 +106,9 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for any malformed content
         raise MetaseqError(f"{source.path}: not a tokenizer: {error}") from error
     symbols = library.get_vocab()
-    missing = [[s for s in family if s not in symbols] for family in FAMILIES.values()]
+    missing = []
+    for family in FAMILIES.values():
+        missing.append([symbol for symbol in family if symbol not in symbols])
     has_own = [symbols.get(symbol) for symbol in (PAD, MASK, SEP)] == [0, 1, 2]
     if all(missing) and not has_own:
         library.add_special_tokens(min(missing, key=len))
@@ -178,8 +181,8 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
         if least < 0 or most >= len(self.tokenizer.vocabulary):
             raise MetaseqError(
                 f"{data.prefix}: token id {min(least, 0) or most}, but the tokenizer has "
-                f"{len(self.tokenizer.vocabulary)} symbols; give the tokenizer that the files were made "
-                "with by --tokenizer-from"
+                f"{len(self.tokenizer.vocabulary)} symbols; give the tokenizer that the files were "
+                "made with by --tokenizer-from"
             )
 
     def _strip(
@@ -233,8 +236,8 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
 def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
     """Return what writes the corpora of `shards` as one, in this order; `request` has no splits.
 
-    Raises UsageError for a folder that is given twice, folders of other data or of several tokenizers,
-    MetaseqError for damage.
+    Raises UsageError for a folder that is given twice, folders of other data or of several
+    tokenizers, MetaseqError for damage.
     """
     splits: dict[str, list[Path]] = {}
     lines: dict[str, Counts] = {}
@@ -249,8 +252,8 @@ def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
         hashes.add(manifest.tokenizer["hash"])
         if len(hashes) > 1:
             raise UsageError(
-                f"{shard}: made with another tokenizer than {shards[0]}; preprocess all shards with the "
-                "same --tokenizer-from"
+                f"{shard}: made with another tokenizer than {shards[0]}; preprocess all shards "
+                "with the same --tokenizer-from"
             )
         if faults := verify(shard):
             raise MetaseqError(f"{faults[0]}; copy {shard} again or preprocess it again")

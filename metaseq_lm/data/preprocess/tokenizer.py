@@ -1,12 +1,12 @@
-"""The tokenizer of a new dataset: options of the command line, training, what a manifest says of it."""
+"""The tokenizer of a new dataset: command-line options, training, its part of the manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.storage.text_files import TextFile, training_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
@@ -57,8 +57,8 @@ class TokenizerOptions:
     def train(self, files: Sequence[TextFile], min_frequency: int, task_tokens: int) -> Tokenizer:
         """Train the tokenizer on text files; UsageError if there are none.
 
-        A pair, word or character gets a symbol if it occurs `min_frequency` times; `task_tokens` is the
-        number of symbols [CLS0], [CLS1], ...
+        A pair, word or character gets a symbol if it occurs `min_frequency` times; `task_tokens` is
+        the number of symbols [CLS0], [CLS1], ...
         """
         kind, options = tokenizer_class(self.tokenizer), self.special_options()
         if not files:
@@ -91,14 +91,15 @@ def tokenizer_for_set(data: Path, source: Path | None) -> Tokenizer:
     """
     if source is None and not data.is_dir():
         raise UsageError(
-            f"{data}: no such folder, so it has no tokenizer; give --tokenizer-from DIR, a data folder "
-            "or an imported model"
+            f"{data}: no such folder, so it has no tokenizer; give --tokenizer-from DIR, a data "
+            "folder or an imported model"
         )
     tokenizer = load_tokenizer(source or data)
     has_one = source is not None and (data / OPTIONS_FILE).is_file()
     if has_one and load_tokenizer(data).fingerprint != tokenizer.fingerprint:
         raise UsageError(
-            f"--tokenizer-from {source}: {data} has another tokenizer already; give another --destdir"
+            f"--tokenizer-from {source}: {data} has another tokenizer already; give another "
+            "--destdir"
         )
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with the vocabulary of words of D."""
+"""Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with D's vocabulary of words."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
@@ -51,7 +52,7 @@ UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
 
 
 @dataclass(frozen=True)
-class WordSetOptions:
+class WordSetOptions(WordColumnOptions, ClassOptions):
     """Options of all labelled sets of sentences."""
 
     tag_column: str = option(
@@ -65,13 +66,10 @@ class WordSetOptions:
         at_least=1,
     )
     hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
-    word_column: int | None = option(None, "")
-    drop_overlap_with: tuple[str, ...] = option((), "")
-    labels_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
-class TaggedOptions(WordSetOptions):
+class TaggedOptions(WordSetOptions, TokenizerFromOptions):
     """Options of tagged sets.
 
     With `unseen_tags` "one" the tags that train lacks are one class, which no prediction gets right
@@ -83,8 +81,8 @@ class TaggedOptions(WordSetOptions):
     tagged: str = option("", "the files are words with tags, written to D/NAME", metavar="NAME")
     tag_scheme: str = option(
         "auto",
-        "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme and "
-        "faulty tags; none: each tag is the class of a word",
+        "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme "
+        "and faulty tags; none: each tag is the class of a word",
         choices=SCHEMES,
     )
     tag_names: tuple[str, ...] | None = option(
@@ -94,11 +92,10 @@ class TaggedOptions(WordSetOptions):
     )
     unseen_tags: str = option(
         "own",
-        "tagged: tags that train lacks are a class each (own), or one class that always counts as wrong "
-        "(one)",
+        "tagged: tags that train lacks are a class each (own), or one class that always counts as "
+        "wrong (one)",
         choices=("own", "one"),
     )
-    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
@@ -117,13 +114,14 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     """
 
     reads_records = True
-    # Rows with blanks between the columns can look like text; an object of lists can be one sentence.
+    # Rows with blanks between the columns can look like text; an object of lists can be one
+    # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
 
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
         request = request.expanded()
         splits = request.splits
-        files = [path for paths in splits.values() for path in paths]
+        files = chain.from_iterable(splits.values())
         labelled_files = [*files, *map(Path, options.drop_overlap_with)]
         super().__init__(request.inside(name), options.word_column, labelled_files)
         if options.hold_out_seed is not None and not options.hold_out:
@@ -147,8 +145,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         content = recognise(file)
         if content.kind is Kind.TABLE and content.delimiter != "\t":
             raise MetaseqError(
-                f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a blank "
-                "line behind each sentence"
+                f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a "
+                "blank line behind each sentence"
             )
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
@@ -216,7 +214,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
+        """Take the classes of an earlier set, and the class of tags that it lacks."""
         unknown = set(self.labels)
         self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
         unknown -= set(self.labels)
@@ -226,8 +224,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
             for word, label in enumerate(sentence.labels):
                 if label in unknown:
                     raise MetaseqError(
-                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
-                        "model of that set cannot be scored on it"
+                        f"{sentence.location(word)}: {label!r} is no class of {folder} "
+                        "(--labels-from); a model of that set cannot be scored on it"
                     )
 
     def splits(self) -> Iterable[Split]:
@@ -239,7 +237,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
         columns, sizes = self.number_words([sentence.words for sentence in batch])
         numbers: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
-        labels = [numbers.get(label, self.unseen) for s in batch for label in s.labels]
+        tags = chain.from_iterable(sentence.labels for sentence in batch)
+        labels = [numbers.get(tag, self.unseen) for tag in tags]
         return columns | {"labels": np.array(labels)}, sizes
 
     def column_types(self) -> dict[str, np.dtype]:
@@ -282,7 +281,7 @@ class TagsPipeline(WordSetPipeline):
             raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
-        """Return the vocabulary of words, or the tokenizer, of the data folder or of `tokenizer_from`."""
+        """Return the vocabulary or tokenizer of the data folder, or of `tokenizer_from`."""
         if self.options.tokenizer_from is None:
             return load_vocabulary(self.data_folder)
         return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
@@ -300,12 +299,16 @@ class TagsPipeline(WordSetPipeline):
             self._field = f" (the field {UPOS} of CoNLL-U; choose with --tag-column)"
         return ConlluReader(file, label=field_number(tag_field or UPOS), trees=False)
 
+    def all_tags(self) -> Iterator[str]:
+        """Yield the tags of all sentences."""
+        return chain.from_iterable(sentence.labels for sentence in self.all_sentences())
+
     def choose_labels(self) -> None:
         """Detect how the tags spell spans, turn spans into BIOES, take the classes."""
         options = self.options
         self.scheme = options.tag_scheme
         first = next(iter(self._splits.values())).sources[0]
-        counts = Counter(tag for sentence in self.all_sentences() for tag in sentence.labels)
+        counts = Counter(self.all_tags())
         if set(counts) == {UNKNOWN_FIELD}:
             raise MetaseqError(
                 f"{first}: each tag is '{UNKNOWN_FIELD}'; choose another column with --tag-column"
@@ -324,13 +327,13 @@ class TagsPipeline(WordSetPipeline):
                 sentences[:] = map(self._to_bioes, sentences)
             if options.unseen_tags == "one":
                 raise UsageError("--unseen-tags one is for tags of words, not for spans")
-        tags = {tag for sentence in self.all_sentences() for tag in sentence.labels}
+        tags = set(self.all_tags())
         if self.scheme != "none":
             self.labels = bioes_names(tag[2:] for tag in tags if tag != "O")
         elif options.unseen_tags == "own":
             self.labels = sorted(tags)
         else:
-            seen = {tag for sentence in self.sentences[TRAIN] for tag in sentence.labels}
+            seen = set(chain.from_iterable(s.labels for s in self.sentences[TRAIN]))
             self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
 
     def _respell(self, standard: dict[str, str]) -> None:
@@ -348,7 +351,7 @@ class TagsPipeline(WordSetPipeline):
             spans = read_spans(sentence.labels, self.scheme)
         except TagError as error:
             raise MetaseqError(
-                f"{sentence.place(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
+                f"{sentence.location(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
                 f"(--tag-scheme {self.scheme})"
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
@@ -382,15 +385,16 @@ class TreesPipeline(WordSetPipeline):
             return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:
             raise UsageError(
-                f"--tag-column {self.options.tag_column} does not apply to {file}: the relations of a "
-                "treebank in CoNLL-U are its field deprel"
+                f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
+                "of a treebank in CoNLL-U are its field deprel"
             )
         return ConlluReader(file)
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first.
 
-        MetaseqError with the place unless the words with head 0, and no others, have the relation root.
+        MetaseqError with the place unless the words with head 0, and no others, have the relation
+        root.
         """
         relations = set()
         for sentence in self.all_sentences():
@@ -400,16 +404,16 @@ class TreesPipeline(WordSetPipeline):
                     sentence.labels[word] = relation = ROOT
                 if (head == 0) != (relation == ROOT):
                     raise MetaseqError(
-                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words with "
-                        f"head 0, and no others, have the relation {ROOT}"
+                        f"{sentence.location(word)}: relation {relation!r} to head {head}; the "
+                        f"words with head 0, and no others, have the relation {ROOT}"
                     )
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]
 
     def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
         columns, sizes = super().encode_batch(batch)
-        heads = np.array([head for sentence in batch for head in sentence.heads or ()])
-        return columns | {"heads": heads}, sizes
+        heads = chain.from_iterable(sentence.heads or () for sentence in batch)
+        return columns | {"heads": np.array(list(heads))}, sizes
 
     def column_types(self) -> dict[str, np.dtype]:
         return super().column_types() | {"heads": np.dtype("<i4")}

@@ -11,9 +11,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
+from metaseq_lm.data.preprocess.options import (
+    DocumentOptions,
+    PlainTextOptions,
+    VocabularyOptions,
+    WordColumnOptions,
+)
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -60,7 +66,7 @@ COUNTED = {
 
 
 @dataclass(frozen=True)
-class WordsOptions:
+class WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainTextOptions):
     """Options of unlabelled sentences of words."""
 
     NOUN: ClassVar[str] = "sentences of words"
@@ -77,7 +83,8 @@ class WordsOptions:
     word_vectors: Path | None = option(None, "words: vectors to start from, in GloVe's text format")
     word_places: str = option(
         "text",
-        "words: what the vocabulary holds, words of the text, all words of the file of vectors, or both",
+        "words: what the vocabulary holds, words of the text, all words of the file of vectors, or "
+        "both",
         choices=("text", "vectors", "both"),
     )
     labelled_corpus: tuple[Path, ...] = option(
@@ -85,27 +92,12 @@ class WordsOptions:
     )
     split_text: str = option(
         "lines",
-        "words: a line is a sentence (lines), several sentences (sentences), or running text that rules "
-        "for English cut into words and sentences (raw); --documents blank joins lines up to a blank one",
+        "words: a line is a sentence (lines), several sentences (sentences), or running text that "
+        "rules for English cut into words and sentences (raw); --documents blank joins lines up to "
+        "a blank one",
         choices=SPLITTING,
     )
-    drop_overlap_with: tuple[str, ...] = option(
-        (),
-        "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and digits "
-        "(all as 0), not blanks and signs",
-        metavar="SET",
-        nargs="+",
-    )
-    word_column: int | None = option(
-        None, "column of the words, from 0, or negative from the right (default: 0)"
-    )
-    vocab_size: int | None = option(None, "", at_least=1)
-    min_frequency: int = option(1, "", at_least=1)
-    tokenizer_corpus: tuple[Path, ...] = option((), "")
-    tokenizer_from: Path | None = option(None, "")
-    documents: str = option("lines", "")
-    plain_text: bool = option(False, "")
+    vocab_size: int | None = option(None, "at most this many words (default: all)", at_least=1)
 
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
@@ -113,7 +105,7 @@ EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
 
 
 class WordForms(dict[str, int]):
-    """Numbers of the different words as they stand in the text, in order of appearance.
+    """Numbers of the different words as the text spells them, in order of appearance.
 
     `ids` are their places in the vocabulary.
     """
@@ -268,8 +260,8 @@ class WordsPipeline(SentencePipeline[list[str]]):
         """Return the vocabulary of the train split and the other files that the options name.
 
         Its places are for "text" the normalised words that occur `min_frequency` times, at most the
-        `vocab_size` frequent ones; for "vectors" all words of the file of vectors; for "both" the one
-        and then the other.
+        `vocab_size` frequent ones; for "vectors" all words of the file of vectors; for "both" the
+        one and then the other.
         """
         options, forms = self.options, Counter[str]()
         open_file = self.request.text_file
@@ -283,8 +275,8 @@ class WordsPipeline(SentencePipeline[list[str]]):
                 forms.update(sentence.words)
         if not forms:
             raise UsageError(
-                "there is no text to take words from; give --trainpref, --tokenizer-corpus (plain text) "
-                "or --labelled-corpus (CoNLL columns or .conllu)"
+                "there is no text to take words from; give --trainpref, --tokenizer-corpus (plain "
+                "text) or --labelled-corpus (CoNLL columns or .conllu)"
             )
         counts = count_words(forms)
         words = []
@@ -300,7 +292,8 @@ class WordsPipeline(SentencePipeline[list[str]]):
             words = [*SPECIAL_WORDS, *words, *(word for word in vectors if word not in frequent)]
             table = vector_table(words, vectors)
             show(
-                f"{len(words):,} words, {len(vectors):,} of them with a vector in {options.word_vectors}"
+                f"{len(words):,} words, {len(vectors):,} of them with a vector in "
+                f"{options.word_vectors}"
             )
         return WordVocabulary(words, characters_of(forms), [counts[word] for word in words], table)
 

@@ -14,7 +14,7 @@ VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold n
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its gold answers; the first answer begins at character `start`, -1 if none."""
+    """A question with its gold answers; the first begins at character `start`, -1 if none."""
 
     id: str
     text: str
@@ -39,12 +39,12 @@ def _context_of_row(record: Record) -> str | None:
 
 @dataclass
 class SquadReader:
-    """Iterates over the paragraphs of a file; `bad_utf8` counts the records with invalid bytes so far.
+    """Iterates over the paragraphs of a file; `bad_utf8` counts records with invalid bytes so far.
 
     `version` is "v1.1" or "v2.0" (official JSON) or "mrqa" (one JSON object per line, the first a
-    header). Of each, what the library `datasets` exports is read too: articles, paragraphs or single
-    questions in JSON, tables, Parquet and Arrow; rows with the same context, one behind the other, are a
-    paragraph. MetaseqError names the file and the question or field that is wrong.
+    header). Of each, what the library `datasets` exports is read too: articles, paragraphs or
+    single questions in JSON, tables, Parquet and Arrow; rows with the same context, one behind the
+    other, are a paragraph. MetaseqError names the file and the question or field that is wrong.
     """
 
     file: TextFile

@@ -1,4 +1,4 @@
-"""SQuAD on disk: tokens of contexts and questions, where each token stands in its context, gold spans.
+"""SQuAD on disk: tokens of contexts and questions, positions of tokens, gold spans.
 
 `NAME/SPLIT.context.{bin,idx}` has one sequence per paragraph, `.context_start` and `.context_end`
 the characters at which its tokens start and end, `.question` one sequence per question, `.spans`
@@ -99,7 +99,7 @@ class SquadSet:
 
     @functools.cached_property
     def texts(self) -> tuple[list[str], list[dict[str, Any]]]:
-        """The contexts (paragraphs,) and the id, question and answers of each question (questions,).
+        """Contexts (paragraphs,) and the id, question and answers of each question (questions,).
 
         Read when first asked for; MetaseqError with file and line if the file is damaged.
         """

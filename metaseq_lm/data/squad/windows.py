@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import check_ids, padding_of, segments_of, text_rows
+from metaseq_lm.data.corpus.rows import check_ids, layout_of, segments_of, text_rows
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -59,8 +59,8 @@ class SquadWindows:
         if tokens_per_sample <= query + SPECIALS:
             raise UsageError(
                 f"task.tokens_per_sample is {tokens_per_sample} and task.max_query_length "
-                f"{max_query_length}: a row needs room for a question (of {query} tokens), {SPECIALS} "
-                "special tokens and some of the context"
+                f"{max_query_length}: a row needs room for a question (of {query} tokens), "
+                f"{SPECIALS} special tokens and some of the context"
             )
         usable = (data.first >= 0) | data.impossible | (not training)
         self.skipped = int((~usable).sum())
@@ -98,7 +98,7 @@ class SquadWindows:
         return np.asarray(self.query[self.question[windows]] + 2)
 
     def max_context(self, window: int) -> np.ndarray:
-        """Return which tokens of a window have there the most context of all windows, bool (length,).
+        """Return which tokens have most context in this window of all, bool (length,).
 
         A token that several windows of a question hold counts in one of them only: where the
         smaller of its distances to the two ends, plus a hundredth of the length, is largest, the
@@ -131,7 +131,7 @@ class SquadWindows:
         segments = segments_of(query, lengths, tokens.shape[1])
         return AnswerBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            layout=layout_of(lengths, tokens.shape[1]),
             segments=as_tensor(segments),
             answer_mask=(segments == 1) | (np.arange(tokens.shape[1]) == 0),
             starts=self.targets[samples, 0],

@@ -1,8 +1,8 @@
 """How much memory the parts of Parquet and Arrow files take, known before they are unpacked.
 
-A few bytes may stand for very many: values that a dictionary holds once, pages and buffers that
-compress well. Their sizes stand in front of them: in the headers of Parquet's pages (parquet.thrift,
-in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
+A few bytes may unpack to very many: values that a dictionary holds once, pages and buffers that
+compress well. Their sizes stand in front of them: in the headers of Parquet's pages
+(parquet.thrift, in Thrift's compact protocol) and of Arrow's buffers (Message.fbs).
 """
 
 import struct
@@ -25,7 +25,7 @@ _KIND_FIELDS = (5, 7, 8)
 
 
 def dense_bytes(array: Any) -> int:
-    """Return the bytes of an Arrow array in which each value of a dictionary counts where it occurs."""
+    """Return the bytes of an Arrow array, values of a dictionary counted at each occurrence."""
     import pyarrow
     import pyarrow.compute
 
@@ -50,7 +50,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def sliced(batch: Any, where: str, row: int) -> Iterator[Any]:
-    """Yield a record batch, before which the file has `row` rows, in parts of SLICE bytes or of one row.
+    """Yield a record batch, which begins at row `row`, in parts of SLICE bytes or of one row.
 
     MetaseqError, which begins with `where` and names row and column, for a cell that is too long.
     """
@@ -78,7 +78,7 @@ def _check_unpacked(size: int, part: str) -> None:
 
 @dataclass
 class ParquetPlan:
-    """How to read a Parquet file: the rows at once of each row group, and the columns as dictionaries."""
+    """How to read a Parquet file: rows at once by row group, and columns as dictionaries."""
 
     rows: list[int] = field(default_factory=list)
     dictionaries: list[str] = field(default_factory=list)
@@ -89,7 +89,8 @@ def parquet_plan(
 ) -> ParquetPlan:
     """Return how to read the row groups of a Parquet file in bounded memory, of `columns` or all.
 
-    MetaseqError, which begins with `where`, for a cell or page that is too long; OSError for damage.
+    MetaseqError, which begins with `where`, for a cell or page that is too long; OSError for
+    damage.
     """
     plan = ParquetPlan()
     for group in range(metadata.num_row_groups):
@@ -100,8 +101,8 @@ def parquet_plan(
             path = chunk.path_in_schema
             if columns is not None and path.partition(".")[0] not in columns:
                 continue
-            place = f"{where}: row group {group + 1}, column '{path}'"
-            longest = _longest_value(raw, chunk, place)
+            location = f"{where}: row group {group + 1}, column '{path}'"
+            longest = _longest_value(raw, chunk, location)
             if chunk.num_values == row_group.num_rows:
                 bytes_of_row += longest
             elif chunk.num_values * longest <= MOST_BYTES:
@@ -112,25 +113,25 @@ def parquet_plan(
     return plan
 
 
-def _longest_value(raw: IO[bytes], chunk: Any, place: str) -> int:
-    """Return a bound on the bytes of a value: of its dictionary, or on average of those of any page."""
+def _longest_value(raw: IO[bytes], chunk: Any, location: str) -> int:
+    """Return a bound on the bytes of a value, by its dictionary or the average of a page."""
     longest = 0
     for page in _pages(raw, chunk):
         size = page.unpacked // max(page.values, 1)
-        check_length(size, "cell", place)
-        _check_unpacked(page.unpacked, f"{place}: a page")
+        check_length(size, "cell", location)
+        _check_unpacked(page.unpacked, f"{location}: a page")
         if page.kind == DICTIONARY_PAGE and chunk.physical_type == "BYTE_ARRAY":
             size = page.unpacked
             if size > SMALL_DICTIONARY:
                 size = _longest_of_dictionary(raw, chunk, page)
-                check_length(size, "cell", place)
+                check_length(size, "cell", location)
         longest = max(longest, size)
     return longest
 
 
 @dataclass
 class _Page:
-    """A page: its kind, its bytes when unpacked and packed, its values, and where its content begins."""
+    """A page: its kind, unpacked and packed bytes, number of values, and begin of its content."""
 
     kind: int
     unpacked: int
@@ -141,24 +142,24 @@ class _Page:
 
 def _pages(raw: IO[bytes], chunk: Any) -> Iterator[_Page]:
     """Yield the pages of a column in a row group."""
-    place, values = chunk.data_page_offset, 0
+    offset, values = chunk.data_page_offset, 0
     if chunk.dictionary_page_offset:
-        place = min(place, chunk.dictionary_page_offset)
-    end = place + chunk.total_compressed_size
-    while place < end and values < chunk.num_values:
-        raw.seek(place)
+        offset = min(offset, chunk.dictionary_page_offset)
+    end = offset + chunk.total_compressed_size
+    while offset < end and values < chunk.num_values:
+        raw.seek(offset)
         header = _ThriftReader(raw.read(LONGEST_HEADER))
         try:
             fields = header.struct()
             details = next(fields[number] for number in _KIND_FIELDS if number in fields)
-            page = _Page(fields[1], fields[2], fields[3], details[1], place + header.place)
+            page = _Page(fields[1], fields[2], fields[3], details[1], offset + header.offset)
         except (IndexError, KeyError, StopIteration, TypeError, RecursionError) as error:
             raise OSError("the header of a page cannot be read") from error
         if min(page.unpacked, page.packed, page.values) < 0:
             raise OSError("the header of a page has a negative size")
         yield page
         values += page.values if page.kind != DICTIONARY_PAGE else 0
-        place = page.start + page.packed
+        offset = page.start + page.packed
 
 
 def _longest_of_dictionary(raw: IO[bytes], chunk: Any, page: _Page) -> int:
@@ -173,10 +174,10 @@ def _longest_of_dictionary(raw: IO[bytes], chunk: Any, page: _Page) -> int:
             content = memoryview(codec.decompress(content, page.unpacked))
         except (pyarrow.ArrowException, ValueError, OSError):  # such as the older form of LZ4
             return page.unpacked
-    longest = place = 0
-    while place + 4 <= len(content):
-        (size,) = struct.unpack_from("<I", content, place)
-        longest, place = max(longest, size), place + 4 + size
+    longest = offset = 0
+    while offset + 4 <= len(content):
+        (size,) = struct.unpack_from("<I", content, offset)
+        longest, offset = max(longest, size), offset + 4 + size
     return longest
 
 
@@ -184,10 +185,10 @@ class _ThriftReader:
     """Reads structs in Thrift's compact protocol; IndexError where the data end."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self.place = data, 0
+        self._data, self.offset = data, 0
 
     def struct(self) -> dict[int, Any]:
-        """Return the fields of a struct by number; those that are no numbers or structs are None."""
+        """Return the fields of a struct by number; only numbers and structs, else None."""
         fields: dict[int, Any] = {}
         number = 0
         while byte := self._byte():
@@ -196,8 +197,8 @@ class _ThriftReader:
         return fields
 
     def _byte(self) -> int:
-        self.place += 1
-        return self._data[self.place - 1]
+        self.offset += 1
+        return self._data[self.offset - 1]
 
     def _varint(self) -> int:
         value = shift = 0
@@ -220,17 +221,17 @@ class _ThriftReader:
         if kind == 12:
             return self.struct()
         if kind in (3, 7):  # a byte, a double
-            self.place += 1 if kind == 3 else 8
+            self.offset += 1 if kind == 3 else 8
         elif kind == 8:  # bytes
             size = self._varint()
-            self.place += size
+            self.offset += size
         elif kind in (9, 10):  # lists, sets
             byte = self._byte()
             for _ in range(self._varint() if byte >> 4 == 15 else byte >> 4):
-                self.place += 1 if byte & 15 in (1, 2) else 0
+                self.offset += 1 if byte & 15 in (1, 2) else 0
                 self._value(byte & 15)
         else:
-            raise TypeError(f"no type {kind} stands in the header of a page")
+            raise TypeError(f"no type {kind} may occur in the header of a page")
         return None
 
 
@@ -238,7 +239,7 @@ class _ThriftReader:
 
 
 def check_record_batches(source: Any, where: str) -> None:
-    """Raise a MetaseqError, which begins with `where`, if a compressed batch of records is too large.
+    """Raise a MetaseqError that begins with `where` if a compressed record batch is too large.
 
     `source` is a file at its first message.
     """
@@ -263,7 +264,7 @@ def check_record_batches(source: Any, where: str) -> None:
 
 
 def _compressed_buffers(data: bytes, is_dictionary: bool) -> list[tuple[int, int]] | None:
-    """Return the offsets and lengths of the buffers of a message; None if they are not compressed."""
+    """Return offsets and lengths of the buffers of a message; None if not compressed."""
     (root,) = struct.unpack_from("<I", data)
     batch = _table_field(data, root, 2)
     if batch and is_dictionary:
@@ -277,8 +278,8 @@ def _compressed_buffers(data: bytes, is_dictionary: bool) -> list[tuple[int, int
     return list(struct.iter_unpack("<qq", data[start + 4 : start + 4 + 16 * count]))
 
 
-def _follow(data: bytes, place: int) -> int:
-    return place + int(struct.unpack_from("<I", data, place)[0])
+def _follow(data: bytes, offset: int) -> int:
+    return offset + int(struct.unpack_from("<I", data, offset)[0])
 
 
 def _table_field(data: bytes, table: int, number: int) -> int:

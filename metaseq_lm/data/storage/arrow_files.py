@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, read with pyarrow in a few rows at a time; what a file is, its content says."""
+"""Parquet and Arrow files, read with pyarrow some rows at a time and recognised by content."""
 
 import json
 import os
@@ -33,10 +33,10 @@ def arrow_batches(
     check_schema: Callable[[Any], None],
     columns: list[str] | None = None,
 ) -> Iterator[tuple[Any, float]]:
-    """Yield record batches of at most ROWS rows, in bounded memory, and the share of the file read by then.
+    """Yield record batches of at most ROWS rows, and the share of the file read by then.
 
-    `check_schema` gets the schema before; of Parquet only `columns` are read. MetaseqError for a cell
-    that is too long.
+    `check_schema` gets the schema before; of Parquet only `columns` are read. MetaseqError for a
+    cell that is too long.
     """
     try:
         import pyarrow
@@ -55,7 +55,8 @@ def arrow_batches(
             raise MetaseqError(f"{file}: too little memory behind row {number}: {error}") from error
         except (pyarrow.ArrowException, OSError) as error:
             raise MetaseqError(
-                f"{file}: damaged behind row {number}: {str(error).rstrip('.')}. Copy or write the file again."
+                f"{file}: damaged behind row {number}: {str(error).rstrip('.')}. Copy or write the "
+                "file again."
             ) from error
 
 
@@ -128,8 +129,8 @@ class ArrowFile(TextFile):
                 rows = list(converters[0].rows(batch))
             except UnicodeDecodeError as error:
                 raise MetaseqError(
-                    f"{self}: invalid UTF-8 in the {len(batch)} rows behind row {number}; write the "
-                    "file again"
+                    f"{self}: invalid UTF-8 in the {len(batch)} rows behind row {number}; write "
+                    "the file again"
                 ) from error
             number += len(batch)
             for row in rows:

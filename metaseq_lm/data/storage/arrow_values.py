@@ -1,8 +1,8 @@
 """Rows of Arrow record batches as objects of JSON.
 
 Text may be marked as binary, as programs do that know no type of text. Numbers of classes have the
-names that the library datasets stored for them; NaN is null. A value of a type that JSON lacks, such
-as a timestamp, a map or an image, is an object that names the type, see `unreadable_type`.
+names that the library datasets stored for them; NaN is null. A value of a type that JSON lacks,
+such as a timestamp, a map or an image, is an object that names the type, see `unreadable_type`.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ class BinaryColumn:
 class RowConverter:
     """Converts record batches of one schema.
 
-    Bytes that are no UTF-8 are decoded from `encoding`, and stay in the text as surrogates where they
-    cannot be. MetaseqError, which begins with `where`, for a column name that occurs twice.
+    Bytes that are no UTF-8 are decoded from `encoding`, and stay in the text as surrogates where
+    they cannot be. MetaseqError, which begins with `where`, for a column name that occurs twice.
     """
 
     def __init__(self, schema: Any, where: str, encoding: str = "utf-8") -> None:
@@ -85,7 +85,7 @@ class RowConverter:
             }
 
     def _convert(self, kind: Any, feature: Any) -> Convert:
-        """Return the function that converts the values of a type and of what datasets notes of it."""
+        """Return the function that converts values of a type, with the notes of `datasets`."""
         import pyarrow
 
         types = pyarrow.types

@@ -26,7 +26,8 @@ _SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
 _BLANK = re.compile(r"[ \t\r\f\v]+")
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
 _WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
-# An id, a head (the seventh field) that is a number, and as many fields as these: tables have ids, too.
+# An id, a head (the seventh field) that is a number, and as many fields as these: tables have ids,
+# too.
 _CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){5}\t(?:\d*|_)(?:\t[^\t]*){3}")
 # A quoted text or a number, with the next field right behind it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
@@ -61,14 +62,15 @@ REMEDIES = {
     **dict.fromkeys(RECORDS, COLUMN_REMEDY),
     Kind.TABLE: f"{COLUMN_REMEDY}; --columns A,B,... names those of a table without header row",
     Kind.TEXT: "a corpus is made of it with --trainpref alone, sentences of words with --words",
-    Kind.JSON_LISTS: "write an object for each row, for example with jq -c '{text: .[0], label: .[1]}'",
+    Kind.JSON_LISTS: "write an object for each row, for example with "
+    "jq -c '{text: .[0], label: .[1]}'",
     Kind.JSON_COLUMNS: "write an object for each row, for example with pandas' "
     "to_json(orient='records', lines=True)",
     Kind.SQUAD: "make a set of questions of it with --benchmark squad/v1.1 or squad/v2.0",
     Kind.COLUMNS: "make a set of it with --tagged NAME",
     Kind.CONLLU: "make a set of it with --treebank NAME or --tagged NAME",
-    Kind.FASTTEXT: rf"write a table, for example with sed 's/^{FASTTEXT}\([^ ]*\) */\1\t/', and make a set "
-    "of it with --labelled NAME --columns label,text",
+    Kind.FASTTEXT: rf"write a table, for example with sed 's/^{FASTTEXT}\([^ ]*\) */\1\t/', "
+    "and make a set of it with --labelled NAME --columns label,text",
     Kind.HTML: "extract its text first",
     Kind.XML: "extract its text first",
 }
@@ -80,7 +82,8 @@ class Content:
 
     Attributes:
         kind: The kind.
-        names: The columns of the header row of a table, the fields of the first JSON object; else ().
+        names: The columns of the header row of a table, the fields of the first JSON object; else
+            ().
         delimiter: The character between the fields of a table.
         width: How many fields the rows of a table have.
     """
@@ -107,7 +110,7 @@ def recognise(file: TextFile) -> Content:
 
 
 def first_lines(file: TextFile) -> list[str]:
-    """Return the lines in the first HEAD bytes of a file, at most HEAD_LINES; the last may be cut."""
+    """Return the lines in the first HEAD bytes, at most HEAD_LINES; the last may be cut."""
     block = next(blocks(file, HEAD), None)
     text = "" if block is None else block.data.decode("utf-8", "replace")
     return [line.removesuffix("\r") for line in text.split("\n")[:HEAD_LINES]]
@@ -136,7 +139,7 @@ def is_conllu(file: TextFile) -> bool:
 
 
 def check_kind(file: TextFile, kinds: frozenset[Kind], expected: str) -> None:
-    """Raise a MetaseqError that says what a file is, and what reads it, unless it is one of `kinds`.
+    """Raise a MetaseqError that names a file's kind and what reads it unless it is in `kinds`.
 
     `expected` names these. What reads PLAIN text has an option --plain-text.
     """
@@ -174,7 +177,8 @@ def _json(lines: Sequence[str]) -> Content | None:
         return Content(Kind.JSON_ARRAY)
     if _SQUAD.search(text):
         return Content(Kind.SQUAD)
-    # A first line that is no JSON is longer than the lines looked at, damaged, or not the whole object.
+    # A first line that is no JSON is longer than the lines looked at, damaged, or not the whole
+    # object.
     one_a_line = len(lines) == 1 or _share(v is not None for v in values[1:]) > 0.5
     return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
 
@@ -227,7 +231,7 @@ def _table(lines: Sequence[str]) -> Content | None:
 
 
 def _header(lines: Sequence[str], delimiter: str) -> list[str]:
-    """Return the names in the first line of a table with at least two columns; [] for other text."""
+    """Return the names in the header of a table of two columns or more; [] for other text."""
     try:
         rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter))
     except csv.Error:

@@ -66,7 +66,7 @@ class _Header:
         version, code, self.count = struct.unpack_from("<QBQ", head, len(MAGIC))
         if version != VERSION:
             raise MetaseqError(f"{path}: format version {version}; this program reads {VERSION}.")
-        # The sequence count stands at the same place in both layouts, and Megatron's index is
+        # The sequence count has the same offset in both layouts, and Megatron's index is
         # always at least 8 bytes longer, so one file size never fits both.
         self.documents: int | None = None
         self.start = FAIRSEQ_HEADER
@@ -169,7 +169,7 @@ class IndexedDataset:
         return sizes, starts
 
     def read_sizes(self, chunk: int) -> Iterator[np.ndarray]:
-        """Yield the sizes of `chunk` sequences after the other, int32; MetaseqError if one is negative."""
+        """Yield sizes, int32, of `chunk` sequences at a time; MetaseqError for a negative one."""
         with open(self._index, "rb") as file:
             file.seek(self._header.start)
             for first in range(0, len(self), chunk):
@@ -204,8 +204,8 @@ class IndexedDataset:
 
     def _broken_pointer(self, sequence: int, stored: int, expected: int) -> MetaseqError:
         return self._broken(
-            f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it overflow "
-            "past 2 GiB)."
+            f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it "
+            "overflow past 2 GiB)."
         )
 
     @property
@@ -278,7 +278,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class IndexedWriter:
-    """Write a `.bin/.idx` pair; nothing stands under the final names before a clean end.
+    """Write a `.bin/.idx` pair under temporary names, renamed at a clean end.
 
     A context manager: leaving it cleanly fsyncs and renames both files, an exception removes
     what was written. Memory is 4 bytes per sequence. Every sequence is a document of its own, or,

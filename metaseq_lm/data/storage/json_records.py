@@ -1,4 +1,4 @@
-"""Objects of JSON: one a line, over several lines, in an array, or in the array of the field "data"."""
+"""JSON objects: one a line, over several lines, in an array, or in the array of field "data"."""
 
 import contextlib
 import json
@@ -116,7 +116,7 @@ class _Stream:
         raise MetaseqError(f"{self._file}:{line}: not valid JSON: {reason}")
 
     def _read(self) -> bool:
-        """Append lines to the rest of the text, so many that it doubles; return whether there were any."""
+        """Append lines until the text has doubled; return whether there were any."""
         parts, size = [self._text[self._place :]], 0
         for number, text, bad in self._lines:
             self._line = number

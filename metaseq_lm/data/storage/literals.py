@@ -41,7 +41,7 @@ def read_literal(text: str) -> Any:
 
 
 class _Tokens:
-    """The tokens of a text, read from left to right; ValueError at what is no literal."""
+    """The tokens of a text, read from left to right; ValueError for other text than a literal."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
@@ -110,11 +110,11 @@ class _Tokens:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    place = 0
-    while place < len(text.rstrip()):
-        match = _TOKEN.match(text, place)
+    position = 0
+    while position < len(text.rstrip()):
+        match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
-            raise ValueError(f"no literal at {place}")
+            raise ValueError(f"no literal at {position}")
         yield match.lastgroup, match[match.lastgroup]
-        place = match.end()
+        position = match.end()
     yield END

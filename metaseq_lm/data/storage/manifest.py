@@ -1,4 +1,4 @@
-"""`manifest.json`: what stands in a data folder, how it was made, and checksums of every block."""
+"""`manifest.json`: the content of a data folder, its command, and checksums of every block."""
 
 import hashlib
 import json
@@ -112,7 +112,7 @@ class Manifest:
             raise MetaseqError(f"{folder}: no split '{split}'; there are {names}")
 
     def check(self) -> None:
-        """Raise TypeError, ValueError, KeyError or AttributeError if a part is not what it should be.
+        """Raise TypeError, ValueError, KeyError or AttributeError for a part of a wrong form.
 
         Names of files and splits are names: they lead out of no folder.
         """
@@ -189,8 +189,8 @@ def require_data_folder(folder: str | Path) -> None:
     """Raise UsageError if there is no such folder."""
     if not Path(folder).is_dir():
         raise UsageError(
-            f"{folder}: there is no such data folder; make it with 'preprocess', or name another (DATA "
-            "of train and sweep, --data of other commands)"
+            f"{folder}: there is no such data folder; make it with 'preprocess', or name another "
+            "(DATA of train and sweep, --data of other commands)"
         )
 
 
@@ -208,7 +208,7 @@ def tokenizer_hash(folder: str | Path) -> str | None:
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:
-    """Raise MetaseqError unless `fingerprint`, the tokenizer of a set, is that of the folder around it."""
+    """Raise MetaseqError unless a set's tokenizer, `fingerprint`, is that of the data folder."""
     corpus = tokenizer_hash(folder.parent)
     if corpus is not None and corpus != fingerprint:
         raise MetaseqError(
@@ -221,8 +221,8 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
 
     Of one `split` of a labelled set it is that of its rows and of the classes. It depends on the
     content only: not on the place, the time or the command. It comes from the checksums of the
-    manifest, whose files must be there in full (MetaseqError); a folder without one (made by another
-    program) is read whole.
+    manifest, whose files must be there in full (MetaseqError); a folder without one (made by
+    another program) is read whole.
     """
     folder = Path(folder)
     if (folder / MANIFEST_FILE).is_file():
@@ -249,7 +249,7 @@ def is_small(manifest: Manifest) -> bool:
 
 
 def fingerprint_of_run(folder: str | Path, options: Any) -> str:
-    """Return the fingerprint of a data folder and of the sets inside it that `options` name, if any.
+    """Return the fingerprint of a data folder and of its sets that `options` name.
 
     `options` are those of the task: any text in them that is the name of a set counts.
     """
@@ -276,7 +276,7 @@ def sets_named(folder: str | Path, options: Any) -> list[str]:
 
 
 def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
-    """Return the classes, in their order, of those sets named by the `options` of a task that have some.
+    """Return the ordered classes of the sets, if they have any, that a task's `options` name.
 
     The name HERE is the data folder itself; real values have no classes, [].
     """
@@ -287,7 +287,7 @@ def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
 
 
 def classes_of(folder: str | Path) -> list[str]:
-    """Return the classes of a labelled set in their order; MetaseqError for data without classes."""
+    """Return the ordered classes of a labelled set; MetaseqError if it has none."""
     classes = labels_in(folder, {}).get(HERE)
     if not classes:
         raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")

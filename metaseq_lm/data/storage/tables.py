@@ -1,4 +1,4 @@
-"""Rows of CSV (RFC 4180) and TSV files; what a file is, is decided by its content."""
+"""Rows of CSV (RFC 4180) and TSV files, told apart by their content."""
 
 import io
 import re
@@ -28,7 +28,7 @@ _OUTSIDE_QUOTES = re.compile(r'[^"\t]*(?=\t|$)')
 class TableFormat:
     """The character between the fields of a row, and whether quotes around a field are syntax.
 
-    `remark` says what was decided of the quotes of a TSV file, if there are some.
+    `remark` says whether the quotes of a TSV file, if any, were read as marks or as text.
     """
 
     delimiter: str = "\t"
@@ -76,8 +76,9 @@ def table_delimiter(file: TextFile, has_header: bool = True) -> str:
 def _tsv_format(file: TextFile) -> TableFormat:
     """Return the format of a TSV file, decided by all of it.
 
-    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or if they
-    have it both ways, no quotes hold a line end, and some marks are doubled or all names in the header quoted.
+    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or
+    if they have it both ways, no quotes hold a line end, and some marks are doubled or all names in
+    the header quoted.
     """
     plain_width = width = rows = quoted_rows = tabs = 0
     is_plain, is_open, has_joined, evident = True, False, False, False
@@ -115,24 +116,24 @@ def _tsv_format(file: TextFile) -> TableFormat:
 
 
 def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
-    """Return how many fields a line has, whether the last one is open, and whether a mark is doubled.
+    """Return a line's number of fields, whether the last is open, and if a mark is doubled.
 
     `is_open` says that the line begins within quotes. None for quotes that RFC 4180 does not allow.
     """
-    place, count, has_doubled = 0, 1, False
+    position, count, has_doubled = 0, 1, False
     while True:
-        if not is_open and text.startswith('"', place):
-            is_open, place = True, place + 1
-        match = (_WITHIN_QUOTES if is_open else _OUTSIDE_QUOTES).match(text, place)
+        if not is_open and text.startswith('"', position):
+            is_open, position = True, position + 1
+        match = (_WITHIN_QUOTES if is_open else _OUTSIDE_QUOTES).match(text, position)
         if match is None:
             return None
         if is_open:
             has_doubled = has_doubled or '""' in match[0]
             is_open = not match[1]
-        place = match.end()
-        if place == len(text):
+        position = match.end()
+        if position == len(text):
             return count, is_open, has_doubled
-        count, place = count + 1, place + 1
+        count, position = count + 1, position + 1
 
 
 def joins_rows(fields: Sequence[str], delimiter: str) -> bool:
@@ -161,7 +162,7 @@ def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[st
 
 
 class _QuotedRows:
-    """Iterates over rows as the csv module reads them, but its fields take no more memory than their text."""
+    """Iterates over rows as the csv module does, but in no more memory than their text takes."""
 
     def __init__(self, file: TextFile, delimiter: str) -> None:
         self._file, self._delimiter = file, delimiter
@@ -225,6 +226,6 @@ class _QuotedRows:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise MetaseqError(
-            f"{self._file}:{self._first}: {reason}; in a quoted field quotation marks are doubled. Mend "
-            "the row, or give --quoting none if quotation marks are a part of the text"
+            f"{self._file}:{self._first}: {reason}; in a quoted field quotation marks are doubled. "
+            "Mend the row, or give --quoting none if quotation marks are a part of the text"
         )

@@ -1,11 +1,11 @@
-"""Whether a file is text, told by its bytes: binary data, another encoding, damage.
+"""Checks by its bytes that a file is text: no binary data, no other encoding, no damage.
 
-What is no text in UTF-8 would otherwise be learned, without a word, as if it were.
+Without them a model would be trained on such data without any error.
 """
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.data.storage.file_kinds import HEAD
@@ -15,28 +15,17 @@ DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damag
 MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
 LONE_CR = re.compile(rb"\r(?!\r|\n)")
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-EAST_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7a3\uff01-\uff5e]")
-HIRAGANA, HANGUL = re.compile("[\u3041-\u3096]"), re.compile("[\uac00-\ud7a3]")
-# Encodings in which text of another one could be read, too, stand behind it: a pattern of what a
-# share of the characters above ASCII must be, the share, and the name that reads most files.
-EAST_ASIAN_ENCODINGS = (
-    ("shift_jis", HIRAGANA, 0.15, "shift_jis"),
-    ("euc_jp", HIRAGANA, 0.15, "euc_jp"),
-    ("euc_kr", HANGUL, 0.9, "euc_kr"),
-    ("gb2312", EAST_ASIAN, 0.9, "gb18030"),
-    ("big5", EAST_ASIAN, 0.9, "big5"),
-    ("gb18030", EAST_ASIAN, 0.9, "gb18030"),
-)
-# The characters that Windows has for the bytes 0x80 to 0x9F.
-WINDOWS = {ord(c): n for n in range(0x80, 0xA0) if (c := bytes([n]).decode("cp1252", "ignore"))}
+# Encodings other than Western ones that are looked for in text that is not UTF-8.
+ENCODINGS = ("cp1251", "koi8_r", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp037")
+UNICODE = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
 
 
 def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True) -> None:
     """Raise a MetaseqError unless a file is text in the encoding that it is read in.
 
-    All of it is read: if several lines hold invalid UTF-8 or NULs, and a share above DAMAGED_SHARE,
-    this is told, unless it is allowed, before any work is done. So is a line that is too long for those who
-    hold lines whole.
+    The whole file is read before any work is done. Several lines with invalid UTF-8 or NULs, and a
+    share above DAMAGED_SHARE of them, are an error unless `damage_allowed`; with `holds_lines`,
+    which is for readers that hold lines whole, so is a line that is too long.
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:
@@ -49,11 +38,6 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
         raise MetaseqError(f"{file}: is UTF-8, not {file.encoding}; leave --encoding out")
     if damage_allowed:
         return
-    if file.is_utf8 and _is_encoded_twice(head):
-        raise MetaseqError(
-            f'{file}: its letters are encoded twice, such as "Ã©" for "é"; mend it, for example with '
-            "iconv -f utf-8 -t cp1252 OLD > NEW, or allow it with --on-bad-utf8 replace"
-        )
     lines = invalid = nuls = first = 0
     sample = b""
     last_damaged = 0  # a line may be several blocks
@@ -82,13 +66,16 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     allow = "or allow the damage with --on-bad-utf8 replace or skip"
     if nuls > invalid:
         raise MetaseqError(
-            f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; remove "
-            f"them, for example with tr -d '\\000' < OLD > NEW, {allow}"
+            f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; "
+            f"remove them, for example with tr -d '\\000' < OLD > NEW, {allow}"
         )
     guess = guess_encoding(sample)
+    remedy = f"perhaps the text is {guess}: convert it with --encoding {guess} (or with iconv)"
+    if not guess:
+        remedy = "name its encoding with --encoding"
     raise MetaseqError(
         f"{file}: {invalid:,} of {lines:,} lines hold invalid UTF-8, the first is line {first}; "
-        f"perhaps the text is {guess}: convert it with --encoding {guess} (or with iconv), {allow}"
+        f"{remedy}, {allow}"
     )
 
 
@@ -106,21 +93,6 @@ def _valid(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _is_encoded_twice(head: bytes) -> bool:
-    """Return whether bytes are UTF-8 that was taken for another encoding and encoded again."""
-    lines = [
-        line for line in head.decode("utf-8", "replace").split("\n")[:-1] if not line.isascii()
-    ]
-    return len(lines) > 1 and 2 * sum(map(_reads_as_utf8, lines)) > len(lines)
-
-
-def _reads_as_utf8(line: str) -> bool:
-    try:
-        return not line.translate(WINDOWS).encode("latin-1").decode("utf-8").isascii()
-    except UnicodeError:
-        return False
 
 
 def _is_other_utf8(head: bytes, encoding: str) -> bool:
@@ -158,37 +130,36 @@ def describe_bytes(head: bytes) -> str:
 
 
 def _describe_nuls(head: bytes) -> str:
-    share = head.count(b"\0") / len(head)
-    # Plain text with a few NULs could be East Asian UTF-16, of which few bytes are NUL.
-    is_text = share < MANY_HIGH and _decodes(head.replace(b"\0", b""), "utf-8")
-    for width, least in () if is_text else (("32", 0.5), ("16", 0.001)):
-        for order in ("le", "be"):
-            encoding = f"utf-{width}-{order}"
-            if share > least and _decodes(head, encoding):
-                text = codecs.getincrementaldecoder(encoding)().decode(head)
-                # The wrong order makes rare characters of spaces and line ends.
-                if "\0" not in text and (" " in text or "\n" in text):
-                    return f"UTF-{width} without a byte order mark; convert it with --encoding {encoding}"
-    if share > DAMAGED_SHARE or not _valid(head[: head.index(b"\0")]):
+    # Text with a few NULs would pass as East Asian UTF-16.
+    is_text = head.count(b"\0") < MANY_HIGH * len(head) and _decodes(
+        head.replace(b"\0", b""), "utf-8"
+    )
+    if not is_text and (encoding := _detect(head, UNICODE)):
+        kind = "-".join(encoding.upper().split("-")[:2])
+        return f"{kind} without a byte order mark; convert it with --encoding {encoding}"
+    if head.count(b"\0") > DAMAGED_SHARE * len(head) or not _valid(head[: head.index(b"\0")]):
         return "binary data, not text (it holds NUL bytes)"
     return ""
 
 
 def guess_encoding(sample: bytes) -> str:
-    """Return the likely encoding of text that is not UTF-8."""
-    if b" " not in sample and sample.count(b"@") > 0.05 * len(sample):
-        return "cp037"  # of IBM; blanks are "@"
+    """Return the likely encoding of text that is not UTF-8, "" where there is none.
+
+    Text with few bytes above ASCII is Western; the bytes 0x80 to 0x9F are letters in cp1252 only.
+    """
     high = [byte for byte in sample if byte >= 0x80]
     if len(high) < MANY_HIGH * len(sample):
         return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
-    for encoding, pattern, share, name in EAST_ASIAN_ENCODINGS:
-        if _decodes(sample, encoding):
-            text = codecs.getincrementaldecoder(encoding)().decode(sample)
-            others = [character for character in text if not character.isascii()]
-            if len(pattern.findall(text)) > share * len(others):
-                return name
+    if detected := _detect(sample, ENCODINGS):
+        return detected
+    # Short lines between curly quotes have many bytes above ASCII, but few letters there.
     letters = sum(byte >= 0xC0 for byte in high)
-    if letters < MANY_HIGH * len(sample):
-        return "cp1252"
-    # Small letters, which most letters are, are the last 32 of one and the last but 32 of the other.
-    return "cp1251" if 2 * sum(byte >= 0xE0 for byte in high) > letters else "koi8-r"
+    return "cp1252" if letters < MANY_HIGH * len(sample) else ""
+
+
+def _detect(data: bytes, encodings: Sequence[str]) -> str:
+    """Return the most likely of `encodings` by charset-normalizer, "" if none fits."""
+    from charset_normalizer import from_bytes
+
+    match = from_bytes(data, cp_isolation=list(encodings)).best()
+    return match.encoding.replace("_", "-") if match else ""

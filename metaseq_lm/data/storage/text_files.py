@@ -1,7 +1,8 @@
 """Reading text files of any size, with any bytes in them, in bounded memory.
 
-Only "\\n" and "\\r\\n" end a line, which is a document or a sentence. Files may be compressed (by suffix).
-"-" is standard input, kept in an unnamed temporary file because text is read more than once.
+Only "\\n" and "\\r\\n" end a line, which is a document or a sentence. Files may be compressed (by
+suffix). "-" is standard input, kept in an unnamed temporary file because text is read more than
+once.
 """
 
 import bz2
@@ -34,7 +35,7 @@ STANDARD_INPUT = "-"
 
 
 class ZstdReader:
-    """Reads zstd data; EOFError at a frame that does not end, which zstandard's own reader hides."""
+    """Reads zstd data; EOFError for a frame without end, which zstandard's reader hides."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         try:
@@ -83,14 +84,18 @@ OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 PICKLE = (
     "a Python pickle, which is not opened, because it can run code; write its text to a file first"
 )
-COLUMN_REMEDY = "name the column of the text with --text-column NAME, or make a labelled set of it with --labelled NAME"
-# The first bytes of what is no text in UTF-8, with the remedy.
+COLUMN_REMEDY = (
+    "name the column of the text with --text-column NAME, or make a labelled set of it with "
+    "--labelled NAME"
+)
+# The first bytes of files that are not UTF-8 text, with the remedy.
 SIGNS = {
     b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
     b"PAR1": f"a Parquet file; {COLUMN_REMEDY}",
     b"ARROW1": f"an Arrow file; {COLUMN_REMEDY}",
     b"\xff\xff\xff\xff": f"an Arrow stream; {COLUMN_REMEDY}",
-    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text or CSV, first",
+    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text or "
+    "CSV, first",
     b"\xd0\xcf\x11\xe0": "a Word or Excel document; save it as plain text or CSV first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
     b"Rar!": "a RAR archive; unpack it first",
@@ -154,7 +159,7 @@ class TextFile:
         return self.raw_chunks(size) if self.is_utf8 else self._converted(self.raw_chunks(size))
 
     def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the content in chunks, unpacked but not converted, and the bytes read from the disk."""
+        """Yield unpacked, unconverted content in chunks, and the bytes read from the disk."""
         return _chunks(self.path, size, self.is_utf8)
 
     def _converted(self, chunks: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
@@ -278,8 +283,8 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
     if not stat.S_ISREG(status.st_mode):
         # It is read twice: for the tokenizer and to binarise.
         raise MetaseqError(
-            f"{path}: is not a regular file; give - and the text on standard input, or write it to a "
-            "file first"
+            f"{path}: is not a regular file; give - and the text on standard input, or write it to "
+            "a file first"
         )
     if not status.st_size:
         raise MetaseqError(f"{path}: is empty (0 bytes)")
@@ -303,7 +308,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
 
 
 def text_files(paths: Iterable[Path]) -> list[Path]:
-    """Return files, and for a folder all in it in order of names, but those that begin with "." or "_"."""
+    """Return files, and those in folders in order of names unless they begin with "." or "_"."""
     files: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -315,27 +320,26 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             raise MetaseqError(f"{path}: a dataset of several splits; give one, such as {split}")
         # A folder of the library datasets has JSON files beside its Arrow files.
         pattern = "*.arrow" if (path / "state.json").is_file() else "*"
-        inside = [
-            file
-            for file in sorted(path.rglob(pattern))
-            if not any(part[0] in "._" for part in file.relative_to(path).parts)
-            and not file.is_dir()
-        ]
+        inside = []
+        for file in sorted(path.rglob(pattern)):
+            is_hidden = any(part[0] in "._" for part in file.relative_to(path).parts)
+            if not is_hidden and not file.is_dir():
+                inside.append(file)
         if not inside:
             raise MetaseqError(f"{path}: is a directory without text files")
         tops = {file.relative_to(path).parts[0] for file in inside}
         splits = {match[1] for top in tops if (match := OTHER_SPLIT.match(top))}
         if "train" in splits and len(splits) > 1:
             raise MetaseqError(
-                f"{path}: holds files of several splits ({', '.join(sorted(splits))}); give those of one, "
-                f"such as {path}/train*"
+                f"{path}: holds files of several splits ({', '.join(sorted(splits))}); give those "
+                f"of one, such as {path}/train*"
             )
         files += inside
     return files
 
 
 def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[bytes, int]]:
-    """Put lines, each with the bytes read from the disk by then, together to chunks of `size` bytes."""
+    """Join lines, each with the bytes read from the disk by then, to chunks of `size` bytes."""
     content, read = bytearray(), 0
     for line, read in lines:
         content += line
@@ -381,7 +385,7 @@ def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix that says what a file holds, that of packing aside; "" if it has none."""
+    """Return the suffix of a file's format without that of its packing; "" if it has none."""
     suffixes = [suffix for suffix in map(str.lower, path.suffixes) if suffix not in OPENERS]
     return suffixes[-1] if suffixes else ""
 
@@ -416,7 +420,7 @@ def pieces(line: bytes) -> list[bytes]:
 
 
 def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
-    """Yield a file in blocks of about `size` bytes; MetaseqError if it cannot be read or a line is too long."""
+    """Yield a file in blocks of about `size` bytes; MetaseqError for a line that is too long."""
     rest, line, inside, read, length = b"", 1, False, 0, 0
     for chunk, read in file.chunks(size):
         rest += chunk

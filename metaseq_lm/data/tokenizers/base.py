@@ -4,6 +4,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -109,7 +110,7 @@ class Tokenizer(ABC):
         """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
         encoded = self.encode_batch(lines)
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        flat = (i for ids in encoded for i in ids)
+        flat = chain.from_iterable(encoded)
         return np.fromiter(flat, self.dtype, int(sizes.sum())), sizes
 
     @property

@@ -73,7 +73,7 @@ class PackedTokenizer(Tokenizer):
     @classmethod
     @abstractmethod
     def check_json(cls, content: Json, split: Json, model: Json) -> None:
-        """Raise ValueError unless a `tokenizer.json`, its pre_tokenizer and model are of this kind."""
+        """Raise ValueError unless the parts of a `tokenizer.json` are of this kind."""
 
     @classmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:

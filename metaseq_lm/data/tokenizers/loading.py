@@ -123,8 +123,8 @@ def transformers_source(folder: Path) -> Source:
         return Source("sentencepiece_unigram", pieces, pieces.read_bytes())
     raise MissingError(
         f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json, vocab.txt, vocab.json with "
-        "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, or write "
-        "the tokenizer of a transformers model into its folder with save_pretrained"
+        "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, "
+        "or write the tokenizer of a transformers model into its folder with save_pretrained"
     )
 
 
@@ -146,8 +146,8 @@ def _kind(model: bytes) -> str:
 def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
     """Return a `tokenizer.json` of WordPiece as the transformers library understands it.
 
-    For the classes of BERT, DistilBERT and ELECTRA tokenizer_config.json, with the library's defaults for what it
-    does not say, wins over the normalizer in the file.
+    For the classes of BERT, DistilBERT and ELECTRA tokenizer_config.json, with the library's
+    defaults for what it does not say, wins over the normalizer in the file.
     """
     content = json.loads(model)
     normalizer = content.get("normalizer")

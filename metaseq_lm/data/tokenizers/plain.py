@@ -48,7 +48,10 @@ class PlainTokenizer(Tokenizer):
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         get, unk = self._ids.get, self.vocabulary.unk
         assert unk is not None
-        return [[get(unit, unk) for unit in self.units(line)] for line in lines]
+        encoded = []
+        for line in lines:
+            encoded.append([get(unit, unk) for unit in self.units(line)])
+        return encoded
 
     def join(self, symbols: Iterable[str]) -> str:
         return self.joiner.join(symbols)
@@ -105,8 +108,8 @@ class WordTokenizer(PlainTokenizer):
             matches = list(self._word.finditer(line, timeout=PATTERN_SECONDS))
         except TimeoutError as error:
             raise MetaseqError(
-                f"the pattern of words {self.pattern!r} takes more than {PATTERN_SECONDS} seconds on the text "
-                f"{line[:40]!r}; use one without repetitions inside repetitions"
+                f"the pattern of words {self.pattern!r} takes more than {PATTERN_SECONDS} seconds "
+                f"on the text {line[:40]!r}; use one without repetitions inside repetitions"
             ) from error
         return (match.span() for match in matches if match.group())
 

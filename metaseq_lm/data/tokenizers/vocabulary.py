@@ -12,8 +12,8 @@ PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
 LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
 
-# Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers library:
-# Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
+# Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers
+# library: Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
 FAMILIES = {
     "bert": (PAD, MASK, SEP, "[CLS]", UNK),
     "roberta": ("<pad>", "<mask>", "</s>", "<s>", "<unk>"),
@@ -67,8 +67,8 @@ class Vocabulary:
     """The symbols of a tokenizer in id order, and how often each occurs in the training text.
 
     In the layout of this package the special symbols come first: [PAD] [MASK] [SEP] [CLS0] ... and
-    [UNK]. Otherwise all special symbols of exactly one family must be there, at any ids, and there is
-    one task token.
+    [UNK]. Otherwise all special symbols of exactly one family must be there, at any ids, and there
+    is one task token.
 
     Attributes:
         symbols: The symbols in id order.
@@ -113,8 +113,8 @@ class Vocabulary:
         if len(whole) != 1:
             known = " or ".join(map(" ".join, FAMILIES.values()))
             raise ValueError(
-                f"the first symbols are {self.symbols[:3]}, not {[PAD, MASK, SEP]}, and of the special "
-                f"symbols {known} {'both sets are' if whole else 'neither set is'} complete"
+                f"the first symbols are {self.symbols[:3]}, not {[PAD, MASK, SEP]}, and of the "
+                f"special symbols {known} {'both sets are' if whole else 'neither set is'} complete"
             )
         self.layout = whole[0]
         ids = [self._ids[symbol] for symbol in FAMILIES[self.layout]]
@@ -139,8 +139,9 @@ class Vocabulary:
         """Return the id of `[CLSn]`; MetaseqError if the vocabulary has fewer task tokens."""
         if n and self.layout != "own":
             raise MetaseqError(
-                f"the vocabulary is {self.layout}'s and has one task token, {self.symbols[self._cls]}, "
-                f"which stands for [CLS0]; [CLS{n}] needs a tokenizer that preprocess trained"
+                f"the vocabulary is {self.layout}'s and has one task token, "
+                f"{self.symbols[self._cls]}, which stands for [CLS0]; [CLS{n}] needs a tokenizer "
+                "that preprocess trained"
             )
         if not 0 <= n < self.task_tokens:
             raise MetaseqError(

@@ -76,8 +76,8 @@ class WordPiece(PackedTokenizer):
     ) -> Self:
         """Learn pieces from `lines`; the distinct words are held in memory.
 
-        Pairs are merged by how often they occur, as in the library's own trainer, until `vocab_size`
-        or no pair occurs `min_frequency` times; `cased` keeps case and accents.
+        Pairs are merged by how often they occur, as in the library's own trainer, until
+        `vocab_size` or no pair occurs `min_frequency` times; `cased` keeps case and accents.
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
         library = wordpiece_library(ids, LONGEST_WORD, cased)
@@ -143,9 +143,9 @@ def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter
 def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[str]:
     """Return at most `room` pieces in the order they were learnt.
 
-    The library's WordPiece trainer takes the pieces of single characters in a random order, on which
-    the rest depends. Here its BPE trainer, which has none, learns on words whose characters after
-    the first are replaced by marks.
+    The library's WordPiece trainer takes the pieces of single characters in a random order, on
+    which the rest depends. Here its BPE trainer, which has none, learns on words whose characters
+    after the first are replaced by marks.
     """
     # Code point -> the private character that stands for it inside a word.
     marks: dict[int, int] = defaultdict(count(PRIVATE).__next__)
@@ -163,8 +163,11 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     library.train_from_iterator(_repeated(counted), trainer)
     original = {chr(mark): chr(point) for point, mark in marks.items()}
     learnt = symbols_in_order(library)
-    texts = ("".join(original.get(c, c) for c in symbol) for symbol in learnt)
-    return [INSIDE * (symbol[0] in original) + text for symbol, text in zip(learnt, texts)]
+    symbols = []
+    for symbol in learnt:
+        text = "".join(original.get(character, character) for character in symbol)
+        symbols.append(INSIDE + text if symbol[0] in original else text)
+    return symbols
 
 
 def _repeated(words: Iterable[tuple[str, int]]) -> Iterator[str]:

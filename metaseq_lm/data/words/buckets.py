@@ -13,8 +13,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 
 BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
@@ -28,8 +28,8 @@ class BucketsConfig:
 
     buckets: list[int] = option(
         list(BUCKETS),
-        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; a "
-        "training batch is of one bucket, so more of them save time on padding",
+        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; "
+        "a training batch is of one bucket, so more of them save time on padding",
     )
 
 
@@ -42,8 +42,8 @@ class Bucketed:
 
     Args:
         lengths: The words of each sentence (sentences,).
-        batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of about
-            batch_size times the mean of sqrt(length).
+        batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of
+            about batch_size times the mean of sqrt(length).
         seed: The seed of the run.
         name: The name of the stream.
         samples: The sentences to use; all by default.
@@ -86,8 +86,7 @@ class Bucketed:
         if pieces > 1:
             random_streams.generator(seed, name, "pieces").shuffle(chosen)
         self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
-        counts = [sum(n for _, n in buckets) for buckets in self._buckets]
-        self._ends = np.cumsum(counts)
+        self._ends = np.cumsum([number_of_batches(buckets) for buckets in self._buckets])
         self.per_epoch = int(self._ends[-1])
         # A number of sentences that no batch falls below in any epoch.
         self.smallest = self.count
@@ -108,19 +107,19 @@ class Bucketed:
 
     def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
-        place = np.searchsorted(self._begins, self._lengths[samples], side="right")
+        bucket_numbers = np.searchsorted(self._begins, self._lengths[samples], side="right")
         buckets: list[np.ndarray] = []
 
-        def few() -> bool:
+        def is_small() -> bool:
             return float(self._weights(buckets[-1]).sum()) < FEW * per_batch
 
         for number in range(len(self._begins) + 1):
-            members = samples[place == number]
-            if buckets and few():
+            members = samples[bucket_numbers == number]
+            if buckets and is_small():
                 buckets[-1] = np.concatenate([buckets[-1], members])
             elif len(members):
                 buckets.append(members)
-        if len(buckets) > 1 and few():
+        if len(buckets) > 1 and is_small():
             buckets[-2:] = [np.concatenate(buckets[-2:])]
         counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in buckets]
         return [(members, min(n, len(members))) for members, n in zip(buckets, counts)]
@@ -142,10 +141,18 @@ class Bucketed:
         return self._batches(epoch, piece)[at - before].astype(np.int64)
 
 
+def number_of_batches(buckets: Sequence[tuple[np.ndarray, int]]) -> int:
+    """Return how many batches the buckets of a piece make."""
+    return sum(batches for _, batches in buckets)
+
+
 def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     """Return where to cut items of these weights into `batches` runs of about equal weight.
 
     int64 (batches - 1,); no run is empty.
+
+        >>> cuts(np.array([1.0, 1.0, 1.0, 1.0, 4.0, 4.0]), batches=3)
+        array([4, 5])
     """
     numbers = np.arange(1, batches)
     totals = np.cumsum(weights)

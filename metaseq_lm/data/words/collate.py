@@ -5,13 +5,13 @@ Shapes: B sentences, S positions of a row (words, start and end), M characters o
 
 import numpy as np
 
-from metaseq_lm.core.batch import WordBatch, as_tensor
+from metaseq_lm.core.batch import Layout, WordBatch, as_tensor
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, WORD_END, WORD_START
 
 
 def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
-    """Return `sentences` (B,) as rows `<start> words <end>` of at least `width` words, S = width + 2.
+    """Return `sentences` (B,) as rows `<start> words <end>` of `width` words, S = width + 2.
 
     Sizes: "rows" and "words".
     """
@@ -25,7 +25,7 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatc
     tokens[np.arange(len(rows)), lengths + 1] = END
     return WordBatch(
         tokens=as_tensor(tokens),
-        padding=as_tensor(at > lengths[:, None] + 1),
+        layout=Layout(as_tensor(at > lengths[:, None] + 1)),
         scored=as_tensor(scored),
         lengths=as_tensor(lengths),
         sizes={"rows": len(rows), "words": int(lengths.sum())},
@@ -35,8 +35,8 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatc
 def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
     """Return the `token_rows` of `sentences` (B,) with characters (B, S, M) and labels, if any.
 
-    A word's characters are padding, word start, its first 20 characters, word end, padding. Start and
-    end of a row have no characters, padding is all padding.
+    A word's characters are padding, word start, its first 20 characters, word end, padding. Start
+    and end of a row have no characters, padding is all padding.
     """
     rows = np.asarray(sentences, np.int64)
     batch = token_rows(data, rows, width)

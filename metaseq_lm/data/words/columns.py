@@ -1,8 +1,8 @@
 """Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
 
 In CoNLL columns words and labels stand between tabs or white space, in the first and last column
-unless others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code). CoNLL-U
-is the format of Universal Dependencies.
+unless others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code).
+CoNLL-U is the format of Universal Dependencies.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Sentence:
     labels: list[str]
     heads: list[int] | None = None
 
-    def place(self, word: int) -> str:
+    def location(self, word: int) -> str:
         """Return the file and line of a word, for complaints."""
         return f"{self.path}:{self.lines[word]}"
 
@@ -80,9 +80,9 @@ class SentenceReader:
 class ColumnReader(SentenceReader):
     """Reads words and labels from columns, counted from 0 or, if negative, from the right.
 
-    Tabs separate where each row looked at has some, so that a word may hold blanks; else white space
-    does. A header row is passed over. MetaseqError with file and line for a row that has not as many
-    columns as the first one, or lacks a column that is asked for.
+    Tabs separate where each row looked at has some, so that a word may hold blanks; else white
+    space does. A header row is passed over. MetaseqError with file and line for a row that has not
+    as many columns as the first one, or lacks a column that is asked for.
     """
 
     word_column: int = 0
@@ -98,7 +98,8 @@ class ColumnReader(SentenceReader):
         texts = [row[self.word_column] for row in rows if -len(row) <= self.word_column < len(row)]
         if sum(text.count(" ") for text in texts) > MOST_BLANKS * len(texts):
             raise MetaseqError(
-                f"{self.file}: column {self.word_column} holds texts, not words; {REMEDIES[Kind.TABLE]}"
+                f"{self.file}: column {self.word_column} holds texts, not words; "
+                f"{REMEDIES[Kind.TABLE]}"
             )
         return super().__iter__()
 
@@ -146,44 +147,48 @@ class ColumnReader(SentenceReader):
             same = columns[0] == columns[1] and self.word_column != self.label_column
             if same or not all(0 <= column < len(fields) for column in columns):
                 raise MetaseqError(
-                    f"{where}: {len(fields)} columns, but the word is column {self.word_column} and its "
-                    f"label column {self.label_column} (from 0; -1 is the last); a line is a word and its "
-                    "label with white space between them, a blank line ends a sentence. Choose with "
-                    "--word-column and --tag-column"
+                    f"{where}: {len(fields)} columns, but the word is column {self.word_column} "
+                    f"and its label column {self.label_column} (from 0; -1 is the last); a line is "
+                    "a word and its label with white space between them, a blank line ends a "
+                    "sentence. Choose with --word-column and --tag-column"
                 )
             self.n_columns = len(fields)
         if len(fields) != self.n_columns:
             between = "white space" if self._separator is _BLANKS else "tabs"
             raise MetaseqError(
                 f"{where}: {len(fields)} columns, but the rows before have {self.n_columns} with "
-                f"{between} between them, and a blank line ends a sentence: {' '.join(fields)[:60]!r}"
+                f"{between} between them, and a blank line ends a sentence: "
+                f"{' '.join(fields)[:60]!r}"
             )
         for column in (self.word_column, self.label_column):
             if not fields[column]:
                 raise MetaseqError(f"{where}: column {column} is empty")
 
     def _check_words(self, sentence: Sentence) -> None:
-        """Raise a MetaseqError if the first sentence shows that its words stand in another column."""
+        """Raise a MetaseqError if the first sentence has its words in another column."""
         words, column = sentence.words, self.word_column
-        # Of CoNLL-U without its tabs, too, with the ids of multi-word tokens (1-2) and empty nodes (3.1).
+        # Of CoNLL-U without its tabs, too, with the ids of multi-word tokens (1-2) and empty nodes
+        # (3.1).
         ids = [word for word in words if word.isdecimal()]
-        numbers = [[str(i + first) for i in range(len(ids))] for first in (0, 1)]
-        counts = all(map(_ID.fullmatch, words)) and ids in numbers
+        from_zero = list(map(str, range(len(ids))))
+        from_one = list(map(str, range(1, len(ids) + 1)))
+        counts = all(map(_ID.fullmatch, words)) and ids in (from_zero, from_one)
         is_constant = len(words) > 4 and len({*words}) == 1
         if self.n_columns > 2 and len(words) > 1 and (counts or is_constant):
             fault = "is the same in each row" if is_constant else "counts the words"
             raise MetaseqError(
-                f"{sentence.place(0)}: column {column} {fault} of the sentence ({words[0]}, {words[1]}, "
-                "...); choose the column of the words with --word-column, such as 1"
+                f"{sentence.location(0)}: column {column} {fault} of the sentence ({words[0]}, "
+                f"{words[1]}, ...); choose the column of the words with --word-column, such as 1"
             )
 
 
 @dataclass
 class HeadColumnReader(ColumnReader):
-    """Reads trees from columns whose label is HEAD-RELATION, 0 for the root (Clark et al. 2018, code).
+    """Reads trees from columns with labels HEAD-RELATION, 0 for the root (Clark et al. 2018, code).
 
     Only the first "-" separates, so a relation may hold more of them, which the author's own reader
-    cannot read. MetaseqError with file and line for anything else, and for a head outside the sentence.
+    cannot read. MetaseqError with file and line for anything else, and for a head outside the
+    sentence.
     """
 
     def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
@@ -193,7 +198,8 @@ class HeadColumnReader(ColumnReader):
             match = _HEAD.fullmatch(label)
             if match is None or len(match[1]) > 9:
                 raise MetaseqError(
-                    f"{sentence.place(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj or 0-root"
+                    f"{sentence.location(word)}: {label[:40]!r} is not HEAD-RELATION, such as "
+                    "3-nsubj or 0-root"
                 )
             heads.append(int(match[1]))
             relations.append(match[2])
@@ -220,7 +226,8 @@ class ConlluReader(SentenceReader):
             fields = text.split("\t")
             if len(fields) != len(FIELDS):
                 raise MetaseqError(
-                    f"{self.file}:{number}: {len(fields)} fields, but a row of CoNLL-U has {len(FIELDS)} "
+                    f"{self.file}:{number}: {len(fields)} fields, but a row of CoNLL-U has "
+                    f"{len(FIELDS)} "
                     'with tabs between them, "_" for what is not known'
                 )
             if empty := [name for name, text in zip(FIELDS, fields) if not text.strip()]:
@@ -256,7 +263,7 @@ def head_number(text: str, where: str) -> int:
 
 
 def checked_tree(sentence: Sentence) -> Sentence:
-    """Return a sentence whose heads make a tree, of one or more roots; else MetaseqError with file and line.
+    """Return a sentence; MetaseqError unless its heads make trees.
 
     Heads are places of words, 1 for the first, and 0 for a root.
     """
@@ -265,11 +272,11 @@ def checked_tree(sentence: Sentence) -> Sentence:
         if head > len(sentence.words) or head == word + 1:
             fault = "itself" if head == word + 1 else f"{head}, outside the sentence"
             raise MetaseqError(
-                f"{sentence.place(word)}: the head of word {word + 1} is {fault} "
+                f"{sentence.location(word)}: the head of word {word + 1} is {fault} "
                 f"({len(sentence.words)} words; 0 is the root)"
             )
     if sentence.words and 0 not in sentence.heads:
-        raise MetaseqError(f"{sentence.place(0)}: no word of this sentence has head 0, the root")
+        raise MetaseqError(f"{sentence.location(0)}: no word of this sentence has head 0, the root")
     try:
         TopologicalSorter({word: [head] for word, head in enumerate(sentence.heads, 1)}).prepare()
     except CycleError as error:
@@ -277,8 +284,8 @@ def checked_tree(sentence: Sentence) -> Sentence:
         start = cycle.index(min(cycle))
         heads = " -> ".join(map(str, [*cycle[start:], *cycle[: start + 1]]))
         raise MetaseqError(
-            f"{sentence.place(min(cycle) - 1)}: the heads of words {heads} go round in a circle; in a "
-            "tree they lead to the root"
+            f"{sentence.location(min(cycle) - 1)}: the heads of words {heads} go round in a "
+            "circle; in a tree they lead to the root"
         ) from error
     return sentence
 
@@ -292,7 +299,8 @@ def separator(lines: Iterable[str]) -> re.Pattern[str]:
     rows = [row for row in rows if row and not row.startswith(("#", DOCUMENT))]
     if not rows or not all("\t" in row for row in rows):
         return _BLANKS
-    one, several = ({len(pattern.split(row)) for row in rows} for pattern in (_TAB, _TABS))
+    one = {len(_TAB.split(row)) for row in rows}
+    several = {len(_TABS.split(row)) for row in rows}
     return _TABS if len(several) == 1 < len(one) else _TAB
 
 

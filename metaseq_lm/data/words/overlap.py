@@ -1,8 +1,8 @@
 """Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1).
 
 Two sentences are the same if their letters and digits are: in lower case, every digit a 0, without
-blanks and signs, so that tokenisation does not matter. Sentences of signs alone are compared as they
-stand.
+blanks and signs, so that tokenisation does not matter. Sentences of signs alone are compared as
+they stand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,9 +49,9 @@ def evaluation_overlap(
 ) -> Overlap:
     """Return the sentences to keep out of training.
 
-    Each name is a set of the data folder (DATA/NAME) or another folder of a set, whose splits except
-    train count, or a file in CoNLL columns or CoNLL-U, which `open_file` reads. UsageError for
-    anything else.
+    Each name is a set of the data folder (DATA/NAME) or another folder of a set, whose splits
+    except train count, or a file in CoNLL columns or CoNLL-U, which `open_file` reads. UsageError
+    for anything else.
     """
     return Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
 
@@ -69,8 +69,8 @@ def _sentences(
             splits = sorted(set(manifest.splits) - {"train"})
             if not splits:
                 raise UsageError(
-                    f"--drop-overlap-with {name}: {folder} has the split train only, so nothing of it "
-                    "is evaluated on; leave it out, or name a file"
+                    f"--drop-overlap-with {name}: {folder} has the split train only, so nothing of "
+                    "it is evaluated on; leave it out, or name a file"
                 )
             for split in splits:
                 content = WordSet(folder, split)
@@ -79,8 +79,8 @@ def _sentences(
             return
     if not Path(name).is_file():
         raise UsageError(
-            f"--drop-overlap-with {name}: neither a set in {data}, nor a folder of one, nor a file in "
-            "CoNLL columns or CoNLL-U"
+            f"--drop-overlap-with {name}: neither a set in {data}, nor a folder of one, nor a file "
+            "in CoNLL columns or CoNLL-U"
         )
     yield from (sentence.words for sentence in open_file(Path(name)))
 

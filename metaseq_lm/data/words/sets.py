@@ -2,9 +2,9 @@
 
 The data folder itself holds the vocabulary and unlabelled text, the folder DATA/NAME inside a
 labelled set. Each split is pairs of files: SPLIT (ids of the words of each sentence), SPLIT.forms
-(each different word as it stands in the text, as code points), SPLIT.surface (the number of the form
-of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads (place of
-the head, 1 for the first word, 0 for the root).
+(each different word as it stands in the text, as code points), SPLIT.surface (the number of the
+form of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads
+(place of the head, 1 for the first word, 0 for the root).
 """
 
 import functools
@@ -35,7 +35,7 @@ LONG_SENTENCE, LONG_SINGLE, LONG_MEAN = 256, 50, 100
 
 
 def missing_breaks(lengths: np.ndarray, form: str) -> str:
-    """Return how long the longest sentence is, and the likely cause, if sentences run together; else "".
+    """Return a warning if sentences run together, with the likely cause, else "".
 
     Args:
         lengths: The words of each sentence, int64 (sentences,).
@@ -47,7 +47,10 @@ def missing_breaks(lengths: np.ndarray, form: str) -> str:
         return ""
     cause = "a blank line ends a sentence, and some seem to be missing"
     if form == TEXT:
-        cause = "a line is a sentence; of running text, --split-text sentences or raw finds the sentences"
+        cause = (
+            "a line is a sentence; of running text, --split-text sentences or raw finds the "
+            "sentences"
+        )
     return f"sentence {lengths.argmax() + 1:,} of {count:,} has {longest:,} words: {cause}"
 
 
@@ -84,8 +87,8 @@ class WordSet:
         manifest = Manifest.load(self.folder)
         if manifest.kind not in KINDS:
             raise MetaseqError(
-                f"{self.folder}: not sentences of words; make them with 'metaseq-lm preprocess' and "
-                "--words, --tagged or --treebank"
+                f"{self.folder}: not sentences of words; make them with 'metaseq-lm preprocess' "
+                "and --words, --tagged or --treebank"
             )
         manifest.require_split(self.folder, split)
         self.form = KINDS[manifest.kind]
@@ -134,8 +137,8 @@ class WordSet:
         for data, bound in bounds:
             if not np.array_equal(data.sizes, self.lengths):
                 raise MetaseqError(
-                    f"{data.prefix} and {self.words.prefix} differ in the words of their sentences; "
-                    "the files do not belong together, preprocess again"
+                    f"{data.prefix} and {self.words.prefix} differ in the words of their "
+                    "sentences; the files do not belong together, preprocess again"
                 )
             # Of text, which may be long, the first words only.
             sample = data.tokens[: 1 << 20] if self.form == TEXT else data.tokens
@@ -179,7 +182,7 @@ class WordSet:
         return bytes(codes.tobytes()).decode("utf-32-le", "replace")
 
     def characters(self, forms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of the first characters of `forms` (N,), (N, LONGEST_WORD), and how many."""
+        """Return the character ids of `forms` (N,), (N, LONGEST_WORD), and their numbers."""
         assert isinstance(self.vocabulary, WordVocabulary)
         codes, counts = self.surface_forms.gather(forms, 0, LONGEST_WORD)
         for number, sign in self._brackets.items():
@@ -199,7 +202,7 @@ class WordSet:
         return {i: BRACKETS[form] for i, form in self._short_forms.items() if form in BRACKETS}
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
-        """Return which words of `sentences`, end to end, scores of trees leave out, boolean (words,)."""
+        """Return which words of `sentences`, end to end, scores leave out, boolean (words,)."""
         forms = [i for i, form in self._short_forms.items() if is_punctuation(form)]
         return np.isin(self.form_numbers(sentences), forms)
 

@@ -1,17 +1,18 @@
-"""Tagged sentences as rows of subword tokens: the first token of each word carries the word's class.
+"""Tagged sentences as rows of subword tokens: a word's class is at its first token.
 
-A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in running
-text. Apart from the sets, which `preprocess` reads without torch.
+A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in
+running text. Apart from the sets, which `preprocess` reads without torch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -23,17 +24,17 @@ SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
 
 
 def bio_names(labels: Sequence[str]) -> list[str]:
-    """Return the classes of words for labels in BIOES: BIO, which the transformers library joins to spans."""
+    """Return the BIO classes, which transformers joins to spans, for labels in BIOES."""
     return [name for name in labels if name[0] not in SPAN_CLASSES]
 
 
 class TaggedRows:
     """One split of a tagged set as rows of at most `tokens_per_sample` tokens.
 
-    A longer sentence becomes several rows, cut between words; of a longer word the beginning is left.
-    Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence `sentence[i]`,
-    and has `lengths[i]` tokens with the special ones. Raises UsageError for a length without room for
-    text and for a set of another form.
+    A longer sentence becomes several rows, cut between words; of a longer word the beginning is
+    left. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence
+    `sentence[i]`, and has `lengths[i]` tokens with the special ones. Raises UsageError for a length
+    without room for text and for a set of another form.
     """
 
     def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
@@ -63,7 +64,7 @@ class TaggedRows:
         unknown = [vocabulary.mask if vocabulary.unk is None else vocabulary.unk]
         tokens = [ids[:room] or unknown for ids in encoded]
         sizes = np.array([len(ids) for ids in tokens], np.int64)
-        self._tokens = np.array([i for ids in tokens for i in ids], np.int64)
+        self._tokens = np.array(list(chain.from_iterable(tokens)), np.int64)
         numbers = data.form_numbers(np.arange(len(data)))
         is_later = np.ones(len(numbers), bool)
         is_later[(np.cumsum(data.lengths) - data.lengths)[data.lengths > 0]] = False
@@ -92,7 +93,8 @@ class TaggedRows:
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
         """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
 
-        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not used.
+        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not
+        used.
         """
         lengths, n_words = self.lengths[samples], self.end[samples] - self.begin[samples]
         width = max(width, int(lengths.max()))
@@ -111,7 +113,7 @@ class TaggedRows:
         targets[row, column] = self._targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             segments=as_tensor(np.zeros_like(tokens)),
             targets=as_tensor(targets),
             samples=samples,
@@ -121,7 +123,7 @@ class TaggedRows:
     def labels(
         self, spans_of: Callable[[list[str]], Iterable[Span]], classes: Sequence[int]
     ) -> list[int]:
-        """Return the labels of the set for the classes of a sentence, whose spans `spans_of` reads."""
+        """Return the set's labels for the classes of a sentence, with spans as `spans_of` reads."""
         if not self.data.spans:
             return list(classes)
         tags = [self.classes[i] for i in classes]

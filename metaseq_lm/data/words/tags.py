@@ -21,14 +21,10 @@ PREFIXES = "BIES"
 UNTYPED = "SPAN"  # the type of spans whose tags name none
 _OUTSIDE_NAMES = frozenset("o out outside other 0 _ - none null nil".split())
 _PREFIX_NAMES = {
-    name: prefix
-    for prefix, names in {
-        "B": "b begin beg start",
-        "I": "i in inside m mid middle",
-        "E": "e end l last",
-        "S": "s single singleton u unit w whole",
-    }.items()
-    for name in names.split()
+    **dict.fromkeys("b begin beg start".split(), "B"),
+    **dict.fromkeys("i in inside m mid middle".split(), "I"),
+    **dict.fromkeys("e end l last".split(), "E"),
+    **dict.fromkeys("s single singleton u unit w whole".split(), "S"),
 }
 _SEPARATORS = "-_:/|.+"
 _BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
@@ -93,7 +89,7 @@ def _untyped_tag(tag: str) -> str:
 
 
 def span_like(counts: Counter[str]) -> str:
-    """Return why tags, with how often each occurs, seem to mark spans though they are read as classes; else ""."""
+    """Return why tags (and their counts) read as classes seem to mark spans, else ""."""
     variants: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for tag in sorted(counts):
         # B_PER|x and I_PER|x, BPER and IPER differ in their prefix only.
@@ -118,7 +114,10 @@ def span_like(counts: Counter[str]) -> str:
     if outside == "0" and len(others) > 1 and all(map(str.isdecimal, counts)):
         return "numbers, most of them 0, may stand for tags such as O and B-PER"
     if others and all(len(tag) > 1 and not tag.isdecimal() for tag in others):
-        return f"{outside!r} looks like the tag of words outside of spans, but {others[0]!r} has no prefix B or I"
+        return (
+            f"{outside!r} looks like the tag of words outside of spans, but {others[0]!r} has no "
+            "prefix B or I"
+        )
     return ""
 
 
@@ -145,13 +144,13 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
             return scheme
     if word_tag:
         raise UsageError(
-            f"some tags are of spans, such as {span_tag!r}, and others, such as {word_tag!r}, are not; give "
-            "--tag-scheme none if each word has a class of its own, else repair the file"
+            f"some tags are of spans, such as {span_tag!r}, and others, such as {word_tag!r}, are "
+            "not; give --tag-scheme none if each word has a class of its own, else repair the file"
         )
     raise UsageError(
-        "the tags are of spans, but of none of iob1, bio, bioes, ioe1 and ioe2 throughout; name the scheme with "
-        "--tag-scheme to be told the first wrong line, or give --tag-scheme conlleval to read them as "
-        "that program does"
+        "the tags are of spans, but of none of iob1, bio, bioes, ioe1 and ioe2 throughout; name "
+        "the scheme with --tag-scheme to be told the first wrong line, or give --tag-scheme "
+        "conlleval to read them as that program does"
     )
 
 
@@ -217,7 +216,7 @@ def read_spans(tags: Sequence[str], scheme: str) -> list[Span]:
 
 
 def bioes_tags(spans: Iterable[Span], words: int) -> list[str]:
-    """Return the BIOES tags of a sentence with these spans; ValueError if they overlap or stick out."""
+    """Return the BIOES tags of a sentence; ValueError for spans that overlap or exceed it."""
     tags = [OUTSIDE] * words
     for start, end, kind in spans:
         if not 0 <= start < end <= words or any(tag != OUTSIDE for tag in tags[start:end]):
@@ -239,4 +238,7 @@ def bio_tags(spans: Iterable[Span], words: int) -> list[str]:
 
 def bioes_names(kinds: Iterable[str]) -> list[str]:
     """Return the classes of spans of these types: O, then B, I, E and S of each type, sorted."""
-    return [OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(set(kinds)) for prefix in PREFIXES)]
+    names = [OUTSIDE]
+    for kind in sorted(set(kinds)):
+        names += [f"{prefix}-{kind}" for prefix in PREFIXES]
+    return names

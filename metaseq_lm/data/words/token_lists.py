@@ -20,11 +20,12 @@ NO_HEAD = (None, "None", "_", "")
 
 @dataclass
 class TokenListReader(SentenceReader):
-    """Reads words, and the tags in `tag_field`; "" is the only other list as long as that of the words.
+    """Reads words and the tags in `tag_field`; "" means the only other list of that length.
 
     `tag_names` are the names of tags that are numbers; without them a number is refused, unless
-    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too. With
-    `trees` the heads are read, too. Tokens without a head beside others that have one are passed over.
+    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too.
+    With `trees` the heads are read, too. Tokens without a head beside others that have one are
+    passed over.
     """
 
     tag_field: str = ""
@@ -83,7 +84,8 @@ class TokenListReader(SentenceReader):
             if len(lists) != 1:
                 listed = f": {abbreviated(lists)}" if lists else ", and there is none"
                 raise UsageError(
-                    f"{record.where}: name the field with the list of tags, --tag-column NAME{listed}"
+                    f"{record.where}: name the field with the list of tags, --tag-column "
+                    f"NAME{listed}"
                 )
             self.tag_field = lists[0]
         if self.tag_field not in record.fields:
@@ -106,6 +108,7 @@ class TokenListReader(SentenceReader):
         remedy = (
             f"the names are of the numbers 0 to {len(self.tag_names) - 1}"
             if self.tag_names
-            else "name the numbers in order with --tag-names O,B-PER,..., or keep them with --tag-scheme none"
+            else "name the numbers in order with --tag-names O,B-PER,..., or keep them with "
+            "--tag-scheme none"
         )
         raise MetaseqError(f"{record.where}: tag {str(value)[:40]!r} is not a name; {remedy}")

@@ -38,7 +38,7 @@ _SMALL_BRACKETS = {name.lower(): sign for name, sign in BRACKETS.items()}
 
 
 def normalise(word: str) -> str:
-    """Return a word in lower case, each digit a 0, a bracket of the Penn Treebank as the sign itself."""
+    """Return a word in lower case, with 0 for digits and signs for Penn Treebank brackets."""
     small = word.lower()
     return _SMALL_BRACKETS.get(small) or _DIGIT.sub("0", small)
 
@@ -49,8 +49,8 @@ class WordVocabulary:
     Args:
         words: The words, SPECIAL_WORDS first.
         characters: The characters, SPECIAL_CHARACTERS first.
-        counts: How often each word occurs in the text that the vocabulary was made of, 0 for special
-            ones.
+        counts: How often each word occurs in the text that the vocabulary was made of, 0 for
+            special ones.
         vectors: Word vectors, float32 (words, width) in id order, or None.
 
     Raises:
@@ -121,8 +121,8 @@ class WordVocabulary:
             raise MetaseqError(f"{path}: damaged: {error}; preprocess again") from error
         if vectors.ndim != 2 or len(vectors) != len(self) or vectors.dtype != np.float32:
             raise MetaseqError(
-                f"{path}: {vectors.dtype} {vectors.shape}, but the vocabulary has {len(self)} words; "
-                "the files do not belong together, preprocess again"
+                f"{path}: {vectors.dtype} {vectors.shape}, but the vocabulary has {len(self)} "
+                "words; the files do not belong together, preprocess again"
             )
         self._vectors = vectors
         return vectors
@@ -151,9 +151,9 @@ class WordVocabulary:
         folder = Path(folder)
         if not (folder / WORDS_FILE).is_file():
             raise MissingError(
-                f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a data "
-                "folder with a vocabulary of words (a subword encoder is fine-tuned on tags by --task "
-                "token_classification)"
+                f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a "
+                "data folder with a vocabulary of words (a subword encoder is fine-tuned on tags "
+                "by --task token_classification)"
             )
         words, counts = load_symbols(folder / WORDS_FILE)
         characters, _ = load_symbols(folder / CHARACTERS_FILE)
@@ -179,7 +179,7 @@ def count_words(forms: Mapping[str, int]) -> Counter[str]:
 
 
 def frequent_words(counts: Mapping[str, int], least: int = 1, most: int | None = None) -> list[str]:
-    """Return the `most` frequent words that occur `least` times, frequent ones first, ties sorted."""
+    """Return the `most` frequent words that occur `least` times; ties are sorted."""
     words = [word for word, count in counts.items() if count >= least]
     return sorted(words, key=lambda word: (-counts[word], word))[:most]
 
@@ -228,8 +228,8 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
         good = width >= 1 and len(fields) > width and bool(form)
         if not good or _is_number(form.rpartition(" ")[2], form):
             raise MetaseqError(
-                f"{file}:{number}: {len(fields)} fields, but the rows before are a word and {width} "
-                f"numbers with single blanks between them: {text[:40]!r}"
+                f"{file}:{number}: {len(fields)} fields, but the rows before are a word and "
+                f"{width} numbers with single blanks between them: {text[:40]!r}"
             )
         rows += 1
         word = normalise(form)
@@ -287,7 +287,7 @@ def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class SubwordVocabulary:
-    """A tokenizer where a vocabulary of words is expected; the id of a word is that of its first token."""
+    """A tokenizer used as a vocabulary of words; a word's id is that of its first token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -304,7 +304,7 @@ class SubwordVocabulary:
 
 
 def load_vocabulary(folder: Path) -> WordVocabulary | SubwordVocabulary:
-    """Read the vocabulary of words of a data folder, or the tokenizer of one that has no such vocabulary."""
+    """Read the vocabulary of words of a data folder, or its tokenizer if it has none."""
     if (folder / WORDS_FILE).is_file() or not (folder / OPTIONS_FILE).is_file():
         return WordVocabulary.load(folder)
     from metaseq_lm.data.tokenizers.loading import load_tokenizer

@@ -11,8 +11,8 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.forward.context import full_precision
@@ -96,7 +96,7 @@ class BamDistill(Criterion):
 
         Logits (B, K_k) for classes, predictions (B, 1) on the scale of the head for real values.
         """
-        by_set = model(batch.tokens, batch.padding, batch.segments, names)
+        by_set = model(batch.tokens, batch.layout, batch.segments, names)
         by_set = {name: full_precision(scores) for name, scores in by_set.items()}
         if self.config.sigmoid:
             return {n: s.sigmoid() if s.shape[-1] == 1 else s for n, s in by_set.items()}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import TokenBatch, as_tensor
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import by_length
 
@@ -87,7 +87,7 @@ class MixedRows:
         return MixedBatch(
             tokens=as_tensor(tokens),
             segments=as_tensor(segments),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             sets=as_tensor(sets),
             targets=as_tensor(targets),
             weights=as_tensor(self.weights[sets]),

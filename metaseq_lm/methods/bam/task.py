@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -117,7 +117,7 @@ class BamTask(Task):
     criterion: BamDistill
     criterions = (BamDistill,)
 
-    def __init__(self, config: BamConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: BamConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
         self.names = different_sets(options.labelled)
@@ -129,14 +129,14 @@ class BamTask(Task):
         self._teachers_cost: Costs = None
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        config = config.copy()
-        options = config.task
+    def prepare(cls, config: RunConfig) -> RunConfig:
         # The run may be resumed from another working folder.
-        options.teachers = [os.path.abspath(path) if path else path for path in options.teachers]
+        paths = [os.path.abspath(path) if path else path for path in config.task.teachers]
+        options = replace(config.task, teachers=paths)
+        config = replace(config, task=options)
         # With trainer.max_flops the number of updates is not known yet; any will do here.
         countable = config if config.trainer.max_update else with_updates(config, 1)
-        task = cls(typed_options("task", config.task), countable)
+        task = cls(options, countable)
         results = read_results(Path(config.save_dir)) if config.save_dir else None
         if results is None or results["status"] != "finished":
             _ = task.teachers  # reports wrong teachers before anything is written
@@ -277,7 +277,7 @@ class BamTask(Task):
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         ranges = {n: label_range(self.data / n) for n, k in self.outputs.items() if k == 1}
         for name, (minimum, _) in ranges.items():
-            if minimum < 0 and self.run_config.criterion.get("sigmoid"):
+            if minimum < 0 and getattr(self.run_config.criterion, "sigmoid", False):
                 raise UsageError(
                     f"criterion.sigmoid: {self.data / name} has labels from {minimum:g} on; divided by the "
                     "largest one they would span more than the 0 to 1 of a sigmoid, so leave it out"

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from omegaconf import DictConfig
 
 from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, write_atomic
 from metaseq_lm.core.output import show_progress
@@ -139,7 +139,7 @@ def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, T
 
 
 def load_outputs(
-    config: DictConfig,
+    config: RunConfig,
     sets: Mapping[str, LabelledSet],
     teachers: Mapping[str, Teacher],
     dry_run: bool = False,
@@ -189,7 +189,7 @@ def load_outputs(
     return by_set, lineage_cost.union(costs_by_set)
 
 
-def open_teacher(config: DictConfig, teacher: Teacher) -> Parts:
+def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
     """Return a teacher's run on the student's data, in full precision.
 
     Raises UsageError if DATA lacks a set of the teacher, whose model has all its heads.
@@ -200,7 +200,7 @@ def open_teacher(config: DictConfig, teacher: Teacher) -> Parts:
             f"the teacher {teacher.name} has heads for {', '.join(lacking)}, too, which are not in "
             f"{config.data}; preprocess them there, or give a folder of its outputs instead"
         )
-    overrides = [f"engine.{key}={config.engine[key]}" for key in ENGINE]
+    overrides = [f"engine.{key}={getattr(config.engine, key)}" for key in ENGINE]
     precision = "fp64" if config.engine.precision == "fp64" else "fp32"
     overrides.append(f"engine.precision={precision}")
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)

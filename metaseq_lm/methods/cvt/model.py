@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import RAW, AveragedWeights

@@ -8,13 +8,13 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs, WordBatch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
@@ -51,12 +51,12 @@ class CVTTask(WordTask):
     and all sets together go through the text once. task.elmo needs criterion tagging or parsing.
     """
 
-    def __init__(self, config: CVTConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: CVTConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
         if UNLABELLED in self.names:
             raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
-        normalised = run_config.model.get("normalize_words")
+        normalised = getattr(run_config.model, "normalize_words", False)
         if isinstance(self.criterion, VirtualAdversarial) and not normalised:
             raise UsageError(
                 "criterion vat needs normalised word embeddings; give model.normalize_words=true"

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
@@ -118,7 +118,7 @@ class CVTTranslation(SemiSupervisedTranslation):
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
         assert batch.inputs is not None and batch.targets is not None
-        memory = net.encode(batch.tokens, batch.padding)
+        memory = net.encode(batch.tokens, batch.layout)
         states, _ = net.decode(batch.inputs, memory.first)
         terms = {}
         for name in self.auxiliary:
@@ -141,7 +141,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
     def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
         assert batch.inputs is not None and batch.targets is not None and batch.words is not None
         tokens = batch.tokens.masked_fill(self.hidden(batch.tokens, batch.words), batch.mask_id)
-        memory = net.encode(tokens, batch.padding)
+        memory = net.encode(tokens, batch.layout)
         logits = net.heads[PRIMARY](net.decode(batch.inputs, memory.first)[0], memory)
         losses = cross_entropy(logits, batch.targets, self.config.label_smoothing)
         return {"word_dropout": Term(losses.sum(), "targets", batch.weight)}
@@ -172,7 +172,7 @@ class CVTTranslationTask(TranslationTask):
     With criterion `translation` there are labelled batches only.
     """
 
-    def __init__(self, config: CVTTranslationConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: CVTTranslationConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
 
@@ -272,7 +272,7 @@ class CVTTranslationTask(TranslationTask):
         return batch.replace(
             inputs=inputs,
             targets=rows.masked_fill(~is_token, IGNORE),
-            words=~batch.padding & (batch.tokens != source.sep),
+            words=~batch.layout.padding_of(batch.tokens) & (batch.tokens != source.sep),
             mask_id=source.mask,
             sizes={**batch.sizes, **sizes},
         )

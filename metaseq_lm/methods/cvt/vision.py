@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (
@@ -222,7 +222,7 @@ class CVTVisionTask(Task):
 
     criterions = (ImageClassification,)
 
-    def __init__(self, config: CVTVisionTaskConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: CVTVisionTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options, sizes = self.config, run_config.model
         model_class(run_config, ConvLarge)
@@ -311,7 +311,7 @@ class CVTVisionTask(Task):
     def build_model(self) -> nn.Module:
         images = load_images(self.data, "train")
         _, height, width, channels = images.images.shape
-        sizes = typed_options("model", self.run_config.model)
+        sizes = self.run_config.model
         if height != width or places(height) < 1 or channels != sizes.channels:
             raise UsageError(
                 f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_of
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -145,8 +145,7 @@ def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight
 
 def real_tokens(batch: ElectraBatch) -> Tensor:
     """Return a mask (B, S), false at padding."""
-    padding = batch.padding
-    return torch.ones_like(batch.candidates) if padding is None else ~padding
+    return ~batch.layout.padding_of(batch.tokens)
 
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
-from metaseq_lm.data.corpus.rows import Samples, padding_of
+from metaseq_lm.data.corpus.rows import Samples, layout_of
 
 SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
 
@@ -67,7 +67,7 @@ class ElectraRows:
         return ElectraBatch(
             tokens=as_tensor(rows),
             masked=as_tensor(masked),
-            padding=as_tensor(padding_of(lengths, rows.shape[1])),
+            layout=layout_of(lengths, rows.shape[1]),
             segments=as_tensor(self.corpus.segments(samples, rows.shape[1])),
             positions=as_tensor(positions),
             targets=as_tensor(targets),

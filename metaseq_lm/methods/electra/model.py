@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
@@ -28,7 +28,6 @@ from metaseq_lm.models.transformer.encoder import (
     LMHead,
     Stack,
     TransformerConfig,
-    attention_mask,
     initialise,
 )
 
@@ -132,8 +131,8 @@ class MaskedGenerator(nn.Module):
         if main is not None:
             embeddings, stack = embeddings or main.embeddings, stack or main.stack
         assert embeddings is not None and stack is not None
-        x = embeddings(batch.masked, batch.segments)
-        states = select(stack(x, attention_mask(batch.padding)), batch.positions)
+        x = embeddings(batch.masked, batch.layout, batch.segments)
+        states = select(stack(x, batch.layout), batch.positions)
         return self.head(states, embeddings.tokens.weight), states
 
 
@@ -162,9 +161,9 @@ class TwoTowers(nn.Module):
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) for each token of the original rows."""
         embeddings = embeddings_of(self, main)
-        x = embeddings(batch.tokens, batch.segments)
-        before, after = causal_masks(batch.padding, x.shape[-2], x.device)
-        left, right = self.left(x, before), self.right(x, after)
+        x = embeddings(batch.tokens, batch.layout, batch.segments)
+        left = self.left(x, replace(batch.layout, reach="causal"))
+        right = self.right(x, replace(batch.layout, reach="anticausal"))
         if batch.padding is not None:
             # The last token of a padded row has no right neighbour either.
             right = right.masked_fill(batch.padding.unsqueeze(-1), 0.0)
@@ -181,21 +180,6 @@ def embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddin
     embeddings = net.embeddings or (main.embeddings if main is not None else None)
     assert embeddings is not None
     return embeddings
-
-
-def causal_masks(
-    padding: Tensor | None, length: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return attention masks of a left-to-right and a right-to-left tower, (1 or B, 1, S, S).
-
-    True where a key may be seen. Every position sees itself, padding too: an empty softmax is NaN.
-    """
-    ones = torch.ones(length, length, dtype=torch.bool, device=device)
-    before, after = ones.tril()[None], ones.triu()[None]
-    if padding is not None:
-        real, itself = ~padding[:, None, :], torch.eye(length, device=device) > 0
-        before, after = before & real | itself, after & real | itself
-    return before[:, None], after[:, None]
 
 
 class Difficulty(nn.Module):
@@ -216,7 +200,8 @@ class Difficulty(nn.Module):
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S) for each token of the original rows."""
         embeddings = embeddings_of(self, main)
-        states = self.stack(embeddings(batch.tokens, batch.segments), attention_mask(batch.padding))
+        x = embeddings(batch.tokens, batch.layout, batch.segments)
+        states = self.stack(x, batch.layout)
         logits: Tensor = self.head(states)
         return logits
 
@@ -333,7 +318,7 @@ class Electra(nn.Module):
     def hidden(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
         """Return the main encoder's states (B, S, D) for `tokens` (B, S) in place of the batch's."""
         assert self.encoder is not None
-        states: Tensor = self.encoder(tokens, batch.padding, batch.segments)
+        states: Tensor = self.encoder(tokens, batch.layout, batch.segments)
         return states
 
     def token_table(self) -> Tensor:

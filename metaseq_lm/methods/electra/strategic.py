@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, number_of
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy

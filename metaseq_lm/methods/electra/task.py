@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
@@ -68,18 +68,18 @@ class ElectraTask(Task):
     # Heads start fresh in the second of two stages; the frequencies are those of the corpus.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
-    def __init__(self, config: ElectraTaskConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: ElectraTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         if run_config.model._name != "electra":
             raise UsageError(f"task electra needs model=electra, not {run_config.model._name}")
-        typed_options("model", run_config.model).check()
+        run_config.model.check()
         self.heads = self.criterion.heads
         check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        if config.model.get("freeze_generator") and not config.init_from:
+    def prepare(cls, config: RunConfig) -> RunConfig:
+        if getattr(config.model, "freeze_generator", False) and not config.init_from:
             raise UsageError(
                 "model.freeze_generator=true freezes the generator of init_from; give the run of the "
                 "first stage as init_from"
@@ -105,7 +105,7 @@ class ElectraTask(Task):
         return build_transformer(self.run_config, self.vocabulary, **nets)
 
     def flops_by_rule(self) -> float | None:
-        model, vocab = typed_options("model", self.run_config.model), len(self.vocabulary)
+        model, vocab = self.run_config.model, len(self.vocabulary)
         length = self.config.tokens_per_sample
         main = flops_rules.Sizes.of(model, vocab, length)
         small = flops_rules.Sizes.of(model.generator(), vocab, length)
@@ -136,7 +136,7 @@ class ElectraTask(Task):
         heads = [f"heads.{name}." for name in self.heads if name == "rtd"]
         prefixes = ("encoder.", *heads) if self.heads else ()
         chosen = {n: w for n, w in weights.items() if n.startswith(prefixes)}
-        model = typed_options("model", self.run_config.model)
+        model = self.run_config.model
         small, lm = model.generator(), "heads.lm."
         sizes = ("encoder_layers", "encoder_embed_dim", "embed_dim")
         same = all(getattr(small, name) == getattr(model, name) for name in sizes)

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Term, Terms
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import Layout, Term, Terms
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig
@@ -68,9 +68,9 @@ class Discriminator(nn.Module):
         self.register_buffer("prior", torch.tensor(prior))
         initialise(self, config.init)
 
-    def forward(self, tokens: Tensor, padding: Tensor | None, segments: Tensor | None) -> Tensor:
+    def forward(self, tokens: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
         """Return the logit of P(fake) of each token, (R, S)."""
-        logits: Tensor = self.heads["rtd"](self.encoder(tokens, padding, segments))
+        logits: Tensor = self.heads["rtd"](self.encoder(tokens, layout, segments))
         return logits
 
 
@@ -91,7 +91,7 @@ class Wnli(Criterion):
 
     def scores(self, model: nn.Module, batch: CandidateBatch) -> Tensor:
         """Return the scores (B, K) of the candidates in full precision, -inf where there is none."""
-        logits = full_precision(model(batch.tokens, batch.padding, batch.segments))
+        logits = full_precision(model(batch.tokens, batch.layout, batch.segments))
         inside = batch.candidate.to(logits.dtype)
         means = -(logits * inside).sum(-1) / inside.sum(-1)
         table = torch.full_like(batch.present, -torch.inf, dtype=means.dtype)
@@ -146,12 +146,12 @@ class WnliTask(LabelledSetTask):
     criterion: Wnli
     fresh = ("heads.", "prior")
 
-    def __init__(self, config: WnliTaskConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: WnliTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(partial(candidate_rows, run_config))
 
     @classmethod
-    def n_examples(cls, config: DictConfig) -> int:
+    def n_examples(cls, config: RunConfig) -> int:
         return len(candidate_rows(config, "train"))
 
     # ---------------------------------------------------------------- data and model
@@ -204,7 +204,7 @@ class WnliTask(LabelledSetTask):
         return labelled_split(data, outputs, logs)
 
 
-def candidate_rows(config: DictConfig, split: str) -> CandidateRows:
+def candidate_rows(config: RunConfig, split: str) -> CandidateRows:
     """Return the rows of a split of the configured set."""
     data = LabelledSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)

@@ -16,7 +16,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.sets import LabelledSet, rows_name
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
@@ -194,7 +194,7 @@ class CandidateRows:
                 positive[sample, : len(choice.positive)] = choice.positive
         return CandidateBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, width)),
+            layout=layout_of(lengths, width),
             segments=as_tensor(np.zeros_like(tokens)),
             candidate=as_tensor((positions >= spans[:, :1]) & (positions < spans[:, 1:])),
             slots=as_tensor(np.flatnonzero(present)),

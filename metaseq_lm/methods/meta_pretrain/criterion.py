@@ -29,7 +29,7 @@ class LabelledSets(Criterion):
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         name, targets = batch.head, batch.targets
         assert name is not None and targets is not None
-        outputs = model(batch.tokens, batch.padding, batch.segments, [name])
+        outputs = model(batch.tokens, batch.layout, batch.segments, [name])
         scores = full_precision(outputs[name])  # (B, K)
         with torch.no_grad():
             correct = (scores.argmax(-1) == targets).sum().to(scores.dtype)

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Logs, TokenBatch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -42,7 +42,7 @@ class MetaLearned(Task):
 
     config: MetaOptions
 
-    def __init__(self, config: MetaOptions, run_config: DictConfig) -> None:
+    def __init__(self, config: MetaOptions, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         config.check()
 
@@ -117,7 +117,7 @@ class MetaPretrainPairsTask(MetaLearned):
     config: MetaPretrainPairsConfig
     criterions = (LabelledSets,)
 
-    def __init__(self, config: MetaPretrainPairsConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: MetaPretrainPairsConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         names, rows = different_sets(self.config.labelled), self.config.batch_size

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metaseq_lm.core.batch import Batch, Logs
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.distributed import vectors
-from metaseq_lm.engine.engine import Engine, InnerGradient, LossFn
+from metaseq_lm.engine.engine import Engine, InnerGradient
+from metaseq_lm.engine.forward_pass import LossFn
 
 MAIN = "main"  # the optimizer
 

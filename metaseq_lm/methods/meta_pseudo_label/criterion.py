@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import CopiesBatch, Term, Terms, TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import (
@@ -100,29 +100,22 @@ def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
 
 def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
-    logits = student(batch.tokens, batch.padding, batch.positions)
+    logits = student(batch.tokens, batch.layout, batch.positions)
     return per_update(labelled_terms(logits, batch), batch)
 
 
 def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
     """Return CE(y, S(x)) of support or query rows (equations 2 and 3)."""
     assert batch.targets is not None
-    logits = student(batch.tokens, batch.padding, batch.positions)
+    logits = student(batch.tokens, batch.layout, batch.positions)
     loss = copy_sums(cross_entropy(logits, batch.targets), batch)
     return {"query": Term(loss, "targets", weight)}
 
 
 def teacher_logits(teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
     """Return the teacher's two logits (C, B, S, V) for the unlabelled rows."""
-    hidden = teacher.encoder(batch.original, batch.padding)
+    hidden = teacher.encoder(batch.original, batch.layout)
     return teacher.predict(hidden, head="x"), teacher.predict(hidden, head="y")
-
-
-def padding_of(batch: UnlabelledBatch) -> Tensor:
-    """Return where unlabelled rows are padding, boolean (C, B, S)."""
-    if batch.padding is None:
-        return torch.zeros_like(batch.original, dtype=torch.bool)
-    return batch.padding
 
 
 def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -> Terms:
@@ -133,10 +126,9 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     assert batch.targets is not None
     original = batch.original.clone()
     original[..., 0] = task_token
-    masked, padding = batch.tokens, padding_of(batch)
+    masked, padding = batch.tokens, batch.layout.padding_of(batch.tokens)
     both = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
-    mask = None if batch.padding is None else torch.stack([padding, padding], dim=-2)
-    hidden = teacher.encoder(both, mask)
+    hidden = teacher.encoder(both, batch.layout.repeated(2))
     x_targets = masked.masked_fill(padding, -1)
     of_original, of_masked = hidden.unbind(-3)
     x_logits = teacher.predict(hidden, head="x")
@@ -158,7 +150,7 @@ class PairCriterion(Criterion):
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         """Return the student's masked-LM terms."""
-        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
+        return labelled_terms(model(batch.tokens, batch.layout, batch.positions), batch)
 
 
 @register_criterion("meta_pseudo_label_hard", dataclass=HardConfig)
@@ -169,14 +161,14 @@ class HardLabels(PairCriterion):
 
     def sample(self, teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
         """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
-        padding, original = padding_of(batch), batch.original
+        padding, original = batch.layout.padding_of(batch.tokens), batch.original
         x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
         return torch.where(padding, original, x), torch.where(padding, original, y)
 
     def reinforce(self, teacher: TransformerLM, batch: UnlabelledBatch, rewards: Tensor) -> Terms:
         """Return reward * CE of the sampled pair under the teacher (equation 6); rewards (C,)."""
         assert batch.sampled_x is not None and batch.sampled_y is not None
-        padding = padding_of(batch)
+        padding = batch.layout.padding_of(batch.tokens)
         logits_x, logits_y = teacher_logits(teacher, batch)
         loss_x = cross_entropy(logits_x, batch.sampled_x.masked_fill(padding, -1))
         loss_y = cross_entropy(logits_y, batch.sampled_y.masked_fill(padding, -1))
@@ -237,8 +229,8 @@ class SoftLabels(PairCriterion):
         The padding is that of the unlabelled rows; the input may put mass on any token.
         """
         scores_x, scores_y = teacher_logits(teacher, batch)
-        predicted = student(scores_x.softmax(-1), batch.padding)  # (C, B, S, V)
-        padding = padding_of(batch)
+        predicted = student(scores_x.softmax(-1), batch.layout)  # (C, B, S, V)
+        padding = batch.layout.padding_of(batch.tokens)
         if self.config.fixed_y:
             losses = cross_entropy(predicted, batch.original.masked_fill(padding, -1))
         else:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import CopiesBatch, TokenBatch, as_tensor, count_targets
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import CopiesBatch, Layout, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
-from metaseq_lm.data.corpus.rows import Corpus, padding_of
+from metaseq_lm.data.corpus.rows import Corpus, layout_of
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.streams import Shard, draw_below, noise_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -305,10 +305,9 @@ def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
 def common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
     """Return rows (C*B, ...) as the fields of a CopiesBatch, with axes (C, B, ...)."""
     tokens, lengths, positions, targets = rows
-    padding = padding_of(lengths, tokens.shape[1])
     return {
         "tokens": tokens.reshape(*shape, -1),
-        "padding": None if padding is None else padding.reshape(*shape, -1),
+        "layout": layout_of(lengths.reshape(shape), tokens.shape[1]),
         "positions": positions.reshape(*shape, -1),
         "targets": targets.reshape(*shape, -1),
     }
@@ -345,7 +344,7 @@ def masked_rows(
     masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
     return TokenBatch(
         tokens=as_tensor(masked),
-        padding=as_tensor(padding_of(lengths, masked.shape[1])),
+        layout=layout_of(lengths, masked.shape[1]),
         positions=as_tensor(positions),
         targets=as_tensor(targets),
         sizes={**count_targets(targets), "rows": len(samples)},
@@ -370,7 +369,7 @@ def micro_step_of(batch: CopiesBatch, number: int) -> TokenBatch:
     assert batch.positions is not None and batch.targets is not None and batch.rows is not None
     return TokenBatch(
         tokens=batch.tokens[number],
-        padding=None if batch.padding is None else batch.padding[number],
+        layout=batch.layout.rows(number),
         positions=batch.positions[number],
         targets=batch.targets[number],
         sizes={name: size[number] for name, size in batch.sizes.items()},
@@ -390,7 +389,7 @@ def pseudo_batch(
     targets = targets.masked_fill(padding, -1)
     return TokenBatch(
         tokens=tokens,
-        padding=padding,
+        layout=Layout(padding),
         targets=targets,
         sizes=count_targets(targets),
         rows=batch.rows[number],

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -59,7 +59,7 @@ class TokenLabelCriterion(Criterion):
     )
 
     def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
-        return self.terms(model(batch.tokens, batch.padding), batch)  # (B, S, V)
+        return self.terms(model(batch.tokens, batch.layout), batch)  # (B, S, V)
 
     def terms(self, logits: Any, batch: TokenLabelBatch) -> Terms:
         """Return the terms of logits (B, S, V)."""
@@ -104,7 +104,7 @@ class TokenLabelsTask(LabelledSetTask):
     criterion: TokenLabelCriterion
     criterions = (TokenLabelCriterion,)
 
-    def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TokenLabelsConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self._splits: dict[str, TokenLabels] = {}
 
@@ -171,7 +171,7 @@ class TokenLabelsTask(LabelledSetTask):
         rows = self.labelled(split)
 
         def judge(batch: TokenLabelBatch) -> tuple[Terms, list[WindowAnswer]]:
-            logits = model(batch.tokens, batch.padding)
+            logits = model(batch.tokens, batch.layout)
             terms = {} if rows.labels is None else self.criterion.terms(logits, batch)
             return terms, window_answers(logits, batch)
 

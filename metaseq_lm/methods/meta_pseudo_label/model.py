@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.layers import Embedding
@@ -22,7 +22,7 @@ from metaseq_lm.optim.optimizers import UncorrectedAdam
 from metaseq_lm.tasks.masked_lm import build_transformer
 
 
-def build_pair(config: DictConfig, vocabulary: Vocabulary) -> nn.ModuleDict:
+def build_pair(config: RunConfig, vocabulary: Vocabulary) -> nn.ModuleDict:
     """Return the nets "student" and "teacher"."""
     return nn.ModuleDict(
         {

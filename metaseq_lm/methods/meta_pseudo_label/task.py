@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, ScoredBatch, Terms, as_tensor
+from metaseq_lm.core.batch import Layout, Logs, ScoredBatch, Terms, as_tensor
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -79,7 +79,7 @@ class MetaPseudoLabelTask(TextTask):
     text_token = MLM
     criterions = (HardLabels, SoftLabels, MaskedLM)
 
-    def __init__(self, config: MetaPseudoLabelConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: MetaPseudoLabelConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.mlm_token = self.vocabulary.cls(MLM)
         different_sets(self.config.labelled)
@@ -410,7 +410,7 @@ def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
     padding = np.arange(original.shape[1]) >= lengths[:, None]
     return UnlabelledBatch(
         tokens=as_tensor(original[None]),
-        padding=as_tensor(padding[None]),
+        layout=Layout(as_tensor(padding[None])),
         original=as_tensor(original[None]),
         rows=np.arange(len(chosen), dtype=np.uint64),
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms, TokenBatch
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
@@ -74,9 +74,7 @@ def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
         assert batch.targets is not None
         return CLASSES.terms(model, scores_of(model, batch), batch.targets)
     assert isinstance(model, TransformerLM)
-    logits = model(
-        batch.tokens, batch.padding, batch.positions, batch.head, segments=batch.segments
-    )
+    logits = model(batch.tokens, batch.layout, batch.positions, batch.head, segments=batch.segments)
     return labelled_terms(logits, batch)
 
 

@@ -27,7 +27,7 @@ def states_of(model: nn.Module, batch: TaskBatch) -> Tensor:
     if isinstance(batch, ImageBatch):
         states = encoder(batch.images)
     else:
-        states = encoder(batch.tokens, batch.padding, batch.segments)
+        states = encoder(batch.tokens, batch.layout, batch.segments)
     return states
 
 

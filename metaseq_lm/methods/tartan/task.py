@@ -11,12 +11,12 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.batch import ALL_VISIBLE, Batch
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Corpus
@@ -89,7 +89,7 @@ class TartanTask(EndTaskAware):
     criterions = (MultiTask, MaskedLM)
     endtask_head = "sentence"
 
-    def __init__(self, config: TartanConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TartanConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         names = list(self.config.auxiliary)
         # Logs have loss_endtask and loss_dev beside the losses of the auxiliary tasks.
@@ -110,11 +110,11 @@ class TartanTask(EndTaskAware):
         self.labelled = lru_cache(maxsize=None)(self._labelled)
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
+    def prepare(cls, config: RunConfig) -> RunConfig:
         options = config.task
         if not options.epochs:
             return config
-        task = cls(typed_options("task", config.task), config)
+        task = cls(config.task, config)
         largest = max(len(rows.lengths) for rows in task.auxiliary_rows().values())
         return with_epochs(config, largest, options.batch_size, options.epochs)
 
@@ -155,7 +155,7 @@ class TartanTask(EndTaskAware):
 
     def for_head(self, batch: Any, head: str) -> Batch:
         named = super().for_head(batch, head)
-        return named.replace(padding=None) if self.authors else named
+        return named.replace(layout=ALL_VISIBLE) if self.authors else named
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the streams of all tasks, or one pass over a split of the end task.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs
+from metaseq_lm.core.config import section
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
@@ -25,6 +27,7 @@ from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.tasks import Batches, Task
 
 BODY, HEAD = "body", "head"  # optimizers: encoder with the auxiliary heads; the end task's head
@@ -118,14 +121,19 @@ class EndTaskAware(Task):
 
 def build_head_optimizer(
     head: nn.Module,
-    optimizer: Mapping[str, Any],
-    schedule: Mapping[str, Any],
+    optimizer: OptimizerConfig,
+    schedule: Any,
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
     """Return an optimizer of the run's kind for one head; weight decay applies to all its parameters."""
-    options = {**optimizer, "lr": lr, "weight_decay": weight_decay}
-    options |= {"decay_norms_and_biases": True, "layer_decay": 1.0}
+    options = replace(
+        optimizer,
+        lr=lr,
+        weight_decay=weight_decay,
+        decay_norms_and_biases=True,
+        layer_decay=1.0,
+    )
     return build_optimizer(head.named_parameters(), options, schedule)
 
 
@@ -135,7 +143,7 @@ def update(
     batches: Batches,
     members: Sequence[str],
     criterion: object,
-    optimizer: Mapping[str, Any],
+    optimizer: OptimizerConfig,
 ) -> Logs:
     """Make one update of the tasks `members`, streams in the order of their logits.
 
@@ -161,7 +169,7 @@ def update(
         )
         logs |= meta_logs
         # A development gradient may not be finite although its loss is; no step uses it.
-        engine.require_finite(similarities)
+        engine.finite_check.require(similarities)
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
         new_logits = logits + criterion.config.weight_lr * similarities.to(logits)
     algorithm_1 = isinstance(criterion, MultiTask) and criterion.config.algorithm_1
@@ -176,7 +184,7 @@ def update(
     if ENDTASK in gradients:
         head_gradient = gradients[ENDTASK][len(body) :]
         engine.step(HEAD, vectors.scale(head_gradient, 1.0 if algorithm_1 else weights[-1]))
-    if not engine.nonfinite:
+    if not engine.finite_check.refused:
         logits.copy_(new_logits)
     logs |= {f"alpha_{label(name)}": weight for name, weight in zip(members, weights)}
     logs["loss"] = sum(w * logs[f"loss_{label(n)}"] for n, w in zip(members, weights))
@@ -195,7 +203,7 @@ def meta_similarities(
     gradients: Mapping[str, Vector],
     in_encoder: Sequence[bool],
     criterion: Meta,
-    optimizer: Mapping[str, Any],
+    optimizer: OptimizerConfig,
 ) -> tuple[Tensor, Logs]:
     """Return the similarity (T,) of each task's gradient to that of the meta-objective, and logs.
 
@@ -243,7 +251,7 @@ def fit_meta_head(
     model: nn.Module,
     batches: list[Any],
     config: MetaConfig,
-    optimizer: Mapping[str, Any],
+    optimizer: OptimizerConfig,
 ) -> Logs:
     """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
 
@@ -255,8 +263,8 @@ def fit_meta_head(
         updates = engine.optimizers[BODY].updates
         with engine.whole(write=True):
             redraw(head, random_streams.generator(engine.seed, "meta head", updates))
-    options = {**optimizer, "clip_norm": 0.0}
-    constant = {"_name": "constant", "warmup_updates": 0}
+    options = replace(optimizer, clip_norm=0.0)
+    constant = section("schedule", "constant", warmup_updates=0)
     head_optimizer = build_head_optimizer(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )

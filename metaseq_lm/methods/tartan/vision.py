@@ -12,12 +12,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import option, typed_options
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
     Images,
@@ -99,7 +99,7 @@ class TartanVisionTask(EndTaskAware):
     criterions = (MultiTask,)
     endtask_head = TARGET
 
-    def __init__(self, config: TartanVisionConfig, run_config: DictConfig) -> None:
+    def __init__(self, config: TartanVisionConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
         model_class(run_config, WideResNet)
@@ -172,7 +172,7 @@ class TartanVisionTask(EndTaskAware):
     # ---------------------------------------------------------------- model
 
     def build_model(self) -> nn.Module:
-        options, sizes = self.config, typed_options("model", self.run_config.model)
+        options, sizes = self.config, self.run_config.model
         images = self.parts["train"]
         require_channels(images, {"model.channels": sizes.channels})
         require_scale(images, options.mean, options.sd)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import Dropout, Linear
 from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, TransformerConfig, initialise
@@ -51,12 +52,12 @@ class SentencePredictor(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        padding: Tensor | None,
+        layout: Layout,
         segments: Tensor | None,
         spans: Tensor | None = None,
     ) -> Tensor:
         """Return scores (B, K) of rows (B, S), or of K candidates (B, K, S) by one linear unit."""
-        states = self.encoder(tokens, padding, segments)
+        states = self.encoder(tokens, layout, segments)
         head = self.heads["sentence"]
         scores: Tensor = head(states) if spans is None else head(states, spans)
         return scores.squeeze(-1) if tokens.dim() == 3 else scores
@@ -83,9 +84,9 @@ class TokenClassifier(nn.Module):
         self.heads = nn.ModuleDict({"token": head})
         initialise(self, config.init)
 
-    def forward(self, tokens: Tensor, padding: Tensor | None, segments: Tensor | None) -> Tensor:
+    def forward(self, tokens: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
         """Return scores (B, S, K) of rows (B, S)."""
-        scores: Tensor = self.heads["token"](self.encoder(tokens, padding, segments))
+        scores: Tensor = self.heads["token"](self.encoder(tokens, layout, segments))
         return scores
 
 
@@ -152,10 +153,10 @@ class LabelledSetsModel(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        padding: Tensor | None,
+        layout: Layout,
         segments: Tensor | None,
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs (B, K_k) of the heads `names`, or of all, for rows (B, S)."""
-        scores: dict[str, Tensor] = self.heads(self.encoder(tokens, padding, segments), names)
+        scores: dict[str, Tensor] = self.heads(self.encoder(tokens, layout, segments), names)
         return scores

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (
@@ -19,10 +20,15 @@ from metaseq_lm.models.layers import (
     Embedding,
     LayerNorm,
     Linear,
-    SelfAttention,
     gelu_linear,
     linear,
+    lookup,
     select,
+)
+from metaseq_lm.models.transformer.attention import (
+    SelfAttention,
+    Visibility,
+    document_positions,
 )
 
 INITS = ("xavier_attention", "truncated_normal")
@@ -98,12 +104,12 @@ class Layer(nn.Module):
             return states
         return gelu_linear(x, self.fc2.weight, self.fc2.bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         if self.normalize_before:
-            x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+            x = x + self.dropout(self.attention(self.attention_norm(x), visibility))
             x = x + self.dropout(self.ffn(self.ffn_norm(x)))
         else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
+            x = self.attention_norm(x + self.dropout(self.attention(x, visibility)))
             x = self.ffn_norm(x + self.dropout(self.ffn(x)))
         return x
 
@@ -123,10 +129,13 @@ class Embeddings(nn.Module):
         self.norm = LayerNorm(width, config.norm_eps) if post else None
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
+    ) -> Tensor:
         """Return (..., S, E) of ids (..., S) or probabilities (..., S, V).
 
-        `segments` (..., S) is 0 throughout if not given, or if there is just one. Raises ValueError for S > max_positions.
+        Positions are those in the row, or in the documents of packed rows. `segments` (..., S) is 0
+        throughout if not given, or if there is just one. Raises ValueError for S > max_positions.
         """
         x = self.tokens(tokens)
         length = x.shape[-2]
@@ -135,8 +144,11 @@ class Embeddings(nn.Module):
                 f"a sequence of {length} tokens is longer than the model's {self.max_positions} positions; "
                 "raise model.max_positions or cut the text with task.tokens_per_sample"
             )
-        positions = self.positions.weight[..., :length, :]
-        x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
+        if layout.documents is not None:
+            x = x + lookup(document_positions(layout.documents), self.positions.weight)
+        else:
+            positions = self.positions.weight[..., :length, :]
+            x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
         if self.segments is not None:
             if segments is None or self.one_segment:
                 segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
@@ -157,12 +169,13 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
         self.norm = LayerNorm(width, config.norm_eps) if before else None
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return hidden states (..., S, D) of embeddings (..., S, E); `mask` as in SelfAttention."""
+    def forward(self, x: Tensor, layout: Layout = ALL_VISIBLE) -> Tensor:
+        """Return hidden states (..., S, D) of embeddings (..., S, E)."""
+        visibility = Visibility.of(layout, x.shape[-2], x.device)
         if self.project is not None:
             x = self.project(x)
         for layer in self.layers:
-            x = apply_block(layer, x, mask)
+            x = apply_block(layer, x, visibility)
         return x if self.norm is None else self.norm(x)
 
 
@@ -175,26 +188,14 @@ class Encoder(nn.Module):
         self.stack = Stack(config)
 
     def forward(
-        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
         """Return hidden states (..., S, D) of ids (..., S) or probabilities (..., S, V).
 
-        `padding` is boolean (..., S), true at padding; `segments` (..., S) numbers the segments.
+        `segments` (..., S) numbers the segments.
         """
-        states: Tensor = self.stack(self.embeddings(tokens, segments), attention_mask(padding))
+        states: Tensor = self.stack(self.embeddings(tokens, layout, segments), layout)
         return states
-
-
-def attention_mask(padding: Tensor | None) -> Tensor | None:
-    """Return which keys may be seen, boolean (N, 1, 1, S), or None without padding.
-
-    A row that is padding throughout sees everything: softmax over nothing is NaN.
-    """
-    if padding is None:
-        return None
-    padding = padding.reshape(-1, padding.shape[-1])
-    seen = ~padding | padding.all(-1, keepdim=True)
-    return seen[:, None, None]
 
 
 def initialise(model: nn.Module, init: str) -> None:
@@ -256,7 +257,7 @@ class TransformerLM(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        padding: Tensor | None = None,
+        layout: Layout = ALL_VISIBLE,
         positions: Tensor | None = None,
         head: str | None = None,
         segments: Tensor | None = None,
@@ -265,7 +266,7 @@ class TransformerLM(nn.Module):
 
         `head` may be left out when there is just one.
         """
-        return self.predict(self.encoder(tokens, padding, segments), positions, head)
+        return self.predict(self.encoder(tokens, layout, segments), positions, head)
 
     def predict(
         self, x: Tensor, positions: Tensor | None = None, head: str | None = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
@@ -148,10 +149,10 @@ class SpanModel(nn.Module):
         initialise(self, config.init)
 
     def forward(
-        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
         """Return the states (B, S, D) of ids (B, S) for the heads."""
-        states: Tensor = self.encoder(tokens, padding, segments)
+        states: Tensor = self.encoder(tokens, layout, segments)
         return states
 
     def best_spans(self, x: Tensor, mask: Tensor, size: int) -> Beam:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse
@@ -61,8 +62,8 @@ class CNNBiLSTM(ViewsEncoder):
         self.ahead = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
         self.back = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
 
-    def encode(self, x: Tensor, padding: Tensor) -> Views:
-        lengths = (~padding).sum(-1)
+    def encode(self, x: Tensor, layout: Layout) -> Views:
+        lengths = layout.lengths(x[..., 0])
         ahead, back = self._layer(0, x, lengths)
         both = self._layer(1, torch.cat([ahead, back], -1), lengths)
         return Views(ahead, back, torch.cat(both, -1))
@@ -125,7 +126,7 @@ class TransformerViews(ViewsEncoder):
         # Last: it draws its own weights.
         self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
 
-    def encode(self, x: Tensor, padding: Tensor) -> Views:
+    def encode(self, x: Tensor, layout: Layout) -> Views:
         length = x.shape[1]
         if length > self.max_positions:
             raise MetaseqError(
@@ -134,14 +135,9 @@ class TransformerViews(ViewsEncoder):
             )
         x = self.project(x)
         x = self.dropout(x + self.positions.weight[:length])
-        at = torch.arange(length, device=x.device)
-        past = at[:, None] >= at  # query, key
-        seen = (~padding)[:, None, None]
-        # Padding sees itself: softmax over nothing is NaN.
-        itself = past & past.mT
-        ahead = self.ahead(x, past)  # padding is last, nobody before it sees it
-        back = self.back(x, (past.mT & seen) | itself)
-        both = self.full(self.merge(torch.cat([ahead, back], -1)), seen)
+        ahead = self.ahead(x, replace(layout, reach="causal"))
+        back = self.back(x, replace(layout, reach="anticausal"))
+        both = self.full(self.merge(torch.cat([ahead, back], -1)), layout)
         return Views(ahead, back, both)
 
 
@@ -181,7 +177,7 @@ class NoEncoder(ViewsEncoder):
         self,
         tokens: Tensor,
         characters: Tensor,
-        padding: Tensor,
+        layout: Layout,
         shift: Tensor | None = None,
         layers: Sequence[Tensor] = (),
     ) -> Views:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words.word_embedding import WordEmbedding
 
@@ -74,7 +75,7 @@ class ViewsEncoder(nn.Module):
         self,
         tokens: Tensor,
         characters: Tensor,
-        padding: Tensor,
+        layout: Layout,
         shift: Tensor | None = None,
         layers: Sequence[Tensor] = (),
     ) -> Views:
@@ -83,15 +84,15 @@ class ViewsEncoder(nn.Module):
         Args:
             tokens: Word ids (B, S).
             characters: Character ids of each word (B, S, M).
-            padding: Boolean (B, S).
+            layout: Padding of the rows, at their ends.
             shift: Added to the word embeddings, (B, S, W).
             layers: States of a language model, (B, S, X) each, which are mixed and concatenated to
                 the embeddings if the encoder has a mix. They know the whole sentence, so no view is
                 restricted then.
         """
-        return self.encode(self.embedding(tokens, characters, shift, layers), padding)
+        return self.encode(self.embedding(tokens, characters, shift, layers), layout)
 
-    def encode(self, x: Tensor, padding: Tensor) -> Views:
+    def encode(self, x: Tensor, layout: Layout) -> Views:
         """Return the views of embedded words x (B, S, E)."""
         raise NotImplementedError(f"{type(self).__name__} must define encode")
 

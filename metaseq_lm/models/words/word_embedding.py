@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.data.words.vocabulary import CHARACTERS, UNKNOWN
 from metaseq_lm.models.layers import Dropout, ScalarMix
 

@@ -38,7 +38,7 @@ class WordNet(nn.Module):
     def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:
         """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
         layers = batch.layers or ()
-        views: Views = self.encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
+        views: Views = self.encoder(batch.tokens, batch.characters, batch.layout, shift, layers)
         return views._replace(layers=layers)
 
     def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
@@ -96,7 +96,7 @@ class WordModel(WordNet):
         """
         if self.language_model is None or batch.layers is not None:
             return batch
-        states = self.language_model.states(batch.tokens, batch.padding)
+        states = self.language_model.states(batch.tokens, batch.layout)
         return batch.replace(layers=[torch.cat(pair, -1) for pair in zip(*states)])
 
     def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:

@@ -54,7 +54,7 @@ MISTAKES = {
 PLUG_IN = """
 from dataclasses import dataclass
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 

@@ -9,7 +9,7 @@ import pytest
 
 from metaseq_lm.cli import COMMANDS
 from metaseq_lm.cli.completion import registered_names
-from metaseq_lm.core.config import FOLDER
+from metaseq_lm.core.loading import FOLDER
 from metaseq_lm.core.registry import ALL
 
 

@@ -76,7 +76,6 @@ CORPORA = {
     "notes.md": (f"# Dogs\n\nSome *text*.\n\n{TEXT}", [], 0, "62 documents"),
     "array.txt": (json.dumps([{"text": "a"}] * 9), [], 1, "is JSON"),
 }
-TWICE = CAFE.replace("”", "").encode().decode("cp1252")
 CORPORA |= {
     "a.tar": (tar(TEXT), [], 1, "is a tar archive; unpack it first"),
     "a.tar.gz": (gzip.compress(tar(TEXT)), [], 1, "is a tar archive; unpack it first"),
@@ -98,8 +97,6 @@ CORPORA |= {
         "is a pointer of Git LFS, not the file",
     ),
     "ibm.txt": (TEXT.encode("cp037"), [], 1, "--encoding cp037"),
-    "twice.txt": (TWICE, [], 1, "its letters are encoded twice"),
-    "twice_allowed.txt": (TWICE, ["--on-bad-utf8", "replace"], 0, "60 documents"),
     "columns.txt": ("The DT O\ndog NN B-A\n\n" * 20, [], 1, "make a set of it with --tagged NAME"),
     "trees.txt": ("# x\n1\ta\ta\tX\t_\t_\t0\troot\t_\t_\n\n" * 9, [], 1, "is CoNLL-U, not plain"),
     "sums.txt": ("I ate 3\nTO GO\nDo B-52s\n" * 9, [], 0, "27 documents"),
@@ -108,12 +105,12 @@ CORPORA |= {
 }
 JAPANESE, CHINESE = "これは日本語の短い文章です。", "今天天气很好，我们一起去公园散步吧。"
 for _text, _encoding in (
-    (JAPANESE, "shift_jis"),
-    (JAPANESE, "euc_jp"),
+    (JAPANESE, "shift-jis"),
+    (JAPANESE, "euc-jp"),
     (JAPANESE, "iso2022_jp"),
     (CHINESE, "gb18030"),
     ("今天天氣很好，我們一起去公園散步吧。", "big5"),
-    ("오늘은 날씨가 아주 좋습니다. 함께 산책해요.", "euc_kr"),
+    ("오늘은 날씨가 아주 좋습니다. 함께 산책해요.", "euc-kr"),
     ("Сегодня хорошая погода, пойдём гулять.", "cp1251"),
     ("Сегодня хорошая погода, пойдём гулять.", "koi8-r"),
 ):

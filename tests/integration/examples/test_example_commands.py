@@ -9,7 +9,7 @@ import word_data
 from battery import WORDS
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import estimate_price
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CONFIGS = sorted(EXAMPLES.rglob("config/*.yaml"))
@@ -24,7 +24,7 @@ def test_examples_have_configs_and_sweeps() -> None:
 def test_what_papers_ask_for_is_named(path: Path) -> None:
     """Attention dropout is 0 by default and 0.1 in the papers' systems."""
     config = load_config([], str(path.parent), path.stem)
-    assert config.model.get("attention_dropout", 0.1) == 0.1
+    assert getattr(config.model, "attention_dropout", 0.1) == 0.1
 
 
 @pytest.mark.parametrize("name", ["bert_large", "roberta_base", "electra_large"])

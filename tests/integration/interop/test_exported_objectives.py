@@ -24,7 +24,7 @@ def row_of(case: battery.Case, data: Path, place: Path, capsys: pytest.CaptureFi
     run, out = place / "run", place / "out"
     more = ["trainer.max_update=1", "trainer.valid_split=''"]
     config = battery.configure(data, run, case, *more)
-    if "encoder_normalize_before" in config.model:
+    if hasattr(config.model, "encoder_normalize_before"):
         more.append("model.encoder_normalize_before=false")
     battery.train_uncounted(battery.configure(data, run, case, *more))
     capsys.readouterr()

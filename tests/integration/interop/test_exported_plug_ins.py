@@ -15,16 +15,17 @@ pytest.importorskip("transformers")
 HEAD = '''"""A plug-in of a test."""
 
 import torch
+from dataclasses import replace
 from functools import partial
 from torch import nn
 
-from metaseq_lm.core.batch import Term
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout, Term
 from metaseq_lm.core.registry import register_criterion, register_model, register_task
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.models.transformer.encoder import (
-    Embeddings, Encoder, TransformerConfig, TransformerLM, attention_mask
+    Embeddings, Encoder, TransformerConfig, TransformerLM
 )
 from metaseq_lm.tasks.language_modeling import language_batch
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, text_stream
@@ -33,18 +34,14 @@ LM = Exported(heads=("lm",))
 
 '''
 CAUSAL = '''
-@register_criterion("causal_lm")
-class CausalLM(Criterion):
+@register_criterion("next_token_lm")
+class NextTokenLM(Criterion):
     """Each token from those before it."""
 
     exported = LM
 
     def __call__(self, model, batch):
-        length = batch.tokens.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-        if batch.padding is not None:
-            mask = mask & attention_mask(batch.padding)
-        x = model.encoder.stack(model.encoder.embeddings(batch.tokens), mask)
+        x = model.encoder(batch.tokens, replace(batch.layout, reach="causal"))
         logits = model.predict(x[:, :-1], None, "lm")
         targets = batch.tokens[:, 1:]
         if batch.padding is not None:
@@ -71,7 +68,7 @@ class Causal(MaskedLMTask):
 # Every weight has its usual name, and something else is computed with it.
 LAST_FIRST = '''
 class LastFirst(Embeddings):
-    def forward(self, tokens, segments=None):
+    def forward(self, tokens, layout=None, segments=None):
         return super().forward(tokens.flip(-1)).flip(-1)
 
 
@@ -87,8 +84,8 @@ class LastFirstLM(TransformerLM):
 '''
 LOUDER = '''
 class Louder(Encoder):
-    def forward(self, tokens, padding=None, segments=None):
-        return super().forward(tokens, padding, segments) * 1.5
+    def forward(self, tokens, layout=ALL_VISIBLE, segments=None):
+        return super().forward(tokens, layout, segments) * 1.5
 
 
 @register_task("louder", dataclass=MaskedLMConfig)
@@ -110,7 +107,7 @@ class TopicLM(MaskedLM):
     exported = Exported(heads=("lm", "topic"))
 
     def __call__(self, model, batch):
-        x = model.encoder(batch.tokens, batch.padding, batch.segments)
+        x = model.encoder(batch.tokens, batch.layout, batch.segments)
         topic = model.heads["topic"](x[:, 0]).square().sum()
         loss = cross_entropy(model.predict(x, batch.positions, "lm"), batch.targets)
         return {"mlm": Term(loss.sum(), "targets"), "topic": Term(topic, "rows")}
@@ -148,7 +145,7 @@ class BlindLM(Criterion):
     def __call__(self, model, batch):
         half = torch.zeros_like(batch.tokens, dtype=torch.bool)
         half[:, half.shape[1] // 2 :] = True
-        x = model.encoder.stack(model.encoder.embeddings(batch.tokens), ~half[:, None, None])
+        x = model.encoder(batch.tokens, Layout(half))
         logits = model.predict(x, batch.positions, "lm")
         return {"mlm": Term(cross_entropy(logits, batch.targets).sum(), "targets")}
 '''
@@ -156,15 +153,15 @@ class BlindLM(Criterion):
 PLUG_INS = {
     "causal": (
         CAUSAL,
-        ["task=causal", "criterion=causal_lm"],
+        ["task=causal", "criterion=next_token_lm"],
         "task causal",
-        "criterion causal_lm cannot be computed with a BertForMaskedLM",
+        "criterion next_token_lm computes something else with a BertForMaskedLM",
     ),
     "blind": (
         BLIND,
         ["task=masked_lm", "criterion=blind_lm"],
         "criterion blind_lm",
-        "criterion blind_lm cannot be computed with a BertForMaskedLM",
+        "criterion blind_lm computes something else with a BertForMaskedLM",
     ),
     "positions": (
         LAST_FIRST,

@@ -1,14 +1,15 @@
 """Models and tokenizers trained here, opened by the transformers library."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import as_dict
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.configs import Foreign
 from metaseq_lm.interop.names import ARCHITECTURES
@@ -63,8 +64,7 @@ def write_run(folder, tokenizer, model, names=()):
     torch.manual_seed(5)
     objective = next((n for n in OBJECTIVES if any(n in name for name in names)), "lm")
     config = load_config(OBJECTIVES[objective])
-    OmegaConf.set_struct(config, False)
-    config.model = {**config.model, **model}
+    config.model = replace(config.model, **model)
     config.data, config.save_dir = str(folder / "data"), str(folder)
     (folder / "data").mkdir(parents=True)
     tokenizer.save(folder / "data")
@@ -85,7 +85,7 @@ def write_run(folder, tokenizer, model, names=()):
         found = assemble(other, size, pad, {"generator.head.bias"}, generator=True).state_dict()
         weights |= {n: w for n, w in found.items() if ".embeddings." not in n}
     weights = {n: w + 0.05 * torch.randn_like(w) for n, w in weights.items()}
-    about = {"config": OmegaConf.to_container(config), "valid": {}, "data": {}}
+    about = {"config": as_dict(config), "valid": {}, "data": {}}
     checkpoint.save(folder / "checkpoints", 3, weights, {}, about)
     return weights
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.config import RunConfig, untyped_section
 from metaseq_lm.interop.heads import to_library_form
 from metaseq_lm.interop.model_card import model_card
 
@@ -119,8 +119,11 @@ def test_the_same_predictions(tmp_path: Path, case: str, capsys) -> None:
 
 def test_a_card_shows_labels_as_they_are() -> None:
     model = {"architectures": ["BertForSequenceClassification"], "label2id": {"größer": 0}}
-    groups = {"task": {"_name": "t", "tokens_per_sample": 8}, "criterion": {"_name": "c"}}
-    config = OmegaConf.create({"label": "x", "init_from": None, "seed": 1, **groups})
+    config = RunConfig(
+        label="x",
+        task=untyped_section({"_name": "t", "tokens_per_sample": 8}),
+        criterion=untyped_section({"_name": "c"}),
+    )
     model["max_position_embeddings"] = 8
     names = {"<img src=x>": 0.5, "a|b\u202e\x1b[31m": 1.0, "valid_loss": 2.0}
     card = model_card(SimpleNamespace(manifest={"valid": names}), config, model)

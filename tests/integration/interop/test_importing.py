@@ -143,16 +143,16 @@ def test_one_step_of_adamw_is_the_same(root, name):
     own = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(part.weights))
     own.load_state_dict(part.weights)
     other = make(root / "again" / name, name)
-    rows, padding, segments = random_rows(part, tokenizer.vocabulary, padded=True)
+    rows, layout, segments = random_rows(part, tokenizer.vocabulary, padded=True)
     labels = torch.randint(10, 50, rows.shape, generator=torch.Generator().manual_seed(3))
     losses = []
     for net in (own.train(), other.train()):
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.01)
         for _ in range(2):
             outputs = native_outputs if net is own else foreign_outputs
-            said = dict(outputs(net, rows, padding, segments).items())
+            said = dict(outputs(net, rows, layout, segments).items())
             said = {n: v for n, v in said.items() if n in own.heads}
-            loss = loss_of(said, labels, ~padding)
+            loss = loss_of(said, labels, ~layout.padding_of(rows))
             losses.append(loss.item())
             optimizer.zero_grad()
             loss.backward()

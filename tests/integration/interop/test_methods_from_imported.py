@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.price import estimate_price

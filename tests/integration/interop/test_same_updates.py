@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -84,7 +85,7 @@ def batch_of(vocabulary: Vocabulary, kinds: int) -> Rows:
     return Rows(
         tokens=tokens,
         masked=masked,
-        padding=padding,
+        layout=Layout(padding),
         segments=torch.tensor(draw.integers(0, kinds, tokens.shape)) if kinds > 1 else None,
         positions=positions,
         targets=targets,

@@ -15,8 +15,8 @@ from sweeping import SHORT, states_of, sweep
 
 from metaseq_lm.cli import build_parser, overrides
 from metaseq_lm.cli.train import overrides_of
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.sweeps.definition import absolute_sources, normalise
 from metaseq_lm.sweeps.expansion import NAME_LENGTH, Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -152,7 +152,7 @@ def test_an_estimate_from_a_part_of_each_batch(
     assert sweep(moons, "--out", tmp_path / "out", *SHORT, "--dry-run", "--rate", "1e6") == 2
     for wrong in ("--rate=-1e6", "--rate=nan", "--rate=0", "--divide=0", "--divide=1.5"):
         assert sweep(*estimate, *SHORT, wrong) == 2
-        assert "invalid positive value" in capsys.readouterr().err
+        assert "whole number above 0" in capsys.readouterr().err
 
 
 def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -197,7 +197,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         ({"config_dir": "nowhere"}, ("nowhere", "base.yaml")),
         ({"data": "nowhere"}, ("nowhere", "no such data folder")),
         ({"launch": {"executer": "local"}}, ("executer", "'executor'")),
-        ({"launch": {"cpus": 0}}, ("--cpus", "1 to")),
+        ({"launch": {"cpus": 0}}, ("--cpus", "at least 1")),
     ],
 )
 def test_wrong_definitions(
@@ -241,7 +241,7 @@ def test_relative_paths_of_runs_become_absolute(
         (["--grid", "optimizer.lr=1,("], ("--grid",)),
         (["--max-paralel", "2"], ("--max-paralel", "--max-parallel")),
         (["--time", "soon"], ("--time", "'soon'")),
-        (["--executor", "cloud"], ("local or slurm", "'cloud'")),
+        (["--executor", "cloud"], ("'local', 'slurm'", "'cloud'")),
         (["--partition", "main"], ("--partition", "slurm")),
         (["--failed"], ("--failed", "resubmit")),
         (["another"], ("one DATA at most",)),

@@ -44,8 +44,11 @@ def damaged(capsys: pytest.CaptureFixture, moons: Path, out: Path, *words: str) 
         ({"version": 2}, ("another version",)),
         ({"out": None}, ("out is no text",)),
         ({"launch": []}, ("launch is no mapping",)),
-        ({"definition": {}}, ("definition lacks 'config_dir'",)),
-        ({"definition": {"config_dir": 5, "user_dir": None}}, ("config_dir is no text",)),
+        ({"definition": {}}, ("definition lacks 'data'",)),
+        (
+            {"definition": {"data": "d", "config_dir": 5, "user_dir": None}},
+            ("config_dir is no text",),
+        ),
         ({"runs": 5}, ("runs is no list",)),
         ({"runs": []}, ("runs is empty",)),
         ({"runs": [RUN]}, ("an item of runs lacks 'stages'",)),

@@ -84,7 +84,7 @@ def test_rows_have_a_mask_at_each_blank_and_hold_the_one_asked_for(
 
 def test_a_candidate_scores_the_mean_logit_of_its_tokens_at_the_blank() -> None:
     class Fixed(nn.Module):
-        def forward(self, tokens: Tensor, padding: Any, positions: Tensor) -> Tensor:
+        def forward(self, tokens: Tensor, layout: Any, positions: Tensor) -> Tensor:
             assert positions.tolist() == [[2]]
             return torch.tensor([[[0.0, 1.0, 2.0, 5.0]]])
 

@@ -11,8 +11,8 @@ import word_data
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
@@ -86,7 +86,7 @@ def test_the_states_are_those_of_the_language_model(
     run.model.train()
     batch = batch_of(run, "chunk")
     views = run.model.views(batch)
-    states = run.model.language_model.eval().states(batch.tokens, batch.padding)
+    states = run.model.language_model.eval().states(batch.tokens, batch.layout)
     assert len(views.layers) == 3
     for found, ahead, back in zip(views.layers, *states):
         assert torch.equal(found, torch.cat([ahead, back], -1)) and not found.requires_grad

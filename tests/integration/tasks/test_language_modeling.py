@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import sentence_sets
 import torch
-from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.training.run import TrainingRun
 
@@ -20,7 +20,7 @@ TINY = [s for s in battery.TINY if not s.startswith("model.")]
 NAMES = ["task=language_modeling", "criterion=language_modeling", "task.batch_size=16"]
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     places = [f"data={data}", f"save_dir={save}", "task.tokens_per_sample=34"]
     return load_config([*battery.LSTM, *NAMES, *TINY, *places, *more])
 
@@ -103,7 +103,7 @@ TUNING = ["task=sentence_prediction", "criterion=sentence_prediction", "task.tok
 CALM = ["schedule=constant", "engine.threads=1", "engine.tensorboard=false"]
 
 
-def tuning(data: Path, save: Path, *more: str) -> DictConfig:
+def tuning(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*TUNING, *SMALL, *CALM, f"data={data}", f"save_dir={save}", *more])
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import battery
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.flops_rules import Sizes
 from metaseq_lm.training.run import TrainingRun
@@ -34,7 +34,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     names = ["task=sentence_pairs", "criterion=bert_pretraining"]
     return load_config([*battery.TINY, *names, *SIZE, f"data={data}", f"save_dir={save}", *more])
 
@@ -53,8 +53,8 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
     (batch,) = run.task.build_streams("train")["train"].micro_batches(0, Shard())
     model = run.model.eval()
     terms = run.task.criterion(model, batch)
-    x = model.encoder(batch.tokens, batch.padding, batch.segments)
-    logits = model(batch.tokens, batch.padding, segments=batch.segments)
+    x = model.encoder(batch.tokens, batch.layout, batch.segments)
+    logits = model(batch.tokens, batch.layout, segments=batch.segments)
     at = batch.targets >= 0
     rows = torch.arange(len(x))[:, None].expand_as(at)[at]
     wanted = F.cross_entropy(logits[rows, batch.positions[at]], batch.targets[at])

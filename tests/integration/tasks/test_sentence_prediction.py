@@ -14,8 +14,9 @@ from sentence_runs import ELECTRA, FORMS, SMALL, TASK, configure
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import options_of, untyped_section
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs import checkpoint
@@ -131,7 +132,7 @@ def test_the_model_of_init_from_can_be_inherited(
     """With another dropout if asked; config.yaml has the sizes, so that the run needs no inheritance."""
     start = f"init_from={other.folder.path}"
     run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
-    before, after = dict(other.config.model), dict(run.config.model)
+    before, after = vars(other.config.model), vars(run.config.model)
     assert after == before | {"dropout": 0.25} and before["dropout"] != 0.25
     assert OmegaConf.load(run.folder.path / "config.yaml").model == after
     assert all(same(run, weights(other), "encoder."))
@@ -362,13 +363,10 @@ def test_mistakes(options: list[str], words: str, data: Path, tmp_path: Path) ->
 def test_models_with_more_options_have_the_same_encoder(data: Path, tmp_path: Path) -> None:
     """Of an ELECTRA's options those of its encoder count; a model without them is refused."""
     config = configure(data, tmp_path, "task.labelled=single")
-    plain = OmegaConf.to_container(config.model)
-    assert isinstance(plain, dict)
-    config.model = OmegaConf.create({**plain, "generator_size": 0.25})
-    assert encoder_sizes(config) == TransformerConfig(
-        **{k: v for k, v in plain.items() if k != "_name"}  # type: ignore[arg-type]
-    )
-    config.model = OmegaConf.create({"_name": "recurrent", "layers": 2})
+    sizes = options_of(config.model)
+    config.model = untyped_section({**sizes, "_name": "x", "generator_size": 0.25})
+    assert encoder_sizes(config) == TransformerConfig(**sizes)
+    config.model = untyped_section({"_name": "recurrent", "layers": 2})
     with pytest.raises(UsageError, match="'recurrent' has no encoder_layers"):
         encoder_sizes(config)
 

@@ -10,8 +10,8 @@ import squad_data
 import torch
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
@@ -185,12 +185,12 @@ def test_padding_changes_no_prediction(run: Parts) -> None:
     windows = task.windows("valid")
     whole = {}
     for (batch,) in task.build_streams("valid")["valid"].one_epoch(Shard(0, 1, 0)):
-        x = model(batch.tokens, batch.padding, batch.segments)
+        x = model(batch.tokens, batch.layout, batch.segments)
         whole |= {a.window: a for a in task._decode("valid", model, x, batch)}
     assert whole.keys() == set(range(len(windows)))
     for window in range(0, len(windows), 7):
         batch = windows.batch(np.array([window]))
-        x = model(batch.tokens, batch.padding, batch.segments)
+        x = model(batch.tokens, batch.layout, batch.segments)
         (alone,) = task._decode("valid", model, x, batch)
         assert alone.null == pytest.approx(whole[window].null, abs=1e-5)
         assert [t for _, t in alone.texts[:3]] == [t for _, t in whole[window].texts[:3]]

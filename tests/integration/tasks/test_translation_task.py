@@ -7,10 +7,10 @@ import image_data
 import numpy as np
 import parallel_data
 import pytest
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.evaluation import bleu
 from metaseq_lm.tasks import translation
 from metaseq_lm.training.parts import build_task
@@ -43,7 +43,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parallel_data.binarise(place / "text", place / "data")
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*TINY, f"data={data}", f"save_dir={save}", *more])
 
 

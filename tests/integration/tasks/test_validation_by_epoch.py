@@ -8,7 +8,7 @@ from pathlib import Path
 import battery
 import pytest
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.run import TrainingRun
 

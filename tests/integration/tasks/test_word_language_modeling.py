@@ -6,11 +6,11 @@ import battery
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.words.vocabulary import (
     END,
@@ -28,7 +28,7 @@ NAMES = [*battery.WORD_LM, "criterion=language_modeling"]
 TINY = [s for s in battery.TINY if not s.startswith("model.")]
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*NAMES, *TINY, f"data={data}", f"save_dir={save}", *more])
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from battery import WORDS
 
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.tagging import targets_of
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans, span_counts

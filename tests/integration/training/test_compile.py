@@ -16,8 +16,8 @@ from torch._dynamo.utils import (
     get_compilation_metrics,
 )
 
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.forward.context import Noise, TracedNoise
 from metaseq_lm.training.run import TrainingRun
 

@@ -7,11 +7,11 @@ import battery
 import pytest
 import torch
 from host_reads import HostReads
+from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.optim import build_optimizer
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
 
@@ -43,7 +43,7 @@ def test_update_reads_no_value(
     update = Trainer._update
 
     def watched(trainer: Trainer, number: int, batches: dict) -> None:
-        trainer.engine.defers = True
+        trainer.engine.finite_check.defers = True
         if not number:
             update(trainer, number, batches)
             return
@@ -62,9 +62,9 @@ def deferring(kind: dict, defers: bool) -> tuple[nn.Linear, Engine]:
     model = nn.Linear(5, 3)
     optimizer = {"clip_norm": 0.1, "weight_decay": 0.0, **kind}
     engine = Engine(
-        {"main": build_optimizer(model.named_parameters(), optimizer, {"_name": "constant"})}
+        {"main": make_optimizer(model.named_parameters(), optimizer, {"_name": "constant"})}
     )
-    engine.defers = defers
+    engine.finite_check.defers = defers
     return model, engine
 
 
@@ -97,8 +97,8 @@ def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
             if number in (2, 4):
                 for old, new in zip(before, state(model, engine), strict=True):
                     assert torch.equal(old, new)
-        assert engine.skipped() == ((2, ["main"]) if defers else None)
-        assert engine.skipped() is None
+        assert engine.finite_check.skipped() == ((2, ["main"]) if defers else None)
+        assert engine.finite_check.skipped() is None
         ends.append(state(model, engine))
     for looked, deferred in zip(*ends, strict=True):
         assert torch.equal(looked, deferred)
@@ -108,7 +108,7 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
     """As a method that looks would not take them; the next update is one of its own."""
     model, engine = deferring(KINDS[0], True)
     engine.begin(7)
-    engine.require_finite(torch.tensor([1.0, float("nan")]))
+    engine.finite_check.require(torch.tensor([1.0, float("nan")]))
     for _ in range(2):
         before = state(model, engine)
         engine.step("main", gradient(model, 1))
@@ -116,7 +116,7 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
     engine.begin(8)
     engine.step("main", gradient(model, 1))
     assert not torch.equal(before[0], model.weight)
-    assert engine.skipped() == (7, ["main"])
+    assert engine.finite_check.skipped() == (7, ["main"])
 
 
 def test_run_stops_where_the_host_looks(
@@ -126,10 +126,10 @@ def test_run_stops_where_the_host_looks(
     more = ["trainer.max_update=10", "trainer.log_interval=5", "trainer.save_interval_updates=2"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     step, saved = run.engine.step, []
-    run.engine.defers = True
+    run.engine.finite_check.defers = True
 
     def spoilt(name: str, grads: list[Tensor]) -> bool:
-        if run.engine._update == 2:
+        if run.engine.passes.update == 2:
             grads[0].fill_(float("nan"))
         return step(name, grads)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.config import RunConfig, untyped_section
 from metaseq_lm.training import loggers
 from metaseq_lm.training.loggers import LoggedRun
 
@@ -158,8 +158,9 @@ def test_a_failing_logger_is_one_warning(
 
 
 def test_loggers_get_no_secrets(tmp_path: Path) -> None:
-    config = {"task": {"hub_token": "abc", "task_token": 2}, "data": "https://me:abc@host/x"}
-    options = LoggedRun(tmp_path, OmegaConf.create(config)).options
+    task = untyped_section({"hub_token": "abc", "task_token": 2})
+    config = RunConfig(data="https://me:abc@host/x", task=task)
+    options = LoggedRun(tmp_path, config).options
     assert "abc" not in str(options) and options["task.task_token"] == 2
 
 

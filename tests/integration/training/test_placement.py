@@ -12,6 +12,7 @@ from typing import Any
 import battery
 import pytest
 import torch
+from optimizers import make_optimizer
 from real_runs import on_replicas
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -24,7 +25,6 @@ from metaseq_lm.distributed.layers import TOGETHER
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
-from metaseq_lm.optim import build_optimizer
 from metaseq_lm.training.run import TrainingRun
 
 ADAMW = {"_name": "adamw", "lr": 0.1, "clip_norm": 1.0}
@@ -80,7 +80,7 @@ def build(parallel: str, layers: bool = True) -> tuple[Net, Engine]:
     torch.manual_seed(0)
     model = Net().double()
     place = build_placement(model, parallel, "cpu", layers=layers)
-    optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+    optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     return model, Engine({"main": optimizer}, precision="fp64", placement=place)
 
 
@@ -307,7 +307,7 @@ def use_a_parameter_on_one_replica() -> None:
         return (net["last"](states) if rank == 0 else states).pow(3).sum()
 
     place = build_placement(model, "shard", "cpu", layers=True)
-    optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+    optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     engine = Engine({"main": optimizer}, precision="fp64", placement=place)
     rank = process_group.rank()
     batch = TokenBatch(tokens=rows[rank], sizes={"tokens": 3})
@@ -381,7 +381,7 @@ def lower_precision() -> None:
         torch.manual_seed(0)
         model = TransformerLM(WIDE, 40)
         place = build_placement(model, parallel, "cpu", layers=layers)
-        optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+        optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
         engine = Engine(
             {"main": optimizer}, precision="bf16", placement=place, reduce_precision=sums
         )

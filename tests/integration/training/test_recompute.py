@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import real_runs
 import torch
+from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import TokenBatch
@@ -15,7 +16,6 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
-from metaseq_lm.optim import build_optimizer
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.run import TrainingRun
 
@@ -88,7 +88,7 @@ def stored_bytes(recompute: bool) -> tuple[int, list[Tensor]]:
     config = TransformerConfig(encoder_embed_dim=32, encoder_ffn_embed_dim=128)
     model: nn.Module = TransformerLM(config, 100)
     adamw = {"_name": "adamw", "lr": 0.1}
-    optimizer = build_optimizer(model.named_parameters(), adamw, {"_name": "constant"})
+    optimizer = make_optimizer(model.named_parameters(), adamw, {"_name": "constant"})
     engine = Engine({"main": optimizer}, recompute=recompute)
     tokens = torch.randint(1, 100, (4, 64))
     batch = TokenBatch(

@@ -12,11 +12,11 @@ from agreement import make_data, make_run, sentences
 from battery import CASES, TINY, configure
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import ScoredBatch
+from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import read_pairs
@@ -97,14 +97,14 @@ def test_segments_go_along_with_their_rows() -> None:
     """A model is asked with the segments and padding of the row that a hidden token stands in."""
     seen = []
 
-    def model(tokens, padding, positions, segments):  # type: ignore[no-untyped-def]
-        seen.append((tokens, padding, positions, segments))
+    def model(tokens, layout, positions, segments):  # type: ignore[no-untyped-def]
+        seen.append((tokens, layout.padding, positions, segments))
         return torch.zeros(len(tokens), 1, 50)
 
     tokens = torch.tensor([[3, 10, 11, 2], [3, 12, 2, 0]])
     padding, segments = tokens == 0, torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
     scored = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0]]).bool()
-    rows = {"tokens": tokens, "padding": padding, "segments": segments}
+    rows = {"tokens": tokens, "layout": Layout(padding), "segments": segments}
     batch = ScoredBatch(**rows, scored=scored, mask_id=1, batch_tokens=8)
     found = MaskedLM().token_log_probs(model, batch)
     assert torch.allclose(found, scored * -torch.tensor(50.0).log())
@@ -158,7 +158,7 @@ def test_token_scorer_refuses_criterions_without_probabilities(
 ) -> None:
     task = SimpleNamespace(
         criterion=HardLabels(HardConfig()),
-        run_config=OmegaConf.create({"criterion": {"_name": "meta_pseudo_label_hard"}}),
+        run_config=load_config(["criterion=meta_pseudo_label_hard"]),
     )
     with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
         token_scorer(task)

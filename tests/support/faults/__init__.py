@@ -31,7 +31,7 @@ from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.vectors import local
-from metaseq_lm.engine import engine
+from metaseq_lm.engine import forward_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.reduction import Reduction
 from metaseq_lm.runs import checkpoint
@@ -108,7 +108,7 @@ def begin(real: Callable) -> Callable:
     return wrapped
 
 
-@replaces(engine, "weighted_loss")
+@replaces(forward_pass, "weighted_loss")
 def weighted_loss(real: Callable) -> Callable:
     def wrapped(terms: dict[str, Term], totals: Any, logs: Any) -> Tensor:
         Now.slot += 1
@@ -246,7 +246,11 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
         if value.dim()
     ]
     line = {"update": update, "samples": sample_numbers(batches), "moments": sum(moments)}
-    line |= {"before": before, "after": hashes(trainer), "refused": trainer.engine.nonfinite}
+    line |= {
+        "before": before,
+        "after": hashes(trainer),
+        "refused": trainer.engine.finite_check.refused,
+    }
     parameters = list(trainer.model.parameters())
     line |= {"parameters": sum(p.numel() for p in parameters)}
     line |= {"held": sum(local(p).numel() for p in parameters)}

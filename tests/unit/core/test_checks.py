@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from metaseq_lm.core.config import check_options, option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import check_options, option
 
 
 @dataclass

@@ -3,22 +3,12 @@
 from dataclasses import fields
 from pathlib import Path
 
-import hydra
 import pytest
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from metaseq_lm.core import config as module_of_configs
-from metaseq_lm.core.config import (
-    GROUPS,
-    Composer,
-    EngineConfig,
-    RunConfig,
-    TrainerConfig,
-    describe,
-    load_config,
-    overridden,
-)
+from metaseq_lm.core.config import GROUPS, EngineConfig, RunConfig, TrainerConfig, as_dict, flatten
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import from_stored, load_config, overridden
+from metaseq_lm.core.overrides import describe
 from metaseq_lm.core.registry import ALL
 
 # Between them these configurations have every kind of range.
@@ -43,7 +33,9 @@ def ranges() -> dict[tuple[str, str], tuple[list[str], float]]:
     for choice in CHOICES:
         config = load_config(choice)
         schemas = {"trainer": TrainerConfig, "engine": EngineConfig}
-        schemas |= {group: ALL[group].entry(config[group]._name).dataclass for group in GROUPS}
+        schemas |= {
+            group: ALL[group].entry(getattr(config, group)._name).dataclass for group in GROUPS
+        }
         for prefix, schema in schemas.items():
             for item in fields(schema):
                 for kind in BEYOND.keys() & item.metadata.keys():
@@ -56,21 +48,9 @@ def test_numbers_outside_their_range_are_refused() -> None:
     for (key, kind), (choice, bound) in ranges().items():
         beyond, words = BEYOND[kind]
         value = beyond(bound)
-        listed = isinstance(OmegaConf.select(load_config(choice), key), ListConfig)
+        listed = isinstance(flatten(as_dict(load_config(choice)))[key], list)
         with pytest.raises(UsageError, match=f"{key} must be {words} {bound}, got "):
             load_config([*choice, f"{key}=[{value},{value}]" if listed else f"{key}={value}"])
-
-
-def test_remembered_compositions_are_hydras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests/support/composing.py gives the tests is what a user gets."""
-    given = [[*choice, "trainer.max_update=7", "label='a b'", "data=/x"] for choice in CHOICES]
-    remembered = [load_config(overrides) for _ in range(2) for overrides in given]
-    monkeypatch.setattr(module_of_configs, "compose", hydra.compose)
-    composed = [load_config(overrides) for overrides in given]
-    assert remembered == composed * 2
-    for ours, hydras in zip(remembered, composed * 2):
-        assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(hydras)
-        assert all(OmegaConf.get_type(ours[g]) is OmegaConf.get_type(hydras[g]) for g in GROUPS)
 
 
 def test_numbers_that_are_not_finite_or_too_long_are_refused() -> None:
@@ -93,12 +73,9 @@ def test_every_number_of_a_run_has_a_least_value() -> None:
 
 
 @pytest.fixture
-def stored() -> DictConfig:
-    """The configuration of a run as its checkpoint keeps it: groups without their types."""
-    config = OmegaConf.structured(RunConfig)
-    config.merge_with(OmegaConf.to_container(load_config(["task=masked_lm"])))
-    OmegaConf.set_struct(config, True)
-    return config
+def stored() -> RunConfig:
+    """The configuration of a run as its checkpoint holds it."""
+    return from_stored(as_dict(load_config(["task=masked_lm"])))
 
 
 @pytest.mark.parametrize(
@@ -123,12 +100,12 @@ def stored() -> DictConfig:
         ("label=&x [*x]", "is no YAML"),
     ],
 )
-def test_wrong_changes_of_a_run(stored: DictConfig, override: str, message: str) -> None:
+def test_wrong_changes_of_a_run(stored: RunConfig, override: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         overridden(stored, [override])
 
 
-def test_changes_of_a_run_get_their_type(stored: DictConfig) -> None:
+def test_changes_of_a_run_get_their_type(stored: RunConfig) -> None:
     given = ["optimizer.lr=1", "label=12", "task.valid_size=${seed}", "seed=7"]
     changed = overridden(stored, [*given, "optimizer.betas=[0,0.5]", "engine.precision=fp64"])
     assert type(changed.optimizer.lr) is float and changed.optimizer.betas == [0.0, 0.5]
@@ -182,7 +159,7 @@ BASED = "defaults: [base, _self_]\n"
         ("", "mine.yaml lacks keys .* begin it with 'defaults: \\[base, _self_\\]'"),
         ("task:\n  batch_size: 3\n", "mine.yaml lacks keys"),
         (f"{BASED}optimizer: {{lr: fast}}\n", "mine.yaml: optimizer.lr: Value 'fast'"),
-        (f"{BASED}trainer: 5\n", "mine.yaml: .*TrainerConfig. value: 5; give keys of it"),
+        (f"{BASED}trainer: 5\n", "mine.yaml: trainer is 5; give keys of it"),
         (f"{BASED}trainr: {{x: 5}}\n", "mine.yaml: unknown option 'trainr'.*'trainer"),
         ("defaults: [base, override task: cvtt]\n", "mine.yaml or .*'cvtt'. Did you mean 'cvt'"),
         ("defaults: [base, override model: mine]\n", "mine.yaml: unknown option 'model.dropot'"),
@@ -243,27 +220,37 @@ def test_hints_know_what_a_config_chooses(tmp_path: Path) -> None:
         load_config(["model=cnn_bilstm_tiny", "model.char_width=1"], str(tmp_path), "mine")
 
 
-def test_a_composer_gives_what_composing_each_time_gives(tmp_path):
+def test_remembered_compositions_give_what_composing_each_time_gives(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "defaults: [base, {override /task: sentence_pairs}, _self_]\n"
     )
-    composer = Composer()
-    for config in ((), (str(tmp_path), "mine")):
+    compositions: dict = {}
+    for config in ((None, None), (str(tmp_path), "mine")):
         for rate in ("0.1", "5e-4"):
             words = [f"optimizer.lr={rate}", "label='a, b'", "data=x/lr=1", "trainer.max_update=7"]
-            composed = composer.load(words, *config)
-            assert composed == load_config(words, *config)
-            assert composed.schedule == load_config(words, *config).schedule
-    assert len(composer.composed) == 2
+            assert load_config(words, *config, compositions) == load_config(words, *config)
+    assert len(compositions) == 2
 
 
-@pytest.mark.parametrize(
-    "word", ["optimizer.lt=1", "optimizer.lr=x", "optimizer.lr=1,2", "model=no"]
-)
-def test_a_composer_refuses_with_the_same_message(word):
-    messages = []
-    for load in (Composer().load, load_config):
-        with pytest.raises(UsageError) as refused:
-            load([word])
-        messages.append(str(refused.value))
-    assert messages[0] == messages[1]
+def test_sections_are_the_dataclasses_of_their_classes() -> None:
+    config = load_config([*CHOICES[3], "optimizer.lr=1", "optimizer.betas=[0,0.5]"])
+    for group in GROUPS:
+        options = getattr(config, group)
+        assert isinstance(options, ALL[group].entry(options._name).dataclass)
+    assert type(config.optimizer.lr) is float and type(config.optimizer.betas) is list
+    text = str(as_dict(config))
+    assert "${" not in text
+
+
+def test_names_of_a_section_are_chosen_not_set() -> None:
+    with pytest.raises(UsageError, match="task=NAME"):
+        load_config(["task._name=electra"])
+
+
+def test_hydras_own_choices_are_there_for_who_asks(tmp_path: Path) -> None:
+    """They are left out of a composition of the package's configs, which takes half of its time."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [base, _self_, override hydra/job_logging: disabled]\nseed: 4\n"
+    )
+    assert load_config([], str(tmp_path), "mine").seed == 4
+    assert load_config(["hydra/job_logging=disabled", "hydra.run.dir=x", "seed=5"]).seed == 5

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PLUG_IN = """
 from dataclasses import dataclass
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig

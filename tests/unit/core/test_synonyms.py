@@ -6,7 +6,9 @@ import pytest
 
 from metaseq_lm.cli import COMMANDS, build_parser
 from metaseq_lm.cli.train import FLAGS
-from metaseq_lm.core.config import GROUPS, common_config, dotted, unknown_option
+from metaseq_lm.core.config import GROUPS, as_dict, flatten
+from metaseq_lm.core.loading import common_config
+from metaseq_lm.core.mistakes import unknown_option
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.synonyms import TABLE, Synonyms, answer
 
@@ -28,7 +30,7 @@ def keys() -> set[str]:
         for entry in ALL[group].entries.values()
         for item in fields(entry.dataclass)
     }
-    return {*registered, *GROUPS, *dotted(common_config())}
+    return {*registered, *GROUPS, *flatten(as_dict(common_config()))}
 
 
 def test_answers_name_options_that_exist() -> None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.options import option
 from metaseq_lm.data.preprocess.pipeline import Pipeline, register_dataset_kind
 from metaseq_lm.data.storage.indexed import IndexedWriter
 

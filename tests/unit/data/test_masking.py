@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import check_options
 from metaseq_lm.data.corpus.masking import Masking, choose, mask_tokens
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from scipy import stats
 
 from metaseq_lm.core import random_streams
@@ -223,7 +223,7 @@ def test_seed_and_split_choose_the_rows(large: tuple[Path, Documents]) -> None:
 
 
 def options(**given: object) -> object:
-    return OmegaConf.create({"tokens_per_sample": 16, "sample_break_mode": "segments", **given})
+    return SimpleNamespace(**{"tokens_per_sample": 16, "sample_break_mode": "segments", **given})
 
 
 def test_open_corpus(tmp_path: Path) -> None:

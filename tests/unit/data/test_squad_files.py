@@ -12,7 +12,7 @@ import squad_data
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.doctor.examine import examine
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
-from metaseq_lm.data.preprocess.squad import SquadPipeline, answer_place
+from metaseq_lm.data.preprocess.squad import SquadPipeline, find_answer
 from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.storage.text_files import TextFile
@@ -73,7 +73,7 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
     ],
 )
 def test_answers_have_offsets_in_the_context(answer: str, start: int, found: str | None) -> None:
-    place = answer_place(CONTEXT, answer, start)
+    place = find_answer(CONTEXT, answer, start)
     assert place == (
         None if found is None else (CONTEXT.index(found), CONTEXT.index(found) + len(found))
     )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import squad_data
 
-from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import check_options
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.squad.sets import SquadSet

@@ -128,13 +128,12 @@ def test_family_layout_must_be_complete_and_the_only_one():
 @pytest.mark.parametrize("symbols", [BERT, ROBERTA])
 def test_masking_and_words_with_a_family_layout(symbols):
     """Special symbols are neither hidden nor drawn, wherever they are."""
-    from omegaconf import OmegaConf
 
     from metaseq_lm.data.tokenizers.plain import WordTokenizer
     from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
 
     vocabulary = Vocabulary(symbols)
-    masking = masking_of(OmegaConf.structured(MaskedLMConfig), vocabulary)
+    masking = masking_of(MaskedLMConfig(), vocabulary)
     ordinary = [i for i, s in enumerate(symbols) if s in "abc"]
     assert masking.replacements.tolist() == ordinary and masking.mask == vocabulary.mask
     words = WordTokenizer(vocabulary)

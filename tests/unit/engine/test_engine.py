@@ -152,7 +152,7 @@ def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
 
     engine.gradients(loss, batches([2]), engine.parameters("main"))
     engine.evaluate(loss, [batches([2])])
-    assert engine.loss_terms == {"a"}
+    assert engine.record.loss_terms == {"a"}
 
 
 def test_unknown_size_is_explained(net: nn.Module) -> None:
@@ -249,7 +249,7 @@ def test_non_finite_gradient_changes_nothing(net: nn.Module, bad: float) -> None
     state = engine.optimizers["main"].state_dict()["state"][0]["exp_avg"].clone()
     grads[1].view(-1)[0] = bad
     assert not engine.step("main", grads)
-    assert engine.nonfinite == ["main"]
+    assert engine.finite_check.refused == ["main"]
     assert same(list(net.parameters()), before, 0.0)
     assert torch.equal(engine.optimizers["main"].state_dict()["state"][0]["exp_avg"], state)
     assert engine.optimizers["main"].updates == 1

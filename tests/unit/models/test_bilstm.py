@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig, BiLSTMLM, reverse
@@ -46,7 +47,7 @@ def test_bilstm_equals_torch_lstm_with_a_residual() -> None:
     net, tokens = encoder(), rows()
     padding = torch.zeros_like(tokens, dtype=torch.bool)
     padding[0, 5:] = padding[1, 2:] = True
-    ahead, back = net.states(tokens, padding)
+    ahead, back = net.states(tokens, Layout(padding))
     for number, length in enumerate((5, 2, 7)):
         x = net.tokens(tokens[number : number + 1, :length])
         for found, stack, turned in ((ahead, net.ahead, False), (back, net.back, True)):
@@ -67,14 +68,14 @@ def test_padding_changes_nothing(more: int) -> None:
     wide = torch.cat([tokens, torch.full((3, more), 5)], 1)
     padding = torch.arange(wide.shape[1]).expand(wide.shape) >= 7
     plain = net.directions(tokens)
-    padded = tuple(x[:, :6] for x in net.directions(wide, padding))
+    padded = tuple(x[:, :6] for x in net.directions(wide, Layout(padding)))
     assert all((a - b).abs().max() < 1e-15 for a, b in zip(plain, padded))
     grads = [
         torch.autograd.grad(sum((x**2).sum() for x in found), list(net.parameters()))
         for found in (plain, padded)
     ]
     assert all((a - b).abs().max() < 1e-12 for a, b in zip(*grads))
-    whole = net.encoder(wide, padding)[:, :7]
+    whole = net.encoder(wide, Layout(padding))[:, :7]
     assert (net.encoder(tokens) - whole).abs().max() < 1e-15
 
 
@@ -82,15 +83,17 @@ def test_the_first_state_is_the_end_of_both_directions() -> None:
     net, tokens = encoder(), rows()
     padding = torch.zeros_like(tokens, dtype=torch.bool)
     padding[0, 5:] = True
-    found = net(tokens, padding)
-    ahead, back = (states[-1] for states in net.states(tokens, padding))
+    found = net(tokens, Layout(padding))
+    ahead, back = (states[-1] for states in net.states(tokens, Layout(padding)))
     assert found.shape == (3, 7, 8)
     last = torch.stack([ahead[0, 4], ahead[1, 6], ahead[2, 6]])
     assert torch.equal(found[:, 0], torch.cat([last, back[:, 0]], -1))
     assert torch.equal(found[:, 1:], torch.cat([ahead, back], -1)[:, 1:])
-    several = net(tokens.view(1, 3, 7), padding.view(1, 3, 7))
+    several = net(tokens.view(1, 3, 7), Layout(padding.view(1, 3, 7)))
     assert torch.equal(several, found.unsqueeze(0))
-    assert net(tokens[:1], torch.ones(1, 7, dtype=torch.bool)).isfinite().all()  # a candidate less
+    assert (
+        net(tokens[:1], Layout(torch.ones(1, 7, dtype=torch.bool))).isfinite().all()
+    )  # a candidate less
 
 
 def test_reverse_turns_within_the_lengths() -> None:

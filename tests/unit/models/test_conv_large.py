@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from metaseq_lm.core.config import typed_options
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.vision import ConvLarge, ConvLargeConfig, PositionalNorm, places
 
@@ -72,4 +72,4 @@ def test_the_primary_head_is_on_the_mean() -> None:
     wanted = features.flatten(2).mean(2) @ head.weight.T + head.bias
     torch.testing.assert_close(net(images), wanted)
     with pytest.raises(UsageError, match="model.norm is 'group'.* Choices: positional, batch"):
-        typed_options("model", {"_name": "conv_large", "norm": "group"})
+        section("model", _name="conv_large", norm="group")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm.core.config import FOLDER, load_config, typed_options
+from metaseq_lm.core.loading import FOLDER, load_config
 from metaseq_lm.methods.electra.model import Electra
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
@@ -24,7 +24,7 @@ SIZES = [
 def test_stated_sizes(preset: str, stated: str, symbols: str) -> None:
     config = load_config([f"model={preset}"]).model
     with torch.device("meta"):
-        model = CLASSES[config._name](typed_options("model", config), int(symbols.replace(",", "")))
+        model = CLASSES[config._name](config, int(symbols.replace(",", "")))
     assert f"{sum(p.numel() for p in model.parameters()):,}" == stated
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import ScalarMix
@@ -62,7 +63,7 @@ def test_encoders_read_the_mix_beside_the_embeddings(kind: str) -> None:
     padding[1, 4:] = True
 
     def layers(tokens: torch.Tensor, padding: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.cat(pair, -1) for pair in zip(*lm.states(tokens, padding))]
+        return [torch.cat(pair, -1) for pair in zip(*lm.states(tokens, Layout(padding)))]
 
     read = layers(tokens, padding)
     embedded = net.embedding(tokens, characters, None, read)
@@ -72,12 +73,12 @@ def test_encoders_read_the_mix_beside_the_embeddings(kind: str) -> None:
     net.embedding.mix = None
     assert torch.equal(embedded[..., :width], net.embedding(tokens, characters))
     net.embedding.mix = mix
-    together = net(tokens, characters, padding, None, read)
+    together = net(tokens, characters, Layout(padding), None, read)
     short = tokens[1:2, :4], padding[1:2, :4]
-    alone = net(short[0], characters[1:2, :4], short[1], None, layers(*short))
+    alone = net(short[0], characters[1:2, :4], Layout(short[1]), None, layers(*short))
     for a, b in zip(together[:3], alone[:3]):
         assert (a[1, :4] - b[0]).abs().max() < 1e-13
-    other = net(tokens, characters, padding, None, [2 * states for states in read])
+    other = net(tokens, characters, Layout(padding), None, [2 * states for states in read])
     assert all((a != b).any() for a, b in zip(together[:3], other[:3]))
 
 

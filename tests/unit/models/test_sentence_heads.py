@@ -7,6 +7,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
@@ -73,7 +74,12 @@ def test_span_head_is_the_literal_mean() -> None:
 def batch(tokens: Tensor, targets: Tensor, **fields: Tensor) -> SentenceBatch:
     segments, padding, sizes = torch.zeros_like(tokens), tokens == 0, {"rows": len(tokens)}
     return SentenceBatch(
-        tokens=tokens, segments=segments, padding=padding, targets=targets, sizes=sizes, **fields
+        tokens=tokens,
+        segments=segments,
+        layout=Layout(padding),
+        targets=targets,
+        sizes=sizes,
+        **fields,
     )
 
 
@@ -86,7 +92,7 @@ def test_candidates_are_scored_each_alone() -> None:
     scores = criterion.scores(net, made)
     for row, candidate in ((0, 0), (0, 1), (1, 0)):
         one = tokens[row, candidate][None]
-        alone = net(one, one == 0, torch.zeros_like(one))
+        alone = net(one, Layout(one == 0), torch.zeros_like(one))
         torch.testing.assert_close(scores[row, candidate], alone[0, 0])
     assert scores.shape == (2, 2) and scores[1, 1] == -torch.inf
     terms = criterion(net, made)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
-from metaseq_lm.models import layers
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM, attention_mask
+from metaseq_lm.models.transformer import attention
+from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 
 VOCABULARY = 23
 
@@ -48,8 +49,8 @@ def tokens_and_padding() -> tuple[Tensor, Tensor]:
 def test_training_uses_the_fused_kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropout of attention weights, which it cannot have, is a choice."""
     calls = []
-    fused = layers.fused_attention
-    monkeypatch.setattr(layers, "fused_attention", lambda *a: calls.append(1) or fused(*a))
+    fused = attention.fused_attention
+    monkeypatch.setattr(attention, "fused_attention", lambda *a: calls.append(1) or fused(*a))
     for config, number in [
         (TransformerConfig(2, 8, 16, 2), 2),
         (replace(TransformerConfig(2, 8, 16, 2), attention_dropout=0.1), 0),
@@ -100,7 +101,7 @@ def test_encoder_is_torchs(before: bool, double_backward: bool) -> None:
         x = layer(x, src_key_padding_mask=padding)
     x = norm(x) if before else x
     with use_context(ForwardContext(None, double_backward)):
-        found = encoder(tokens, padding)
+        found = encoder(tokens, Layout(padding))
     torch.testing.assert_close(found[~padding], x[~padding], rtol=1e-10, atol=1e-10)
 
 
@@ -108,12 +109,12 @@ def test_head() -> None:
     model = enlarged(build())
     tokens, padding = tokens_and_padding()
     head, weight = model.heads["lm"], model.encoder.embeddings.tokens.weight
-    h = F.gelu(F.linear(model.encoder(tokens, padding), head.dense.weight, head.dense.bias))
+    h = F.gelu(F.linear(model.encoder(tokens, Layout(padding)), head.dense.weight, head.dense.bias))
     h = F.layer_norm(h, (8,), head.norm.weight, head.norm.bias, 1e-5)
     wanted = F.linear(h, weight, head.bias)
-    torch.testing.assert_close(model(tokens, padding), wanted)
+    torch.testing.assert_close(model(tokens, Layout(padding)), wanted)
     positions = torch.tensor([[0, 6], [3, 3], [0, 0]])
-    some = model(tokens, padding, positions)
+    some = model(tokens, Layout(padding), positions)
     for row in range(3):
         torch.testing.assert_close(some[row], wanted[row, positions[row]])
 
@@ -142,7 +143,7 @@ def test_more_padding_changes_nothing(before: bool, double_backward: bool) -> No
     grads = []
     with use_context(ForwardContext(None, double_backward)):
         for given, mask in ((tokens, padding), (wide, wide_padding)):
-            logits = model(given, mask)[:, :7][~padding]
+            logits = model(given, Layout(mask))[:, :7][~padding]
             loss = logits.square().sum()
             grads.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
     for narrow, wide_one in zip(*grads):
@@ -155,7 +156,7 @@ def test_encoder_ignores_tokens_in_padding(double_backward: bool) -> None:
     tokens, padding = tokens_and_padding()
     other = torch.where(padding, torch.randint(1, VOCABULARY, tokens.shape), tokens)
     with use_context(ForwardContext(None, double_backward)):
-        found, wanted = model(other, padding), model(tokens, padding)
+        found, wanted = model(other, Layout(padding)), model(tokens, Layout(padding))
         unmasked = model(other)
     torch.testing.assert_close(found[~padding], wanted[~padding])
     assert not torch.allclose(unmasked[~padding], wanted[~padding])
@@ -167,18 +168,11 @@ def test_a_row_of_padding_is_finite(double_backward: bool) -> None:
     tokens, padding = tokens_and_padding()
     tokens[1], padding[1] = 0, True
     with use_context(ForwardContext(None, double_backward)):
-        logits = model(tokens, padding)
+        logits = model(tokens, Layout(padding))
         grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
     assert torch.isfinite(logits).all() and all(torch.isfinite(g).all() for g in grads)
-    alone = model(tokens[[0, 2]], padding[[0, 2]])
+    alone = model(tokens[[0, 2]], Layout(padding[[0, 2]]))
     torch.testing.assert_close(alone[~padding[[0, 2]]], logits[[0, 2]][~padding[[0, 2]]])
-
-
-def test_attention_mask() -> None:
-    assert attention_mask(None) is None
-    padding = torch.tensor([[[False, True], [True, True]]])
-    mask = attention_mask(padding)
-    assert mask is not None and mask.tolist() == [[[[True, False]]], [[[True, True]]]]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -195,8 +189,8 @@ def test_copies_of_a_model(before: bool, soft: bool) -> None:
     if soft:
         given = (0.5 * given + 0.5 / VOCABULARY).requires_grad_()
     with use_context(ForwardContext(None, double_backward=True)):
-        at_once = virtual(vector, given, padding)
-        loop = torch.stack([virtual(vector[c], given[c], padding[c]) for c in range(3)])
+        at_once = virtual(vector, given, Layout(padding))
+        loop = torch.stack([virtual(vector[c], given[c], Layout(padding[c])) for c in range(3)])
         leaves = [vector, given] if soft else [vector]
         results = []
         for output in (at_once, loop):
@@ -229,13 +223,13 @@ def test_virtual_model() -> None:
     for piece, parameter in zip(virtual.split(vector), model.parameters()):
         assert torch.equal(piece, parameter)
     tokens, padding = tokens_and_padding()
-    assert torch.equal(virtual(vector, tokens, padding), model(tokens, padding))
-    before = model(tokens, padding).clone()
+    assert torch.equal(virtual(vector, tokens, Layout(padding)), model(tokens, Layout(padding)))
+    before = model(tokens, Layout(padding)).clone()
     other = (vector * 1.5).requires_grad_()
-    virtual(other, tokens, padding).sum().backward()
+    virtual(other, tokens, Layout(padding)).sum().backward()
     assert other.grad is not None and all(p.grad is None for p in model.parameters())
     # A tied table is one part of the vector: changing it moves input and output.
-    assert torch.equal(model(tokens, padding), before)
+    assert torch.equal(model(tokens, Layout(padding)), before)
     assert len(virtual.names) == len(set(virtual.names)) == len(list(model.parameters()))
 
 

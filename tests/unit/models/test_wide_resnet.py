@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from metaseq_lm.core.config import typed_options
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.vision import WideResNet, WideResNetConfig, frozen_statistics
 
@@ -75,4 +75,4 @@ def test_group_norm_takes_each_image_by_itself() -> None:
 )
 def test_wrong_options_are_refused(options: dict) -> None:
     with pytest.raises(UsageError, match="model."):
-        WideResNet(typed_options("model", {"_name": "wide_resnet", **options}))
+        WideResNet(section("model", **{"_name": "wide_resnet", **options}))

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config, typed_options
+from metaseq_lm.core.batch import Layout
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
 from metaseq_lm.models.words.encoders import (
@@ -69,16 +71,18 @@ def test_each_view_knows_its_side_only(kind: str) -> None:
     """Another word, or other characters, at t: forward states change from t on, backward ones up to t."""
     net, (tokens, characters, padding) = build(kind), rows()
     at = 3
-    before = net(tokens, characters, padding)
+    before = net(tokens, characters, Layout(padding))
     other, spelled = tokens.clone(), characters.clone()
     other[:, at] = tokens[:, at] % (WORDS - 1) + 1
     spelled[:, at] = (characters[:, at] + 1) % CHARACTERS
-    for changed in (net(other, characters, padding), net(tokens, spelled, padding)):
+    for changed in (net(other, characters, Layout(padding)), net(tokens, spelled, Layout(padding))):
         moved = [(a != b).any(-1).all(0).tolist() for a, b in zip(before[:3], changed)]
         assert moved[0] == [False] * at + [True] * 4
         assert moved[1] == [True] * (at + 1) + [False] * 3
         assert all(moved[2])
-    still = (before.ahead[:, :at] - net(other, characters, padding).ahead[:, :at]).abs().max()
+    still = (
+        (before.ahead[:, :at] - net(other, characters, Layout(padding)).ahead[:, :at]).abs().max()
+    )
     assert still == 0
 
 
@@ -87,8 +91,8 @@ def test_padding_changes_nothing(kind: str) -> None:
     """A row alone, and the same row padded with anything at its end beside a longer one."""
     net, (tokens, characters, padding) = build(kind), rows()
     padding[1, 4:] = True
-    together = net(tokens, characters, padding)
-    alone = net(tokens[1:2, :4], characters[1:2, :4], padding[1:2, :4])
+    together = net(tokens, characters, Layout(padding))
+    alone = net(tokens[1:2, :4], characters[1:2, :4], Layout(padding[1:2, :4]))
     for a, b in zip(together[:3], alone):
         assert (a[1, :4] - b[0]).abs().max() < 1e-14
         assert torch.isfinite(a).all()
@@ -99,8 +103,8 @@ def test_a_shift_is_added_to_word_embeddings(kind: str) -> None:
     net, (tokens, characters, padding) = build(kind), rows()
     table = net.embedding.words.weight
     shift = table[5] - table[tokens]
-    everywhere = net(torch.full_like(tokens, 5), characters, padding)
-    for a, b in zip(net(tokens, characters, padding, shift)[:3], everywhere):
+    everywhere = net(torch.full_like(tokens, 5), characters, Layout(padding))
+    for a, b in zip(net(tokens, characters, Layout(padding), shift)[:3], everywhere):
         assert (a - b).abs().max() < 1e-13
 
 
@@ -127,7 +131,7 @@ def lstm_parameters(inputs: int, cells: int, width: int) -> int:
 def test_parameter_counts_follow_the_formula(size: str) -> None:
     """Of the model configs; the paper's cells are 1024 and 512, "large" 4096 and 2048."""
     config = load_config([f"model=cnn_bilstm_{size}", "save_dir=x", "data=x"])
-    sizes = typed_options("model", config.model)
+    sizes = config.model
     cells = {"small": (256, 128), "base": (1024, 512), "large": (4096, 2048)}[size]
     assert (sizes.encoder_hidden_dim, sizes.second_hidden_dim) == cells
     widths = [min(c, 512) for c in cells]
@@ -147,7 +151,7 @@ def test_layers_are_torchs_lstms_on_rows_as_they_stand() -> None:
     """Forget gates begin open; the second layer reads both directions of the first."""
     net, (tokens, characters, padding) = build("lstm"), rows(1)
     x = net.embedding(tokens, characters)
-    views = net(tokens, characters, padding)
+    views = net(tokens, characters, Layout(padding))
 
     def turned(layer: nn.Module, states: Tensor) -> Tensor:
         return layer(states.flip(1))[0].flip(1)
@@ -277,7 +281,7 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
 )
 def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        options = typed_options("model", {"_name": "cnn_bilstm", **vars(LSTM), **change})
+        options = section("model", **{"_name": "cnn_bilstm", **vars(LSTM), **change})
         CNNBiLSTM(options, WORDS, CHARACTERS)
 
 

@@ -1,16 +1,18 @@
-"""Rates by layer: the multipliers of ELECTRA's code, and the groups made of them."""
+"""Rates by layer: the factors of ELECTRA's code, and the groups made of them."""
 
 from collections.abc import Mapping
 
 import pytest
 import torch
+from optimizers import make_optimizer
 from torch import nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
-from metaseq_lm.optim import Optimizer, build_optimizer, layer_multipliers
+from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.groups import options_of, rates_by_depth
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}
@@ -31,14 +33,15 @@ def model(layers: int = 12, pooled: bool = False, before: bool = False) -> Sente
     return SentencePredictor(sizes, 5, 0, SentenceHead(4, 2, 0.1, pooled))
 
 
-def names(net: nn.Module) -> list[str]:
-    return [name for name, _ in net.named_parameters()]
+def multipliers_of(net: nn.Module, decay: float) -> dict[str, float]:
+    """Return the factor of the rate of each parameter."""
+    rules = rates_by_depth([name for name, _ in net.named_parameters()], 1.0, decay)
+    return {name: options_of(name, p, rules)["lr"] for name, p in net.named_parameters()}
 
 
 def test_multipliers_of_twelve_layers() -> None:
     """decay^(L + 2 - depth) as in the authors' code."""
-    multipliers = layer_multipliers(names(model()), 0.8)
-    assert set(multipliers) == set(names(model()))
+    multipliers = multipliers_of(model(), 0.8)
     for name, factor in multipliers.items():
         parts = name.split(".")
         if parts[0] == "heads":
@@ -57,7 +60,7 @@ def test_multipliers_of_twelve_layers() -> None:
 def test_pooler_and_last_norm() -> None:
     """BERT's pooler is what the square of the top layer was meant for; the last norm is of the top."""
     net = model(2, pooled=True, before=True)
-    multipliers = layer_multipliers(names(net), 0.5)
+    multipliers = multipliers_of(net, 0.5)
     assert multipliers["heads.sentence.pooler.weight"] == 0.5
     assert (
         multipliers["encoder.stack.norm.weight"]
@@ -67,7 +70,7 @@ def test_pooler_and_last_norm() -> None:
 
 
 def build(net: nn.Module, **more: object) -> Optimizer:
-    return build_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
+    return make_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
 
 
 def rates(optimizer: Optimizer, net: nn.Module) -> Mapping[str, tuple[float, float]]:
@@ -83,7 +86,7 @@ def test_groups_have_one_rate_and_one_decay() -> None:
     net = model(3)
     optimizer = build(net, layer_decay=0.8)
     found = rates(optimizer, net)
-    scales = layer_multipliers(names(net), 0.8)
+    scales = multipliers_of(net, 0.8)
     for name, p in net.named_parameters():
         assert found[name] == (3e-4 * scales[name], 0.01 if p.dim() > 1 else 0.0), name
     assert len(optimizer.inner.param_groups) == 2 * len(set(scales.values())) == 10
@@ -93,14 +96,14 @@ def test_groups_have_one_rate_and_one_decay() -> None:
 
 def test_the_schedule_scales_every_group() -> None:
     net = model(2)
-    optimizer = build_optimizer(
+    optimizer = make_optimizer(
         net.named_parameters(), OPTIONS | {"layer_decay": 0.8}, FLAT | {"warmup_updates": 4}
     )
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    scales = layer_multipliers(names(net), 0.8)
+    scales = multipliers_of(net, 0.8)
     for name, p in net.named_parameters():
         rate = 3e-4 * scales[name] / 4
         decay = 0.01 if p.dim() > 1 else 0.0
@@ -135,7 +138,7 @@ def test_first_step_without_bias_correction() -> None:
     steps = {}
     for kind in ("adam_uncorrected", "adamw"):
         p = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
-        optimizer = build_optimizer([("p", p)], OPTIONS | {"_name": kind, "lr": 1.0}, FLAT)
+        optimizer = make_optimizer([("p", p)], OPTIONS | {"_name": kind, "lr": 1.0}, FLAT)
         g = torch.tensor([[1.0, -2.0], [30.0, -0.5], [7.0, 1e3]], dtype=torch.float64)
         p.grad = g.clone()
         optimizer.step()

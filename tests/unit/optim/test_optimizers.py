@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.optim import Optimizer, build_optimizer, parameter_groups
+from metaseq_lm.optim import Optimizer
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
 COMMON = {"decay_norms_and_biases": True, "clip_norm": 1.0}
@@ -27,7 +28,7 @@ def parameters(dtype: torch.dtype = torch.float64) -> dict[str, nn.Parameter]:
 
 
 def build(named: dict[str, nn.Parameter], kind: dict, schedule: dict) -> Optimizer:
-    return build_optimizer(named.items(), COMMON | kind, schedule)
+    return make_optimizer(named.items(), COMMON | kind, schedule)
 
 
 def slopes(number: int, name: str, like: Tensor) -> Tensor:
@@ -123,15 +124,6 @@ def test_momentum_of_a_parameter_that_comes_later() -> None:
     assert torch.equal(named["scale"].detach(), start["scale"])
 
 
-def test_decay_groups() -> None:
-    named = parameters()
-    everything = parameter_groups(named.items(), 0.1, True)
-    assert [(len(g["params"]), g["weight_decay"]) for g in everything] == [(3, 0.1)]
-    spared = parameter_groups(named.items(), 0.1, False)
-    assert [(len(g["params"]), g["weight_decay"]) for g in spared] == [(1, 0.1), (2, 0.0)]
-    assert spared[0]["params"][0] is named["table"]
-
-
 def test_decay_alone() -> None:
     """With gradients of zero only decayed parameters move: p(1 - lr * decay)."""
     for everywhere, moved in ((True, {"table", "bias", "scale"}), (False, {"table"})):
@@ -180,4 +172,4 @@ def test_betas_that_cannot_be(kind: str, betas: list[float]) -> None:
     options = {"_name": kind, "lr": 0.1, "weight_decay": 0.0, "betas": betas, "eps": 1e-8}
     options |= {"decay_norms_and_biases": True, "clip_norm": 0.0}
     with pytest.raises(UsageError, match="optimizer.betas must be"):
-        build_optimizer(nn.Linear(2, 2).named_parameters(), options, {"_name": "constant"})
+        make_optimizer(nn.Linear(2, 2).named_parameters(), options, {"_name": "constant"})

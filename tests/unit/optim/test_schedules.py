@@ -2,28 +2,28 @@
 
 import pytest
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim import Schedule
 
 
 def constant(warmup_updates: int) -> Schedule:
-    return build("schedule", {"_name": "constant", "warmup_updates": warmup_updates})
+    return build("schedule", section("schedule", _name="constant", warmup_updates=warmup_updates))
 
 
 def inverse_sqrt(warmup_updates: int, lr_is_peak: bool = False) -> Schedule:
     options = {"warmup_updates": warmup_updates, "lr_is_peak": lr_is_peak}
-    return build("schedule", {"_name": "inverse_sqrt", **options})
+    return build("schedule", section("schedule", **{"_name": "inverse_sqrt", **options}))
 
 
 def damped_inverse_sqrt(warmup_updates: int, damping: float) -> Schedule:
     options = {"warmup_updates": warmup_updates, "damping": damping}
-    return build("schedule", {"_name": "damped_inverse_sqrt", **options})
+    return build("schedule", section("schedule", **{"_name": "damped_inverse_sqrt", **options}))
 
 
 def linear(warmup_updates: int, total_updates: int, **more: float) -> Schedule:
     options = {"warmup_updates": warmup_updates, "total_updates": total_updates, **more}
-    return build("schedule", {"_name": "linear", **options})
+    return build("schedule", section("schedule", **{"_name": "linear", **options}))
 
 
 def polynomial(
@@ -36,7 +36,7 @@ def polynomial(
 ) -> Schedule:
     options = {"warmup_updates": warmup_updates, "total_updates": total_updates, "power": power}
     options |= {"end": end, "warmup_ratio": warmup_ratio, **more}
-    return build("schedule", {"_name": "polynomial", **options})
+    return build("schedule", section("schedule", **{"_name": "polynomial", **options}))
 
 
 @pytest.mark.parametrize("warmup", [1, 4, 1000])

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from optimizers import make_optimizer
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import Moments, adamw, moments_of, sgd
-from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.optim import Optimizer
 
 OPTIONS = {
     "_name": "adamw",
@@ -32,7 +33,7 @@ def trained(steps: int, **options: object) -> Optimizer:
         (f"p{i}", nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64)))
         for i, s in enumerate(SHAPES)
     ]
-    optimizer = build_optimizer(named, OPTIONS | options, SCHEDULE)
+    optimizer = make_optimizer(named, OPTIONS | options, SCHEDULE)
     for _ in range(steps):
         for _, p in named:
             p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -109,7 +110,7 @@ def test_other_optimizers_have_no_moments() -> None:
     options = {"_name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0}
     common = {"clip_norm": 0.0, "decay_norms_and_biases": True}
     with pytest.raises(UsageError, match="needs optimizer=adamw, this run has FusedSGD"):
-        moments_of(build_optimizer([("p", p)], options | common, SCHEDULE))
+        moments_of(make_optimizer([("p", p)], options | common, SCHEDULE))
 
 
 def written_out(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:

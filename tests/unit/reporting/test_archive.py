@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from synthetic import make_run
@@ -50,9 +51,9 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
     assert [r.seed for r in kept] == [r.seed for r in found]
     for a, b in zip(kept, found):
         assert a.series("valid.accuracy") == b.series("valid.accuracy") != ([], [])
-        assert a.cost("flops") == b.cost("flops")
+        assert a.costs["flops"] == b.costs["flops"]
     assert list(kept[0].values) == [
-        key for key in found[0].values if key in archive.portable(found[0])
+        key for key in found[0].values if key in found[0].portable_values
     ]
 
 
@@ -168,8 +169,8 @@ def test_an_archive_below_a_sweep_stands_for_itself(runs, tmp_path, capsys):
 
 def test_a_number_is_not_taken_for_a_truth(runs, tmp_path):
     one, two = find_runs([runs / "lr=0.001-seed=1", runs / "lr=0.001-seed=2"])
-    one.values["task.flag"], two.values["task.flag"] = 1, True
-    one.values["task.own"] = None
+    one = replace(one, values={**one.values, "task.flag": 1, "task.own": None})
+    two = replace(two, values={**two.values, "task.flag": True})
     archive.write(tmp_path / "a.jsonl", [one, two])
     found = find_runs([tmp_path / "a.jsonl"])
     assert [r.values["task.flag"] is True for r in found] == [False, True]

@@ -10,8 +10,7 @@ from synthetic import make_run
 
 from metaseq_lm.cli import main
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.objectives import other_functions
-from metaseq_lm.reporting.settings import group
+from metaseq_lm.reporting.settings import differing_functions, group
 from metaseq_lm.reporting.table import choose_metric, setting_table
 
 MASKED = {"_name": "masked_lm", "mask_prob": 0.15}
@@ -88,8 +87,8 @@ def test_what_makes_another_function(tmp_path: Path, change: Any, differs: list)
     make_run(tmp_path / "a", **base)
     make_run(tmp_path / "b", **{**base, **change})
     runs = find_runs([tmp_path])
-    assert list(other_functions("valid.loss", runs)) == differs
-    assert list(other_functions("valid.perplexity", runs)) == differs
+    assert list(differing_functions("valid.loss", runs)) == differs
+    assert list(differing_functions("valid.perplexity", runs)) == differs
 
 
 def test_nothing_is_chosen_by_a_loss_of_several_functions(

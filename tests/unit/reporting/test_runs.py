@@ -6,7 +6,8 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.folders import find_runs, read_run
+from metaseq_lm.reporting.folders import find_runs
+from metaseq_lm.reporting.runs import read_run
 
 
 def write_log(folder, lines):
@@ -124,6 +125,7 @@ def test_damaged_files_are_named(tmp_path):
         (folder / "results.json").write_text(json.dumps({"status": "finished", part: ["x"]}))
         with pytest.raises(MetaseqError, match=f"results.json.*{part} is no mapping"):
             read_run(folder)
+    (folder / "results.json").unlink()
     (folder / "config.yaml").write_text("a: [1")
     with pytest.raises(MetaseqError, match="config.yaml"):
         read_run(folder)
@@ -132,10 +134,10 @@ def test_damaged_files_are_named(tmp_path):
 def test_cost_includes_pretraining(tmp_path):
     before = {"seconds": 100.0, "flops": 5e12, "updates": 10, "run": "pre"}
     run = read_run(make_run(tmp_path / "a", results={"pretraining": before}))
-    assert run.cost("flops") == 6e12 and run.cost("flops", own_only=True) == 1e12
-    assert run.cost("seconds") == 160.0 and run.cost("seconds", own_only=True) == 60.0
+    assert run.costs["flops"] == 6e12 and run.costs["own_flops"] == 1e12
+    assert run.costs["seconds"] == 160.0 and run.costs["own_seconds"] == 60.0
     lacking = read_run(make_run(tmp_path / "b", results={"pretraining": {"seconds": 1.0}}))
-    assert lacking.cost("flops") is None
+    assert lacking.costs["flops"] is None
 
 
 def test_config_of_the_pretraining_run_belongs_to_the_setting(tmp_path, monkeypatch):

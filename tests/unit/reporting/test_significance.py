@@ -23,9 +23,9 @@ from metaseq_lm.reporting.significance import (
     attainable_level,
     compare,
     detectable,
-    floor,
     holm,
     p_value,
+    smallest_p,
 )
 from metaseq_lm.reporting.table import choose_metric, setting_table
 
@@ -63,12 +63,12 @@ def test_complete_separation_has_the_p_of_one_arrangement(test):
     assert p_value(a, b, False, test) == pytest.approx(exact, rel=1e-12)
     assert p_value(a, b, True, test) == 1.0
     assert p_value(b, a, True, test) == p_value(a, b, False, test)
-    assert floor(test, 5, 5) == exact
+    assert smallest_p(test, 5, 5) == exact
 
 
 def test_the_formula_never_gives_zero():
     a, b = np.arange(10) + 1000.0, np.arange(10.0)
-    assert p_value(a, b, False, "permutation") >= floor("permutation", 10, 10) == 1 / 10_001
+    assert p_value(a, b, False, "permutation") >= smallest_p("permutation", 10, 10) == 1 / 10_001
     assert p_value(a, b, False, "bootstrap") == 1 / 10_001
 
 

@@ -1,11 +1,11 @@
 """Options that name other runs: declared beside the option, noted in the run folder, read by reports."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from battery import configure
-from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -42,7 +42,7 @@ def test_movable_options_may_change_on_resume_and_others_not(moons: Path, tmp_pa
     config = configure(moons, tmp_path, ("masked_lm", 0))
     RunFolder(config)
     (tmp_path / "log.jsonl").write_text(json.dumps({"kind": "train", "update": 1}) + "\n")
-    moved = OmegaConf.merge(config, {"label": "other", "engine": {"threads": 2}})
+    moved = replace(config, label="other", engine=replace(config.engine, threads=2))
     RunFolder(moved)
     with pytest.raises(UsageError, match="holds another run .seed is 1 there, 2 here"):
-        RunFolder(OmegaConf.merge(config, {"seed": 2}))
+        RunFolder(replace(config, seed=2))

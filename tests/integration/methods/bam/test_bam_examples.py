@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.sweeps.definition import normalise, read_file
 from metaseq_lm.sweeps.expansion import expand, fill
 

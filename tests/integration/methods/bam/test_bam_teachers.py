@@ -20,7 +20,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.distributed import signals
 from metaseq_lm.methods.bam import teachers
-from metaseq_lm.reporting.folders import read_run
+from metaseq_lm.reporting.runs import read_run
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import resolve_flops_budget
 from metaseq_lm.training.restore import open_run
@@ -54,7 +54,7 @@ def test_outputs_are_those_of_a_pass_without_dropout(
         for some in np.split(np.arange(len(found)), range(rows, len(found), rows)):
             batch = teacher.task.labelled(name, "train").batch(some, some)
             with torch.no_grad():
-                outputs_now = teacher.model(batch.tokens, batch.padding, batch.segments)
+                outputs_now = teacher.model(batch.tokens, batch.layout, batch.segments)
                 wanted = outputs_now[name].numpy()
             if name == "values":  # on the scale of the labels, which are from -6 to 4
                 wanted = wanted * 4 - 6
@@ -239,8 +239,8 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     )
     assert two["pretraining"] == before
     run = read_run(tmp_path / "one")
-    assert run.cost("flops") == before["flops"] + one["flops"]
-    assert run.cost("flops", own_only=True) == one["flops"]
+    assert run.costs["flops"] == before["flops"] + one["flops"]
+    assert run.costs["own_flops"] == one["flops"]
     (teaching[0] / "results.json").unlink()
     stored(teaching)["words"].unlink()
     with pytest.raises(UsageError, match="teacher_words is not finished, its best checkpoint may"):
@@ -249,7 +249,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     bam_bench.train(bam_sets, tmp_path / "three", *both, named, "trainer.max_update=1")
     run = read_run(tmp_path / "three")
     assert run.results["pretraining"]["runs"] is None and run.was_pretrained
-    assert run.cost("flops") is None and run.cost("flops", own_only=True) is not None
+    assert run.costs["flops"] is None and run.costs["own_flops"] is not None
 
 
 def test_a_trial_writes_no_outputs(

@@ -11,8 +11,8 @@ from battery import WORDS
 from imported import imported
 from torch import nn
 
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.images import Images
 from metaseq_lm.training.run import TrainingRun
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.runs import checkpoint, manifests

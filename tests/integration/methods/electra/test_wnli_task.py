@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import wnli_data
-from omegaconf import DictConfig
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.labelled import BatchSumConfig
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "data"
 
 
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, *more: str) -> RunConfig:
     return load_config([*TASK, *SMALL, f"data={data}", f"save_dir={save}", *more])
 
 
@@ -198,7 +198,7 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
     )
 
     class Given(torch.nn.Module):
-        def forward(self, tokens, padding, segments):
+        def forward(self, tokens, layout, segments):
             return tokens
 
     criterion, model = Wnli(BatchSumConfig()), Given()

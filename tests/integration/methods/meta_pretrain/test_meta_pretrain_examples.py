@@ -6,7 +6,7 @@ import battery
 import pytest
 import small_data
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.parts import build_parts, evaluate_split
 from metaseq_lm.training.price import estimate_price
 

@@ -9,12 +9,12 @@ import battery
 import pytest
 import small_data
 import torch
-from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches, Task
@@ -27,7 +27,7 @@ ELSEWHERE = [s for s in battery.TINY if not s.startswith("model.")]
 DROPOUT = ["model.dropout=0.2", "trainer.max_update=5", "optimizer.clip_norm=0.5"]
 
 
-def configure(moons: Path, save: Path, *more: str) -> DictConfig:
+def configure(moons: Path, save: Path, *more: str) -> RunConfig:
     data = moons
     if {"task=meta_pretrain", "task=sentence_pairs"} & set(more):
         data = small_data.ensure(moons, "documents")
@@ -38,7 +38,7 @@ def configure(moons: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
 
 
-def trained(config: DictConfig) -> TrainingRun:
+def trained(config: RunConfig) -> TrainingRun:
     run = TrainingRun(config)
     run.train()
     return run
@@ -176,7 +176,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
     for name, stream in run.task.build_streams("train").items():
         (batch,) = stream.micro_batches(0, Shard())
         assert len(batch.tokens) == 4 and batch.sizes == {name: 4}
-        states = run.model.encoder(batch.tokens, batch.padding, batch.segments)
+        states = run.model.encoder(batch.tokens, batch.layout, batch.segments)
         scores = run.model.heads.sets[f"set_{name}"](states[:, 0])
         wanted += F.cross_entropy(scores, batch.targets).item()
     run.train()

@@ -11,6 +11,7 @@ from meta_pseudo_bench import Bench
 from sklearn.metrics import f1_score
 from superglue_data import MAKERS
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch
 from metaseq_lm.data.streams import Shard
@@ -52,7 +53,7 @@ def window_logits(bench: Bench, split: str) -> dict[int, list[torch.Tensor]]:
     found: dict[int, list[torch.Tensor]] = {}
     for window, sample in enumerate(rows.sample.tolist()):
         tokens, _, _ = rows.rows(np.array([window]))
-        found.setdefault(sample, []).append(bench.model.eval()(torch.from_numpy(tokens), None)[0])
+        found.setdefault(sample, []).append(bench.model.eval()(torch.from_numpy(tokens))[0])
     return found
 
 
@@ -146,7 +147,7 @@ def test_runs() -> None:
     padding[2, 3:] = True
     batch = TokenLabelBatch(
         tokens=torch.zeros(logits.shape[:2]),
-        padding=padding,
+        layout=Layout(padding),
         classes=torch.zeros(len(logits)),
         class_tokens=torch.tensor([2, 5]),
         token_level=True,

@@ -11,7 +11,7 @@ from imported import imported
 from meta_pseudo_bench import CONFIGS
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
 from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
 from metaseq_lm.training.price import estimate_price

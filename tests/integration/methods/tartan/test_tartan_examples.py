@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.images import load_images
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import IndexedDataset

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tartan_bench import SIZES, build, configure, logged, same, weights
 
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.evaluation.classification import f1_macro
 from metaseq_lm.training.run import TrainingRun
 

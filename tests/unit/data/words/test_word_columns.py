@@ -38,7 +38,7 @@ def test_first_and_last_column(tmp_path):
         (["a", "d"], ["c", "f"], [3, 4]),
         (["BOB"], ["Y"], [6]),
     ]
-    assert found[0].place(1).endswith("file.txt:4") and counts == {"documents": 1}
+    assert found[0].location(1).endswith("file.txt:4") and counts == {"documents": 1}
 
 
 def test_comments_have_other_columns_than_rows(tmp_path):

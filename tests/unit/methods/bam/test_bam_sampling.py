@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.bam.data import MixedEpochs, copies_and_weights, draws, shares
 from metaseq_lm.tasks import with_epochs
 

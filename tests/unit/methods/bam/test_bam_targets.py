@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
-from metaseq_lm.optim import layer_multipliers
+from metaseq_lm.optim.groups import options_of, rates_by_depth
 
 LEAST, SCALE = -6.0, 4.0  # of the real values of set c
 
@@ -138,7 +138,7 @@ def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
 )
 def test_impossible_options(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        build("criterion", {"_name": "bam_distill", **options})
+        build("criterion", section("criterion", **{"_name": "bam_distill", **options}))
 
 
 # ---------------------------------------------------------------- with a model
@@ -159,7 +159,7 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
         name = list(wanted)[number]
         alone = run.task.labelled(name, "train").batch(np.array([sample - first[number]]), None)
         tokens, segments = alone.tokens, alone.segments
-        scores = run.model(tokens, None, segments)[name]
+        scores = run.model(tokens, alone.layout, segments)[name]
         target = alone.targets
         if name == "values":
             loss = ((scores[:, 0] - (target - -6) / 4) ** 2).sum()
@@ -176,7 +176,10 @@ def test_rates_by_layer(bam_sets: Path) -> None:
     """Heads 1, the shared pooler alpha, layer i alpha^(L + 1 - i), embeddings alpha^(L + 2)."""
     run = bam_bench.dry(bam_sets, "model.encoder_layers=3", "optimizer.layer_decay=0.9")
     names = [name for name, _ in run.model.named_parameters()]
-    multipliers = layer_multipliers(names, 0.9)
+    rules = rates_by_depth(names, 1.0, 0.9)
+    multipliers = {
+        name: options_of(name, p, rules)["lr"] for name, p in run.model.named_parameters()
+    }
     assert {multipliers[n] for n in names if n.startswith("heads.sets.")} == {1.0}
     assert {multipliers[n] for n in names if n.startswith("heads.pooler.")} == {0.9}
     for layer in range(3):

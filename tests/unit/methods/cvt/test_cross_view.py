@@ -9,7 +9,7 @@ from battery import CVT
 from cvt_bench import BOTH, SGD, batch_of, built, configure, gradients, scores
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING

@@ -8,8 +8,8 @@ from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, configure, gr
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words.prediction_modules import Views

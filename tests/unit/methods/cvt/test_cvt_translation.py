@@ -6,10 +6,10 @@ import parallel_data
 import pytest
 import torch
 from cvt_bench import average_moves_before_the_step
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.data.streams import Shard, mean_over_first
@@ -45,7 +45,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parallel_data.binarise(place / "text", place / "data")
 
 
-def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> DictConfig:
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> RunConfig:
     places = [f"data={data}", f"save_dir={save}", f"criterion={criterion}"]
     return load_config([*TINY, *places, *more])
 
@@ -132,7 +132,7 @@ def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) ->
     other[:, word] = (other[:, word] + 1) % 7 + 5  # what was said at word - 1
     losses = []
     for inputs in (batch.inputs, other):
-        memory = net.encode(batch.tokens, batch.padding)
+        memory = net.encode(batch.tokens, batch.layout)
         states, _ = net.decode(inputs, memory.first)
         later = batch.targets[:, 1:].clamp(min=0)
         future = cross_entropy(net.heads["future"](states[:, :-1], memory), later)
@@ -152,7 +152,7 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
     (batch,) = taught(run)
     terms = run.task.criterion(run.model, batch)
     net = run.model.net
-    memory = net.encode(batch.tokens, batch.padding)
+    memory = net.encode(batch.tokens, batch.layout)
     states, _ = net.decode(batch.inputs, memory.first)
     size = len(run.task.tokenizers[1].vocabulary)
     for name, shift in (("attention", 0), ("future", 1)):
@@ -313,6 +313,6 @@ def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) ->
         batch.tokens[:, 0] = token
         batch.tokens[batch.tokens == 9] = token
         run.trainer._update(0, {"train": [[batch]]})
-        assert bool(engine.nonfinite) == refused
+        assert bool(engine.finite_check.refused) == refused
         now = run.model.average.state_dict()
         assert all(torch.equal(w, before[n]) for n, w in now.items()) == refused

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from cvt_bench import average_moves_before_the_step
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
@@ -44,7 +44,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return image_data.write(tmp_path_factory.mktemp("images"), size=16)
 
 
-def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> DictConfig:
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> RunConfig:
     return load_config([*TINY, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more])
 
 
@@ -308,7 +308,7 @@ def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path)
     for images, refused in ((batch.images * float("nan"), True), (batch.images, False)):
         run.trainer._update(0, {"train": [[batch.replace(images=images)]]})
         moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
-        assert bool(engine.nonfinite) == refused
+        assert bool(engine.finite_check.refused) == refused
         assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
 
 

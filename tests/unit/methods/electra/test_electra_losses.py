@@ -19,7 +19,6 @@ from electra_bench import length as length_of
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra
-from metaseq_lm.models.transformer.encoder import attention_mask
 
 EXACT = {"rel": 1e-10}
 
@@ -45,7 +44,7 @@ def generator_loss(model: Electra, batch: ElectraBatch) -> float:
     generator = model.generator
     table = generator.embeddings or model.encoder.embeddings
     stack = generator.stack or model.encoder.stack
-    states = stack(table(batch.masked), attention_mask(batch.padding))
+    states = stack(table(batch.masked), batch.layout)
     losses = []
     for row in range(len(batch.tokens)):
         for place in chosen_positions(batch, row):
@@ -104,7 +103,7 @@ def test_weights_are_options() -> None:
 
 def test_the_rate_is_that_of_the_task() -> None:
     """Nobody has to write 15 % twice."""
-    from metaseq_lm.core.config import load_config
+    from metaseq_lm.core.loading import load_config
 
     names = ["task=electra", "criterion=electric_nce", "model=electra"]
     assert load_config(names).criterion.noise_rate == 0.15

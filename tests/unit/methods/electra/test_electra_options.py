@@ -8,8 +8,9 @@ import pytest
 import torch
 from electra_bench import Seen, build, criterion, make_batch, noise
 
-from metaseq_lm.core.config import load_config, typed_options
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.training.run import TrainingRun
 
 TINY = [
@@ -26,11 +27,11 @@ TINY = [
 ]
 UNFIT: list[tuple[Callable[[], object], str]] = [
     (
-        lambda: typed_options("model", {"_name": "electra", "noise": "bert"}),
+        lambda: section("model", _name="electra", noise="bert"),
         "'bert'.*mlm, two_tower, unigram, uniform, difficulty",
     ),
     (
-        lambda: typed_options("model", {"_name": "electra", "sharing": "some"}),
+        lambda: section("model", _name="electra", sharing="some"),
         "'some'.*embeddings, none, all",
     ),
     (lambda: build(sharing="all"), "needs model.noise=mlm, model.generator_size=1"),
@@ -128,7 +129,7 @@ def test_a_row_without_candidates_is_harmless() -> None:
 
 
 def test_every_option_has_a_line_of_help() -> None:
-    from metaseq_lm.core.config import describe
+    from metaseq_lm.core.overrides import describe
 
     for name in ("electra_rtd", "electric_nce", "electra_adversarial", "all_tokens_mlm"):
         lines = describe(load_config(["task=electra", "model=electra", f"criterion={name}"]))

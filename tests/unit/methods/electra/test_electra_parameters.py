@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm.core.config import load_config, typed_options
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -37,7 +37,7 @@ NAMES = ("small", "base", "large")
 
 def options(size: str, *more: str) -> ElectraConfig:
     config = load_config([f"model=electra_{size}", "task=electra", "criterion=electra_rtd", *more])
-    return typed_options("model", config.model)
+    return config.model
 
 
 def build(size: str, *more: str) -> Electra:
@@ -81,7 +81,7 @@ def test_two_towers(size: str) -> None:
 def test_masked_lm_of_the_same_size(size: str) -> None:
     config = load_config([f"model=bert_{size}"])
     with torch.device("meta"):
-        model = TransformerLM(typed_options("model", config.model), SYMBOLS)
+        model = TransformerLM(config.model, SYMBOLS)
     assert count(model) == PARTS["bert"][NAMES.index(size)]
 
 

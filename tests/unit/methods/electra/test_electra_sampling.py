@@ -19,6 +19,7 @@ from electra_bench import length as length_of
 from scipy.stats import chisquare
 from torch import Tensor
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.model import FixedNoise, replaced, sample
 
@@ -212,7 +213,7 @@ def test_a_sampled_special_token_hides_nothing() -> None:
     sampled = batch.tokens.clone()
     sampled[0, 3] = PAD
     shown = model.hidden(sampled, batch)
-    hidden = model.hidden(sampled, batch.replace(padding=sampled == PAD))
+    hidden = model.hidden(sampled, batch.replace(layout=Layout(sampled == PAD)))
     assert not torch.allclose(shown[0, 1], hidden[0, 1])
 
 

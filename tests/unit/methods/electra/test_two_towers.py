@@ -5,7 +5,7 @@ import torch
 from electra_bench import CLS, FIRST, PAD, SEP, VOCABULARY, build, make_batch
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import Layout, TokenBatch
 from metaseq_lm.methods.electra.model import TwoTowers
 
 
@@ -17,7 +17,7 @@ def model(request: pytest.FixtureRequest) -> torch.nn.Module:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-    return model.cloze_noise(TokenBatch(tokens=tokens, padding=padding))
+    return model.cloze_noise(TokenBatch(tokens=tokens, layout=Layout(padding)))
 
 
 def test_a_token_moves_all_logits_but_its_own(model: torch.nn.Module) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import check_options
 from metaseq_lm.distributed import vectors
 from metaseq_lm.engine.engine import Engine, copied
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
@@ -298,7 +298,7 @@ def test_meta_update_that_is_not_finite_changes_nothing(
 
     engine.begin(1)
     meta_update(engine, loss, every, how)
-    assert engine.nonfinite == ["main"]
+    assert engine.finite_check.refused == ["main"]
     assert equal(state(net, engine), before)
 
 

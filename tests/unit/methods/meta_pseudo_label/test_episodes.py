@@ -10,8 +10,9 @@ from meta_pseudo_bench import CONFIGS, Bench
 from scipy import stats
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config, typed_options
+from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.price import estimate_price
@@ -308,10 +309,9 @@ def price(data: Path, interval: int) -> float:
 def test_counts_are_checked(name: str) -> None:
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
     options["reward_interval"] = 0
-    node = {"_name": "meta_pseudo_label", **options}
-    typed_options("task", node)
+    section("task", "meta_pseudo_label", **options)
     with pytest.raises(UsageError, match=f"task.{name} must be at least"):
-        typed_options("task", node | {name: options[name] - 1})
+        section("task", "meta_pseudo_label", **options | {name: options[name] - 1})
 
 
 @pytest.mark.parametrize(

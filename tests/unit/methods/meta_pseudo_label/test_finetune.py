@@ -8,6 +8,7 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench
 
+from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.meta_pseudo_label.finetune import class_scores
@@ -92,7 +93,7 @@ def test_class_scores(ragged: Path) -> None:
     padding = torch.tensor([[False] * 4, [False, False, True, True]])
     batch = TokenLabelBatch(
         tokens=torch.zeros(2, 4),
-        padding=padding,
+        layout=Layout(padding),
         classes=torch.tensor([0, 1]),
         class_tokens=torch.tensor([2, 5]),
         token_level=False,
@@ -104,8 +105,8 @@ def test_class_scores(ragged: Path) -> None:
         for k, token in enumerate((2, 5)):
             wanted = sum(logits[row, at, token].item() for at in range(length)) / longest
             assert found[row, k].item() == pytest.approx(wanted, abs=1e-6)
-    first = batch.replace(longest=batch.longest[:1], padding=padding[:1])
-    whole = class_scores(logits[:1], first.replace(padding=None))
+    first = batch.replace(longest=batch.longest[:1], layout=Layout(padding[:1]))
+    whole = class_scores(logits[:1], first.replace(layout=ALL_VISIBLE))
     assert torch.equal(whole, class_scores(logits[:1], first))
 
 
@@ -116,7 +117,7 @@ def test_gradient_and_accuracy(ragged: Path) -> None:
     stream = bench.task.build_streams("train")["train"]
     (batch,) = stream.micro_batches(0, FULL)
     terms = bench.task.criterion(model, batch)
-    logits = model(batch.tokens, batch.tokens == 0)
+    logits = model(batch.tokens, Layout(batch.tokens == 0))
     total, right = 0.0, 0
     for row in range(5):
         length = int((batch.tokens[row] != 0).sum())

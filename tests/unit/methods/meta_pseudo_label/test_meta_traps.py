@@ -11,6 +11,7 @@ from test_soft_gradient import SMALL, dropout, error_beside_meta, wanted_and_fou
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel, adamw, moments_of
 
@@ -91,7 +92,7 @@ class Certain(nn.Module):
         self.logits = {"x": 1e4 * F.one_hot(x, 407).double(), "y": 1e4 * F.one_hot(y, 407).double()}
         self.unused = nn.Parameter(torch.zeros(1))
 
-    def encoder(self, tokens: Tensor, padding: Tensor | None) -> Tensor:
+    def encoder(self, tokens: Tensor, layout: Layout) -> Tensor:
         return tokens
 
     def predict(self, hidden: Tensor, head: str) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from imported import imported
 from meta_pseudo_bench import CONFIGS, Bench
 from meta_pseudo_data import preprocess
-from omegaconf import DictConfig
 
 from metaseq_lm import plugins
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -25,7 +25,7 @@ FIRST_LINE = (
 )
 
 
-def configured(name: str, *overrides: str) -> DictConfig:
+def configured(name: str, *overrides: str) -> RunConfig:
     plugins.load_all()
     return load_config(list(overrides), str(CONFIGS), name)
 
@@ -35,7 +35,7 @@ def vocabulary_of(size: int) -> Vocabulary:
     return Vocabulary(specials + [f"w{i}" for i in range(size - len(specials))])
 
 
-def counts(config: DictConfig, size: int) -> dict[str, int]:
+def counts(config: RunConfig, size: int) -> dict[str, int]:
     with torch.device("meta"):
         pair = build_pair(config, vocabulary_of(size))
     return {name: sum(p.numel() for p in net.parameters()) for name, net in pair.items()}

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 from meta_pseudo_bench import CONFIGS
-from omegaconf import DictConfig
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
 from metaseq_lm.sweeps.definition import read_file
 
 PLACE: Path = CONFIGS.parent / "superglue"
 
 
-def configured(name: str) -> DictConfig:
+def configured(name: str) -> RunConfig:
     return load_config(["data=x"], str(PLACE / "config"), name)
 
 

@@ -8,6 +8,7 @@ from meta_pseudo_bench import Bench, relative
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import Layout
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 
 OPTIONS = ["task.batches_per_update=3", "task.batch_size=2"]
@@ -27,7 +28,7 @@ def written_out(bench: Bench, batch: dict) -> Tensor:
             for at, target in zip(batch.positions[c, row], batch.targets[c, row]):
                 if target >= 0:
                     y_m[row, at] = target
-        hidden = teacher.encoder(torch.cat([x_u, x_m]), torch.cat([pads, pads]))
+        hidden = teacher.encoder(torch.cat([x_u, x_m]), Layout(torch.cat([pads, pads])))
         x, y = (teacher.predict(hidden, head=name) for name in ("x", "y"))
         inside, chosen = ~pads, y_m != 0
         total = total + 0.5 * F.cross_entropy(x[:2][inside], x_m[inside])

@@ -144,7 +144,7 @@ def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
         wider_rows = rows.replace(
             tokens=F.pad(rows.tokens, (0, 1), value=run.task.vocabulary.pad),
             segments=None if rows.segments is None else F.pad(rows.segments, (0, 1)),
-            padding=None if rows.padding is None else F.pad(rows.padding, (0, 1), value=True),
+            layout=rows.layout.map(lambda padding: F.pad(padding, (0, 1), value=True)),
         )
         with torch.no_grad():
             wider, scores = scores_of(run.model, wider_rows), scores_of(run.model, rows)

@@ -11,6 +11,7 @@ from tartan_bench import EXACT, batches_of, build, logged, one_update, same, wei
 from torch import nn
 
 from metaseq_lm.core.batch import Batch, Term
+from metaseq_lm.core.config import section
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import update as updates
 from metaseq_lm.methods.tartan.criterion import (
@@ -23,8 +24,7 @@ from metaseq_lm.methods.tartan.criterion import (
 from metaseq_lm.optim import Optimizer
 
 TWO = "task.auxiliary=[train,tapt]"
-NODE = {"_name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "clip_norm": 0.0}
-NODE |= {"decay_norms_and_biases": True}
+SGD = section("optimizer", "sgd", lr=0.1, weight_decay=0.0, momentum=0.0, clip_norm=0.0)
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ def linear(monkeypatch: pytest.MonkeyPatch):
         model.task_logits.copy_(criterion.initial_logits(len(members)))
         before = model.encoder.weight[0].detach().clone()
         engine.begin(0)
-        logs = updates.update(engine, model, batches, members, criterion, NODE)
+        logs = updates.update(engine, model, batches, members, criterion, SGD)
         return model, before - model.encoder.weight[0].detach(), logs
 
     return make

@@ -1,17 +1,18 @@
 """End-task-aware training on images: the split, the statistics, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import image_data
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from tartan_bench import logged, one_update, same, weights
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.tartan.vision import select_classes, split_target
+from metaseq_lm.core.loading import load_config
+from metaseq_lm.methods.tartan.vision import TartanVisionConfig, select_classes, split_target
 from metaseq_lm.training.run import TrainingRun
 
 TINY = [
@@ -35,13 +36,13 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return image_data.write(tmp_path_factory.mktemp("images"))
 
 
-def configure(data: Path, save: Path, criterion: str, *more: str) -> DictConfig:
+def configure(data: Path, save: Path, criterion: str, *more: str) -> RunConfig:
     return load_config([*TINY, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more])
 
 
-def options(**values: float) -> DictConfig:
-    usual = {"dev_share": 0.2, "dev_limit": 65, "train_limit": 200, "split_seed": 1}
-    return OmegaConf.create(usual | values)
+def options(**values: int) -> TartanVisionConfig:
+    usual = TartanVisionConfig(dev_share=0.2, dev_limit=65, train_limit=200, split_seed=1)
+    return replace(usual, **values)
 
 
 def test_target_images_are_split_once() -> None:

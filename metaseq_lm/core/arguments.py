@@ -1,0 +1,114 @@
+"""From a dataclass of options to the flags of a command and back: the one way of all commands.
+
+A field is declared by `option`: its help, range and choices are those of the flag, and a flag that is
+not given has the field's default. Further metadata of a field:
+
+    metavar     what stands for the value in the help
+    positional  the option has no flag; its place on the command line counts
+    required    the command line must have it
+    repeated    of a tuple: the flag is given once for each item
+    nargs       as argparse's; "+" for items with blanks between them (a tuple has commas else)
+    const       the value of a flag without one, with nargs "?"
+    converter   makes a number of the text; raises ArgumentTypeError
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from metaseq_lm.core.options import check_options
+
+PLACEHOLDERS = {int: "N", float: "X", Path: "F"}
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field: --max-parallel of max_parallel."""
+    return "--" + name.replace("_", "-")
+
+
+def add_options(parser: Any, schema: type, without: Collection[str] = ()) -> None:
+    """Declare the fields of a dataclass as arguments of a parser or group, except those `without`.
+
+    Its own fields come before those that it inherits.
+    """
+    hints = get_type_hints(schema)
+    for item in sorted(fields(schema), key=lambda item: item.name not in schema.__annotations__):
+        if item.name not in without:
+            add_option(parser, item, *value_type(hints[item.name]))
+
+
+def add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> None:
+    """Declare a field whose value, or each item of it, is of a type."""
+    allowed = item.metadata
+    settings = {k: allowed[k] for k in ("metavar", "nargs", "const", "choices") if k in allowed}
+    if kind is bool:
+        settings["action"] = "store_true"
+    elif "choices" not in settings:
+        settings.setdefault("metavar", PLACEHOLDERS.get(kind))
+    if kind in CONVERTERS and not is_tuple:
+        settings["type"] = allowed.get("converter", CONVERTERS[kind])
+    if allowed.get("repeated"):
+        settings["action"] = "append"
+    elif is_tuple and kind is Path:
+        settings["nargs"] = "+"
+    text = allowed["help"].replace("%", "%%")
+    if item.default not in (None, "", (), False) and "default:" not in text:
+        text += f" (default: {item.default})"
+    if allowed.get("positional"):
+        parser.add_argument(item.name, help=text, **settings)
+        return
+    required = allowed.get("required", False)
+    parser.add_argument(flag_of(item.name), default=None, help=text, required=required, **settings)
+
+
+def read_options(schema: type, values: Mapping[str, Any]) -> Any:
+    """Return the dataclass with the values of a command line that are not None.
+
+    Further names in `values` are ignored. Raises UsageError for a value outside an option's range.
+    """
+    hints = get_type_hints(schema)
+    read: dict[str, Any] = {}
+    for item in fields(schema):
+        value = values.get(item.name)
+        if value is None:
+            continue
+        kind, is_tuple = value_type(hints[item.name])
+        if is_tuple:
+            parts = value.split(",") if isinstance(value, str) else value
+            read[item.name] = tuple(map(kind, parts))
+        else:
+            read[item.name] = kind(value)
+    options = schema(**read)
+    check_options(schema, options, name_option=flag_of)
+    return options
+
+
+def value_type(hint: Any) -> tuple[type, bool]:
+    """Return the type of the values of an annotation, and whether there may be several."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number; raises ArgumentTypeError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number; raises ArgumentTypeError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+CONVERTERS = {int: whole_number, float: number}

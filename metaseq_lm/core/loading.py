@@ -1,0 +1,378 @@
+"""The loading of a run's configuration: composed by Hydra, or stored by a run, then typed once.
+
+Hydra composes the files and the choices of names, without types. What it gives, and then the values
+of the command line, are set in the schema of the chosen classes, where OmegaConf checks each. Then
+references (${key}) are resolved, and the result becomes a `RunConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from metaseq_lm.core import mistakes
+from metaseq_lm.core.config import (
+    GROUPS,
+    PATHS,
+    TOP,
+    RunConfig,
+    as_dict,
+    check_values,
+    flatten,
+    named,
+    names_runs,
+    untyped_section,
+)
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import is_valid, parse_override, quote, quote_path
+from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.synonyms import answer
+
+# A folder of YAML only.
+FOLDER = Path(__file__).parents[1] / "config"
+SECTIONS = (*GROUPS, "trainer", "engine")
+# Engine options that earlier versions wrote, with the option and the values of today.
+OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
+Compositions = dict[tuple[str, ...], DictConfig]
+
+
+def load_config(
+    overrides: Sequence[str],
+    config_dir: str | None = None,
+    config_name: str | None = None,
+    compositions: Compositions | None = None,
+) -> RunConfig:
+    """Compose a run's configuration.
+
+    Args:
+        overrides: Options as key=value in Hydra's grammar.
+        config_dir: Folder with configs of the user's; None for those of the package.
+        config_name: The primary config (it can name `base` in its defaults); None for `base`.
+        compositions: What Hydra composed so far, by its choices: for callers that load many
+            configurations which differ in values only.
+
+    Raises:
+        UsageError: An option, name or value is wrong; the message names the nearest.
+    """
+    folder, name = primary_config(config_dir, config_name)
+    parsed = [parse_override(literal_path(override)) for override in overrides]
+    values = [item for item in parsed if not is_choice(item, folder)]
+    choices = [str(item.input_line) for item in parsed if item not in values]
+    if compositions is None:
+        compositions = {}
+    key = (str(folder), name, *choices)
+    if key not in compositions:
+        compositions[key] = compose_choices(folder, name, choices)
+    composed = compositions[key]
+    check_sections(composed, folder, name)
+    config = schema_of(composed)
+    known = dotted(config)
+    try:
+        config.merge_with(composed)
+    except OmegaConfBaseException as error:
+        wrong = mistakes.explain_value(error, known)
+        file = file_with(error.full_key or "", folder, name, choices)
+        raise UsageError(f"{file}: {wrong}" if file else wrong) from error
+    try:
+        for item in values:
+            set_value(config, item)
+        loaded = resolved(config)
+    except RecursionError as error:
+        raise UsageError(mistakes.names_itself(folder / f"{name}.yaml")) from error
+    except OmegaConfBaseException as error:
+        raise UsageError(mistakes.explain_value(error, known)) from error
+    check_values(loaded)
+    return loaded
+
+
+def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:
+    """Return the folder and the name of the primary config; UsageError if there is none."""
+    name = config_name or "base"
+    if config_dir is None:
+        return FOLDER, name
+    folder = Path(config_dir).resolve()
+    if not (folder / f"{name}.yaml").is_file():
+        configs = sorted(p.stem for p in folder.glob("*.yaml")) if folder.is_dir() else []
+        raise UsageError(
+            f"{folder / (name + '.yaml')} does not exist.{nearest(name, configs)} "
+            f"Configs there: {', '.join(configs) or 'none'}"
+        )
+    return folder, name
+
+
+def literal_path(override: str) -> str:
+    """Return key=value with its value in quotes if the option names paths, else unchanged.
+
+    A path is taken as it is typed, unless it is null, in quotes, or refers to another key (${key}).
+    """
+    key, equals, value = override.partition("=")
+    if not equals or "${" in value or not (key in PATHS or names_runs(key)):
+        return override
+    if value.startswith("[") and key not in TOP:
+        items = [quote_path(item.strip()) for item in value[1:].rstrip("]").split(",")]
+        return override if is_valid(override) else f"{key}=[{','.join(items)}]"
+    as_typed = value == "null" or (is_valid(override) and value[:1] in ("'", '"'))
+    return override if as_typed else f"{key}={quote_path(value)}"
+
+
+# ------------------------------------------------------------------------ composing
+
+
+def is_choice(override: Override, folder: Path) -> bool:
+    """Return whether an override chooses a config, which is for Hydra, and does not set a value.
+
+    A folder beside the user's configs is a group of configs, unless it is called like an option.
+    """
+    key = override.key_or_group
+    if key in GROUPS:
+        return not isinstance(override.value(), dict)
+    return key.startswith("hydra") or (key not in TOP and (folder / key).is_dir())
+
+
+def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of `folder/name.yaml` and choices, untyped and unresolved.
+
+    Raises UsageError for a config that is not there, or cannot be read.
+    """
+    fill_store()
+    is_own = folder != FOLDER
+    words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"] if is_own else choices
+    whole = is_own or any(word.startswith("hydra") for word in choices)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folder), version_base="1.3"), hydra_choices(whole):
+            return compose(name, list(words))
+    except mistakes.MISTAKES as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; it names its file
+        if choices and lacks_groups(folder, name):
+            raise UsageError(mistakes.without_base(folder / f"{name}.yaml")) from error
+        source = (
+            "key=value" if folder == FOLDER else f"{folder / name}.yaml or a config in its defaults"
+        )
+        raise UsageError(mistakes.explain_composition(error, choices, source)) from error
+
+
+def fill_store() -> None:
+    """Add every registered name to Hydra's config groups."""
+    repository = ConfigStore.instance().repo
+    for group in GROUPS:
+        repository[group] = {f"{name}.yaml": name_node(group, name) for name in ALL[group].names()}
+
+
+@cache
+def name_node(group: str, name: str) -> ConfigNode:
+    """Return the config that a choice of a registered name stands for: the name alone."""
+    return ConfigNode(f"{name}.yaml", OmegaConf.create({"_name": name}), group, None, None)
+
+
+@contextmanager
+def hydra_choices(whole: bool) -> Iterator[None]:
+    """Compose Hydra's own choices (logging, launcher, help) inside the block only if `whole`.
+
+    They take most of the time of a composition, and nothing reads them.
+    """
+    store = ConfigStore.instance()
+    entries = store.repo["hydra"]
+    usual = entries["config.yaml"]
+    if not whole:
+        store.store("config", HydraConf(defaults=[]), group="hydra", provider="hydra")
+    try:
+        yield
+    finally:
+        entries["config.yaml"] = usual
+
+
+def lacks_groups(folder: Path, name: str) -> bool:
+    """Return whether a primary config without choices of a command line lacks groups."""
+    try:
+        return not set(GROUPS) <= set(compose_choices(folder, name, ()))
+    except UsageError:
+        return False
+
+
+def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
+    """Raise UsageError if a composition lacks the name of a class, or has a value for a section."""
+    file = folder / f"{name}.yaml"
+    if not set(GROUPS) <= set(composed):
+        raise UsageError(mistakes.without_base(file))
+    for key in SECTIONS:
+        content = composed.get(key, {})
+        if not isinstance(content, Mapping) or (key in GROUPS and "_name" not in content):
+            where = file_with(key, folder, name, ())
+            raise UsageError(f"{where or file}: {mistakes.no_section(key, content)}")
+
+
+def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
+    """Return the config file that sets a key: the last in Hydra's order, None if there is none."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"]
+        parts = loader.compute_defaults_list(name, words, RunMode.RUN).defaults
+    for part in reversed(parts):
+        for root in (folder, FOLDER):
+            file = root / f"{part.config_path}.yaml"
+            if file.is_file():
+                prefix = f"{part.package}." if part.package else ""
+                content = flatten(OmegaConf.to_container(OmegaConf.load(file)), prefix)
+                if any(f"{other}.".startswith(f"{key}.") for other in content):
+                    return file
+                break
+    return None
+
+
+# ------------------------------------------------------------------------ typing
+
+
+@cache
+def schema(base: type, name: str) -> DictConfig:
+    """Return the options of a dataclass, and `_name`, as a config with types."""
+    options: DictConfig = OmegaConf.structured(named(base, name))
+    return options
+
+
+def schema_of(values: Mapping[str, Any]) -> DictConfig:
+    """Return a typed config with the defaults of the classes that `values` names.
+
+    The sections of classes that are not registered have no types.
+    """
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    for group in GROUPS:
+        section = values.get(group)
+        name = section.get("_name") if isinstance(section, Mapping) else None
+        if isinstance(name, str) and name in ALL[group].entries:
+            config[group] = schema(ALL[group].entry(name).dataclass, name)
+    return config
+
+
+def set_value(config: DictConfig, override: Override) -> None:
+    """Set an option in place.
+
+    Raises UsageError for a section or its name, OmegaConfBaseException for a wrong key or value.
+    """
+    key, value = override.key_or_group, override.value()
+    if key in SECTIONS and not isinstance(value, dict):
+        raise UsageError(mistakes.no_section(key, value))
+    if key.endswith("._name"):
+        group = key.removesuffix("._name")
+        raise UsageError(f"'{key}' is no option; choose a {group} with {group}=NAME")
+    OmegaConf.update(config, key, value, merge=True)
+
+
+def resolved(config: DictConfig) -> RunConfig:
+    """Return a config with types as dataclasses of plain values, references resolved."""
+    with without_environment():
+        OmegaConf.resolve(config)
+    loaded: Any = OmegaConf.to_object(config)
+    for group in GROUPS:
+        section = getattr(loaded, group)
+        if isinstance(section, dict):
+            setattr(loaded, group, untyped_section(section))
+    assert isinstance(loaded, RunConfig)
+    return loaded
+
+
+@contextmanager
+def without_environment() -> Iterator[None]:
+    """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
+
+    def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
+        raise UsageError(
+            f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value "
+            "would stand in the run folder for all to read; write the value itself, or give key=value"
+        )
+
+    OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+# ------------------------------------------------------------------------ stored by a run
+
+
+def from_stored(values: Any) -> RunConfig:
+    """Return the configuration that a run stored, typed; options it lacks have their defaults.
+
+    Sections of classes that are not registered keep their values as they are. The file may be
+    damaged: raises ValueError, which names the option, for an unknown one or a wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError("it is no mapping of keys to values")
+    values = with_current_names(dict(values))
+    try:
+        config = schema_of(values)
+        config.merge_with(values)
+        return resolved(config)
+    except OmegaConfBaseException as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
+    except RecursionError as error:
+        raise ValueError("it names itself") from error
+
+
+def with_current_names(config: Any) -> Any:
+    """Return the stored configuration of a run, in place, with the current names of its options."""
+    engine = config.get("engine") if isinstance(config, dict) else None
+    for old, (new, values) in OLD_ENGINE.items():
+        if isinstance(engine, dict) and isinstance(engine.get(old), bool):
+            engine[new] = values[engine.pop(old)]
+    return config
+
+
+def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run with key=value changes, checked as load_config does.
+
+    Every name in `config` must be registered. Raises UsageError for an unknown key or wrong value.
+    """
+    try:
+        changes = OmegaConf.from_dotlist(list(overrides))
+    except mistakes.MISTAKES as error:
+        raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
+    values = as_dict(config)
+    known = [key for key in flatten(values) if not key.endswith("._name")]
+    for key in dotted(changes):
+        if key not in known:
+            hint = answer(key, flag_keys={}) or nearest(key, known)
+            raise UsageError(f"'{key}' is no option of this run.{hint}")
+    typed = schema_of(values)
+    try:
+        typed.merge_with(values, changes)
+        changed = resolved(typed)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UsageError(mistakes.explain_value(error, known)) from error
+    check_values(changed)
+    return changed
+
+
+def dotted(node: DictConfig) -> list[str]:
+    """Return the dotted names of all values below `node`."""
+    return list(flatten(OmegaConf.to_container(node)))
+
+
+def common_config() -> RunConfig:
+    """Return the base configuration without the options of its task, criterion and so on.
+
+    Needs none of them, nor torch, whose import takes a second.
+    """
+    config = RunConfig()
+    for default in OmegaConf.load(FOLDER / "base.yaml").defaults:
+        if isinstance(default, Mapping):
+            ((group, name),) = default.items()
+            setattr(config, group, untyped_section({"_name": name}))
+    return config

@@ -1,0 +1,76 @@
+"""Messages for mistakes in configurations: one line that names the place and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
+
+from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.synonyms import answer
+
+# What reading and composing configs raises.
+MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
+
+
+def explain_composition(error: Exception, choices: Sequence[str], source: str) -> str:
+    """Return the message for configs, described by `source`, that cannot be read or composed."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}:{error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, RecursionError):
+        return names_itself(source)
+    if isinstance(error, (YAMLError, UnicodeError)) or type(error) is OSError:
+        return f"{source} is no YAML of lines 'key: value': {' '.join(str(error).split())}"
+    if isinstance(error, MissingConfigException):
+        group, _, name = (error.missing_cfg_file or "").partition("/")
+        if group in ALL and name:
+            is_chosen = any(choice.startswith(f"{group}=") for choice in choices)
+            unknown = ALL[group].describe_unknown(name, error.options or ())
+            return unknown if is_chosen else f"{source}: {unknown}"
+    return str(error.__cause__ or error).split("\n")[0]
+
+
+def explain_value(error: Exception, known: Sequence[str]) -> str:
+    """Return the message for an option that is unknown, or whose value is wrong.
+
+    `known` are the dotted names of all options.
+    """
+    key = getattr(error, "full_key", None) or ""
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return unknown_option(key, known)
+    text = (
+        str(error).split("\n")[0].removeprefix("UsageError raised while resolving interpolation: ")
+    )
+    if "is not a ListConfig" in text:
+        text = f"give a list, such as '{key}=[A,B]', or '[A]' for one"
+    return f"{key}: {text}" if key else text
+
+
+def names_itself(source: object) -> str:
+    """Return the message for a config that refers to itself."""
+    return f"{source} names itself, in its defaults, by an alias (*x) or by ${{key}}"
+
+
+def no_section(key: str, value: Any) -> str:
+    """Return the message for a value in the place of a section."""
+    return f"{key} is {value}; give keys of it (a task and the like are chosen in defaults)"
+
+
+def without_base(file: Path) -> str:
+    """Return the message for a primary config that lacks keys of a run."""
+    return f"{file} lacks keys that every run has; begin it with 'defaults: [base, _self_]'"
+
+
+def unknown_option(key: str, known: Sequence[str]) -> str:
+    """Return the message for a key that is not among the `known` ones."""
+    if key.startswith("model.") and "model.changes" in known:
+        change = f"{key.removeprefix('model.')}=VALUE"
+        return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
+    name = key.rpartition(".")[2].lower()
+    elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name]
+    hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
+    return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."

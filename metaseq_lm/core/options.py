@@ -1,0 +1,94 @@
+"""The declaration of options: fields of dataclasses with a default, a line of help and a range."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
+
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: Sequence[Any] | None = None,
+    **metadata: Any,
+) -> Any:
+    """Declare an option: a dataclass field with its default, its line of help and its range.
+
+    `check_options` checks the range. Only conditions on other options or on the data are checked
+    elsewhere.
+
+    Args:
+        default: The default value; of a list, each config gets a copy.
+        help: One line for `--help` and the reference.
+        at_least: The smallest value allowed; in a list, for each number. None always passes.
+        above: A bound that values must exceed.
+        at_most: The largest value allowed.
+        below: A bound that values must stay below.
+        choices: The values allowed; of a list, for each of its entries.
+        metadata: Further keys, which `options_with` finds.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
+    if choices is not None:
+        metadata["choices"] = tuple(choices)
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_options(
+    dataclass: type, values: Any, prefix: str = "", name_option: Callable[[str], str] | None = None
+) -> None:
+    """Raise UsageError for the first value outside the range that its `option` declares.
+
+    Args:
+        dataclass: The class whose fields are options.
+        values: An instance of it, or a config node; missing keys are not checked.
+        prefix: Prefix of an option's name in messages, such as "task.".
+        name_option: Returns the name of a field's option in messages, in place of `prefix`.
+    """
+    for item in fields(dataclass):
+        value = getattr(values, item.name, None)
+        name = name_option(item.name) if name_option is not None else prefix + item.name
+        entries = [] if value is None else [value]
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            entries = list(value)
+        for entry in entries:
+            _check_entry(name, entry, value, item.metadata)
+
+
+def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) -> None:
+    choices = allowed.get("choices")
+    if choices is not None and entry not in choices:
+        names = [str(choice) for choice in choices]
+        verb = "is" if entry is value else "has"
+        raise UsageError(
+            f"{name} {verb} '{entry}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
+        )
+    if not isinstance(entry, (int, float)) or isinstance(entry, bool):
+        return
+    if isinstance(entry, float) and not math.isfinite(entry):
+        raise UsageError(f"{name} is {value}; give finite numbers")
+    if isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 63:
+        raise UsageError(f"{name} is {value}; whole numbers have 64 bits")
+    for bound, (words, holds) in BOUNDS.items():
+        if bound in allowed and not holds(entry, allowed[bound]):
+            raise UsageError(f"{name} must be {words} {allowed[bound]}, got {value}")

@@ -1,0 +1,100 @@
+"""Options that several kinds of datasets have: each is declared here once, and kinds inherit it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaseq_lm.core.options import option
+from metaseq_lm.data.storage.tables import QUOTING
+
+
+@dataclass(frozen=True)
+class TokenizerFromOptions:
+    """Where the tokenizer is that a data set is encoded with."""
+
+    tokenizer_from: Path | None = option(
+        None,
+        "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True)
+class VocabularyOptions(TokenizerFromOptions):
+    """What a vocabulary is made of, if none is named."""
+
+    min_frequency: int = option(
+        1, "only words, characters or merged pairs that occur this often get a symbol", at_least=1
+    )
+    tokenizer_corpus: tuple[Path, ...] = option(
+        (),
+        "text the tokenizer learns from (default: the train split); sentencepiece holds it in "
+        "memory, so give a sample of a large corpus",
+    )
+
+
+@dataclass(frozen=True)
+class DocumentOptions:
+    """Where a document ends."""
+
+    documents: str = option(
+        "lines",
+        "a document is a line, or the lines (sentences) up to a blank line",
+        choices=("lines", "blank"),
+    )
+
+
+@dataclass(frozen=True)
+class PlainTextOptions:
+    """What to do with text that looks like another kind of file."""
+
+    plain_text: bool = option(
+        False, "the files are plain text although they look like JSON, a table or binary data"
+    )
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How tables are read."""
+
+    columns: tuple[str, ...] | None = option(
+        None, "column names of CSV and TSV files that have no header row", metavar="A,B,..."
+    )
+    text_columns: tuple[str, ...] | None = option(
+        None, "labelled sets: default text, or text_a,text_b", metavar="A[,B]"
+    )
+    quoting: str = option(
+        QUOTING[0],
+        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, "
+        "and in TSV files in which all are written so",
+        choices=QUOTING,
+    )
+
+
+@dataclass(frozen=True)
+class WordColumnOptions:
+    """What files of sentences of words hold."""
+
+    word_column: int | None = option(
+        None, "column of the words, from 0, or negative from the right (default: 0)"
+    )
+    drop_overlap_with: tuple[str, ...] = option(
+        (),
+        "leave out training sentences that occur in an evaluation split of these sets of D, or in "
+        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and "
+        "digits (all as 0), not blanks and signs",
+        metavar="SET",
+        nargs="+",
+    )
+
+
+@dataclass(frozen=True)
+class ClassOptions:
+    """The classes of a labelled set."""
+
+    labels_from: Path | None = option(
+        None,
+        "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
+        metavar="SET",
+    )

@@ -1,0 +1,237 @@
+"""Forward passes: parameters, random numbers and precision with which a model computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Logs, Terms, weighted_loss
+from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.engine.reduction import GlobalCount
+from metaseq_lm.forward.context import (
+    ForwardContext,
+    Noise,
+    TracedNoise,
+    current_context,
+    use_context,
+)
+
+LossFn = Callable[[Any], Terms]  # of a Batch of some kind
+RngKey = int | str
+
+
+@dataclass(frozen=True)
+class GlobalLoss:
+    """The mean loss of a global batch, as a function of the parameters.
+
+    Attributes:
+        loss_fn: Returns the terms of a micro-batch.
+        batches: This replica's micro-batches; there may be none.
+        rng_key: Key of the random numbers of its passes.
+        count: The sizes of the global batch.
+    """
+
+    loss_fn: LossFn
+    batches: list[Batch]
+    rng_key: RngKey
+    count: GlobalCount
+
+
+@dataclass
+class LossRecord:
+    """What the losses of a run have shown so far.
+
+    Attributes:
+        loss_terms: Names of terms that are part of a loss: lower is better.
+        has_items: Whether a loss that was differentiated has had an item, such as a target; None
+            before any.
+    """
+
+    loss_terms: set[str] = field(default_factory=set)
+    has_items: bool | None = None
+
+    def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
+        """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
+        losses = {name: term for name, term in terms.items() if term.is_loss}
+        self.loss_terms.update(losses)
+        if totals is not None and losses and not self.has_items:
+            counts = [totals.get(term.per, 1) if term.per else 1 for term in losses.values()]
+            self.has_items = any(bool(torch.as_tensor(count).any()) for count in counts)
+
+
+class ForwardPasses:
+    """Starts the forward passes of a run.
+
+    Args:
+        seed: Seed of all random numbers inside passes.
+        device: Device that the passes compute on.
+        is_low: Whether passes run under autocast to bfloat16.
+        placement: The model's sharded parameters; None if they rest whole in every process.
+        recompute: Whether to compute the activations inside blocks again in the backward pass.
+        compiled: Whether `ForwardPass.terms` runs losses through torch.compile.
+
+    Attributes:
+        record: What the losses of these passes have shown.
+        update: Number of the update; -1 outside updates.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+        is_low: bool,
+        placement: Placement | None,
+        recompute: bool,
+        compiled: bool,
+    ) -> None:
+        self.seed, self.device, self.is_low = seed, device, is_low
+        self.placement = placement
+        self.recompute = recompute
+        # Lengths differ from batch to batch; a part that cannot be compiled is an error.
+        self.compiled_terms = (
+            torch.compile(traced_terms, fullgraph=True, dynamic=True) if compiled else None
+        )
+        self.record = LossRecord()
+        self.update = 0
+        self.words = 0  # number of random words that the last pass used
+        self._calls = 0  # of verbs without a key, in this update
+
+    def begin(self, update: int) -> None:
+        """Start an update; its random numbers depend only on the seed and its number."""
+        self.update, self._calls = update, 0
+
+    @contextlib.contextmanager
+    def outside_updates(self) -> Iterator[None]:
+        """Make random numbers inside depend on the seed alone."""
+        saved = self.update, self._calls
+        self.update, self._calls = -1, 0
+        try:
+            yield
+        finally:
+            self.update, self._calls = saved
+
+    def key(self, rng_key: RngKey | None) -> RngKey:
+        """Return a key of random numbers, a new one for None."""
+        # Counted only without a key: a method that calls another must not shift later draws.
+        if rng_key is not None:
+            return rng_key
+        self._calls += 1
+        return self._calls
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether a pass that begins here can gather layers of the model one at a time."""
+        sharded = self.placement
+        return sharded is not None and bool(sharded.layers) and not sharded.leaves
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        rng_key: RngKey,
+        by_layer: bool = False,
+        full_precision: bool = False,
+        double_backward: bool = False,
+    ) -> Iterator[ForwardPass]:
+        """Put the parameters of a pass in place inside; a call of all replicas if they are sharded.
+
+        Args:
+            rng_key: Key of the random numbers.
+            by_layer: Whether to gather layers one at a time.
+            full_precision: Do not autocast.
+            double_backward: Whether the gradient will itself be differentiated; such a pass has
+                full precision.
+        """
+        # Second derivatives and differences of gradients drown in bfloat16's rounding.
+        is_low = self.is_low and not (double_backward or full_precision)
+        with self.parameters(by_layer, is_low):
+            yield ForwardPass(self, rng_key, is_low, double_backward)
+
+    def parameters(
+        self, by_layer: bool = False, low: bool = False, write: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the model hold whole parameters inside; arguments as those of `Placement`."""
+        if self.placement is None:
+            return contextlib.nullcontext()
+        return self.placement.by_layer(low) if by_layer else self.placement.whole(write, low)
+
+    def leaf_of(self) -> dict[int, Tensor]:
+        """Return the whole parameters of the current pass, by the id of their shards."""
+        return {} if self.placement is None else dict(self.placement.leaves)
+
+    def refresh(self, parameters: Sequence[Tensor]) -> None:
+        """Copy changed shards into the whole parameters of the current pass, if there is one."""
+        if self.placement is not None:
+            self.placement.refresh(parameters)
+
+
+@dataclass
+class ForwardPass:
+    """A pass over micro-batches, while its parameters are in place; made by `ForwardPasses.start`.
+
+    Attributes:
+        passes: The settings of all passes.
+        rng_key: Key of the random numbers.
+        is_low: Whether the pass runs under autocast to bfloat16.
+        double_backward: Whether the gradient will itself be differentiated.
+    """
+
+    passes: ForwardPasses
+    rng_key: RngKey
+    is_low: bool
+    double_backward: bool
+
+    def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the leaves of the graph for parameters: themselves, or whole ones for shards."""
+        placement = self.passes.placement
+        if placement is None:
+            return parameters
+        return [placement.leaf(p) for p in parameters]
+
+    @contextlib.contextmanager
+    def over(self, batch: Batch) -> Iterator[None]:
+        """Set up the random numbers and the precision of a micro-batch inside."""
+        passes = self.passes
+        root = random_streams.key(passes.seed, "noise", passes.update, self.rng_key)
+        noise = None if batch.rows is None else Noise(root, batch.rows, passes.device)
+        context = ForwardContext(noise, self.double_backward, passes.words, passes.recompute)
+        autocast = torch.autocast(passes.device.type, torch.bfloat16)
+        with use_context(context), autocast if self.is_low else contextlib.nullcontext():
+            yield
+        if noise is not None and noise.position:
+            passes.words = noise.position
+
+    def terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
+        """Return the terms of a loss, inside `over`.
+
+        Not compiled where operations are counted, or for second derivatives.
+        """
+        compiled = self.passes.compiled_terms
+        if compiled is None or self.double_backward or _get_current_dispatch_mode() is not None:
+            return loss_fn(batch)
+        noise = current_context().noise
+        keys = None if noise is None else noise.traced_keys()
+        terms: Terms = compiled(loss_fn, batch, keys)
+        return terms
+
+    def mean_loss(self, loss: GlobalLoss, batch: Batch, logs: Logs) -> Tensor:
+        """Return a micro-batch's part of a global mean loss, and add its terms to `logs`."""
+        totals = loss.count.totals
+        with self.over(batch):
+            terms = self.terms(loss.loss_fn, batch)
+            mean = weighted_loss(terms, totals, logs)
+        self.passes.record.add(terms, totals)
+        return mean
+
+
+def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
+    """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
+    noise = None if keys is None else TracedNoise(keys)
+    with use_context(ForwardContext(noise)):
+        return loss_fn(batch)
