@@ -26,7 +26,9 @@ KINDS = {
     "model": ("Models", "The networks."),
     "optimizer": ("Optimizers", "How parameters follow gradients."),
     "schedule": ("Schedules", "How the learning rate changes over a run."),
+    "suite": ("Suites", "What runs are scored with: items from files, metrics by group."),
 }
+SUITE = "suite"  # the only kind that is no part of a run's configuration
 API = {
     "engine": ("Engine", "Exact gradients, second derivatives, steps.", ("engine",)),
     "tasks": ("Tasks", "Data, networks and the order of updates.", ("tasks",)),
@@ -199,7 +201,8 @@ def option_pages() -> Iterator[tuple[str, str]]:
     from metaseq_lm.core.loading import FOLDER
     from metaseq_lm.core.registry import ALL, tasks_for
 
-    groups = ", ".join(f"[{title.lower()}]({kind}.md)" for kind, (title, _) in KINDS.items())
+    titles = {kind: title.lower() for kind, (title, _) in KINDS.items() if kind != SUITE}
+    groups = ", ".join(f"[{title}]({kind}.md)" for kind, title in titles.items())
     page = [
         "# Options",
         "Every option is a key of the configuration and is set by `key=value` on the command line "
@@ -216,7 +219,11 @@ def option_pages() -> Iterator[tuple[str, str]]:
     yield "reference/options/index.md", "\n\n".join(page) + "\n"
     for kind, (title, about) in KINDS.items():
         registry = ALL[kind]
-        page = [f"# {title}", f"{about} Chosen by `--{kind} NAME` or `{kind}=NAME`."]
+        prefix, choice = f"{kind}.", f"`--{kind} NAME` or `{kind}=NAME`"
+        if kind == SUITE:
+            prefix = ""  # options of a suite are name=value
+            choice = "`metaseq-lm score RUN --suite NAME --data FOLDER`"
+        page = [f"# {title}", f"{about} Chosen by {choice}."]
         presets = sorted((FOLDER / kind).glob("*.yaml"))
         page.append(contents([*registry.names(), *["Sizes"] * bool(presets)]))
         for name in registry.names():
@@ -227,7 +234,7 @@ def option_pages() -> Iterator[tuple[str, str]]:
             summary = (entry.value.__doc__ or "").strip().split("\n\n")[0]
             page.append(f"{escape(summary)}{suited} Defined in `{entry.origin}`.")
             if entry.dataclass is not None and fields(entry.dataclass):
-                page.append(key_table(entry.dataclass, f"{kind}.", name))
+                page.append(key_table(entry.dataclass, prefix, name))
         if presets:
             page.append(f"## Sizes\n\nNames of a {kind} with its options set.\n\n" + sizes(presets))
         yield f"reference/options/{kind}.md", "\n\n".join(page) + "\n"

@@ -1,7 +1,6 @@
 """A suite: which of several words fills the gap of a sentence.
 
-Files are JSON lines {"text": "the cats ___ here", "words": ["run", "runs"], "kind": "verb"}, with
-the right word first.
+Files are JSON lines {"text": "the cats ___ here", "words": ["run", "runs"], "kind": "verb"}.
 """
 
 from dataclasses import dataclass
@@ -38,11 +37,11 @@ class Gaps(Suite):
     def read(self, folder: Path) -> list[Gap]:
         gaps = []
         for file in self.files(folder):
-            for place, line, _ in source_lines(str(file), "fail"):
-                record = Record(json_object(line, place), place)
+            for location, line, _ in source_lines(str(file), "fail"):
+                record = Record(json_object(line, location), location)
                 text, words = record.text("text"), record.get("words", list)
                 filled = [
-                    Sentence(text.replace(self.config.gap, str(word)), place) for word in words
+                    Sentence(text.replace(self.config.gap, str(word)), location) for word in words
                 ]
                 gaps.append(Gap(record.text("kind"), filled))
         return gaps

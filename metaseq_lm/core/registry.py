@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered class or function, the dataclass of its options, the module that registered it."""
+    """A registered class or function, the dataclass of its options, the module it is from."""
 
     name: str
     value: T
@@ -44,7 +44,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
-    """Return names with commas between them: the first `most`, each of at most `width` characters."""
+    """Return names with commas between them: the first `most`, each cut to `width` characters."""
     names = list(names)
     shown = [name if len(name) <= width else f"{name[:width]}..." for name in names[:most]]
     others = f" and {len(names) - most:,} more" if len(names) > most else ""
@@ -52,7 +52,7 @@ def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing, filled by decorators when the module that defines it is imported."""
+    """Names of one kind of thing, filled by decorators when modules are imported."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -63,7 +63,7 @@ class Registry(Generic[T]):
 
         Args:
             name: The name that a command line or config gives.
-            dataclass: The class of its options, fields made by `config.option`; an instance of it is
+            dataclass: The class of its options, made with `options.option`; an instance of it is
                 the first argument of the class or function.
 
         Raises:
@@ -90,13 +90,13 @@ class Registry(Generic[T]):
         return sorted(self.entries)
 
     def entry(self, name: str) -> Entry[T]:
-        """Return the entry called `name`; an unknown name is a UsageError that lists the near ones."""
+        """Return the entry called `name`; UsageError with the near names for an unknown one."""
         if name not in self.entries:
             raise UsageError(self.describe_unknown(name))
         return self.entries[name]
 
     def describe_unknown(self, name: str, presets: Iterable[str] = ()) -> str:
-        """Return the message for an unknown name; `presets` are further names that could be chosen."""
+        """Return the message for an unknown name; `presets` are further names to choose from."""
         names = sorted({*self.names(), *presets})
         broken = "; ".join(f"{name} ({reason})" for name, reason in FAILED.items())
         return (

@@ -1,4 +1,4 @@
-"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and the files their leaderboards take.
+"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and files for their leaderboards.
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
@@ -112,7 +112,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
             )
         if data.labels is None:
             raise UsageError(
-                f"--data {folder}: split '{data.split}' has no labels; choose another with split=NAME"
+                f"--data {folder}: split '{data.split}' has no labels; choose another: split=NAME"
             )
         return LabelledItems(data.benchmark, data.labels, data.rows, data.label_names)
 
@@ -128,7 +128,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
         it. All are nan if a score is not finite, for then nothing can be ranked.
 
         Raises:
-            MetaseqError: The parts do not belong together, or facts that the task needs are missing.
+            MetaseqError: The parts do not belong together, or needed facts are missing.
         """
         gold, scores = np.asarray(items.gold), np.asarray(probabilities, np.float64)
         if items.benchmark:
@@ -138,8 +138,8 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
             scores = scores.reshape(len(scores))
         if len(gold) != len(scores):
             raise MetaseqError(
-                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores do "
-                "not pair up"
+                f"{items.benchmark or LABELLED}: {len(gold)} gold labels and {len(scores)} scores "
+                "do not pair up"
             )
         if items.benchmark and not np.isfinite(scores).all():
             return {OVERALL: GroupMetrics(len(gold), dict.fromkeys(task.metrics, nan))}
@@ -347,7 +347,7 @@ def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 @register_suite("labelled", SplitConfig)
 def labelled_suite(config: SplitConfig) -> LabelledSuite:
-    """A labelled set that is of no benchmark: accuracy and macro F1, correlations or F1 by class."""
+    """A labelled set of no benchmark: accuracy and macro F1, or correlations."""
     return LabelledSuite(config, lambda task: general_metrics(task.gold, task.scores))
 
 

@@ -36,7 +36,7 @@ SEPARATOR = "/"  # between the name of a group and that of a group in it
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """An acceptable and an unacceptable sentence, and its groups from the widest to the narrowest."""
+    """An acceptable and an unacceptable sentence, and their groups, the widest first."""
 
     good: Sentence
     bad: Sentence
@@ -105,13 +105,13 @@ def read_pairs(
         MetaseqError: The file holds no pair, or something else; the message names file and line.
     """
     pairs, skipped = [], 0
-    for place, fields, is_bad in records_of(source, policy):
+    for location, fields, is_bad in records_of(source, policy):
         if is_bad and policy == "skip":
             skipped += 1
             continue
-        record = Record(fields, place)
-        good, bad = Sentence(record.text(GOOD), place), Sentence(record.text(BAD), place)
-        record = Record(fields, place, remedy="groups=[] groups the pairs by file")
+        record = Record(fields, location)
+        good, bad = Sentence(record.text(GOOD), location), Sentence(record.text(BAD), location)
+        record = Record(fields, location, remedy="groups=[] groups the pairs by file")
         values = tuple(record.text(field) for field in groups)
         pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))
     if not pairs:
@@ -120,16 +120,16 @@ def read_pairs(
 
 
 def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield (place, fields, held bad UTF-8) of each line of JSON lines, or of each row of a table."""
+    """Yield (file and line, fields, held bad UTF-8) of each line of JSON, or row of a table."""
     if Path(source).suffix in TABLES:
         for number, fields, is_bad in RecordReader(TextFile(Path(source), policy)):
             yield f"{source}:{number}", fields, is_bad
         return
-    for place, text, is_bad in source_lines(source, policy):
+    for location, text, is_bad in source_lines(source, policy):
         if is_bad and policy == "skip":
-            yield place, {}, True
+            yield location, {}, True
         elif text.strip():
-            yield place, json_object(text, place), is_bad
+            yield location, json_object(text, location), is_bad
 
 
 def groups_of(pair: MinimalPair) -> list[str]:
@@ -143,8 +143,8 @@ def check_groups(items: Sequence[MinimalPair], scored: Sequence[MinimalPair]) ->
     empty = counts.keys() - {group for pair in scored for group in groups_of(pair)}
     for group in sorted(empty):
         raise UsageError(
-            f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the rows "
-            "of this run; --too-long cut scores their first tokens, or leave them out of the data"
+            f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the "
+            "rows of this run; --too-long cut scores their first tokens, or leave them out of the data"
         )
 
 

@@ -179,7 +179,7 @@ class SquadSuiteConfig(SplitConfig):
 
 @dataclass(frozen=True)
 class SquadItems:
-    """The gold answers of each question by its id, and whether the version knows no unanswerable ones."""
+    """The gold answers of each question by its id; `answerable_only`: each has at least one."""
 
     golds: Golds
     answerable_only: bool

@@ -90,7 +90,7 @@ def default_name(suite: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for a name that is no name of a file, or one of a split of the run's data."""
+    """Raise UsageError for a name that no file can have, or the name of a split."""
     if not NAME.fullmatch(name):
         raise UsageError(f"--name {name!r}: letters, digits, '_' and '-' only")
     if name in SPLITS:
@@ -156,7 +156,8 @@ def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:
             results.append(parse(record | numbers))
         except (OSError, ValueError) as error:
             raise MetaseqError(
-                f"{file}: not readable as results of a suite ({error}). Delete it and score the run again."
+                f"{file}: not readable as results of a suite ({error}). Delete it and score the "
+                "run again."
             ) from error
     return results, notes
 
@@ -194,7 +195,7 @@ def of_last_checkpoint(run: Path) -> tuple[list[SuiteResults], list[str]]:
 
 
 def current_checkpoint(run: Path) -> tuple[int, str] | None:
-    """Return the update and the hash of the best checkpoint of a run, else of the last; None if gone."""
+    """Return update and hash of the best checkpoint of a run, else the last; None if gone."""
     try:
         manifest = manifests.read_manifest(manifests.resolve(str(run), prefer="best"))
     except manifests.CheckpointError:

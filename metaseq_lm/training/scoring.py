@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihoods of sentences: the sum over a sentence's tokens of log p(token | the others).
+"""Pseudo-log-likelihoods of sentences: the sum over its tokens of log p(token | the others).
 
 The sum is over the tokens without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
 `[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence.
@@ -30,7 +30,7 @@ TOO_LONG = ("fail", "skip", "cut")
 
 @dataclass
 class Cost:
-    """The cost of scoring: seconds, distinct sentences, their tokens, tokens through the encoder."""
+    """The cost of scoring: seconds, distinct sentences, tokens, tokens through the encoder."""
 
     seconds: float = 0.0
     sentences: int = 0
@@ -54,7 +54,7 @@ class SentenceScorer:
     Args:
         run: The run.
         batch_tokens: Largest number of tokens in a forward pass; does not change the scores.
-        too_long: What to do with sentences longer than the rows of the run: fail, skip, or cut them.
+        too_long: What to do with sentences longer than the run's rows: fail, skip, or cut.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class SentenceScorer:
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
         rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
-        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A sentence
-        # without tokens needs no pass.
+        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A
+        # sentence without tokens needs no pass.
         unique = {
             row.tobytes(): SentenceScore(row, np.zeros(len(row))) for row in rows if row is not None
         }
@@ -121,7 +121,7 @@ class SentenceScorer:
         return tokens[: self.room] if self.too_long == "cut" else None
 
     def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities (B, S) of a batch of rows, float64, 0 outside the sentences."""
+        """Return the log-probabilities of rows, float64 (B, S), 0 outside the sentences."""
         engine, model = self.run.engine, self.run.model
         batch = self.batch(sentences, lengths)
         model.eval()
@@ -142,7 +142,7 @@ class SentenceScorer:
         return log_probs.double().cpu().numpy()
 
     def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> ScoredBatch:
-        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for ScoresTokens.token_log_probs."""
+        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for `token_log_probs`."""
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)

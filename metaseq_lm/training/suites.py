@@ -114,9 +114,9 @@ def score_predictions(
     task = config.get("task") or {}
     if not isinstance(task.get("labelled"), str):
         raise UsageError(
-            f"suite {suite.name} takes predictions for a labelled set, and task '{task.get('_name')}' of "
-            f"{request.checkpoint} makes none of a single set; give a run that was fine-tuned on one, "
-            "as by 'train DATA --task sentence_prediction task.labelled=NAME --init-from RUN'"
+            f"suite {suite.name} takes predictions for a labelled set, and task "
+            f"'{task.get('_name')}' of {request.checkpoint} makes none of a single set; give a run "
+            "that was fine-tuned on one, as by 'train DATA --task sentence_prediction task.labelled=NAME --init-from RUN'"
         )
     overrides = [*request.overrides, f"task.labelled={folder.name}"]
     run = open_run(str(request.checkpoint), str(folder.parent), request.user_dir, overrides)

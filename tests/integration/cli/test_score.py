@@ -240,6 +240,11 @@ def test_a_criterion_without_probabilities(
     assert main(["score", place, "--input", str(tmp_path / "in.txt")]) == 2
     err = capsys.readouterr().err
     assert "token_labels gives no probabilities" in err and "masked_lm" in err
+    pairs = make_pairs(tmp_path / "pairs.jsonl", 3, 2)
+    assert main(["score", place, "--suite", "pairs", "--data", str(pairs)]) == 2
+    err = capsys.readouterr().err
+    assert "token_labels gives no probabilities" in err and "masked_lm" in err
+    assert not (tmp_path / "run" / "suites").exists()
 
 
 def test_the_output_is_utf8_wherever_it_goes(
