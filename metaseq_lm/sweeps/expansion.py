@@ -64,12 +64,11 @@ def expand(definition: dict[str, Any], out: Path) -> list[Run]:
     templates that cannot be filled.
     """
     grid = definition["grid"]
-    settings = [
-        dict(zip(grid, values)) | chosen
-        for values in itertools.product(*grid.values())
-        for chosen in definition["list"] or [{}]
-    ]
-    pairs = [(values, seed) for seed in definition["seeds"] for values in settings]
+    settings = []
+    for values in itertools.product(*grid.values()):
+        for chosen in definition["list"] or [{}]:
+            settings.append(dict(zip(grid, values)) | chosen)
+    pairs = [(values, seed) for seed, values in itertools.product(definition["seeds"], settings)]
     runs = []
     for (values, seed), name in zip(pairs, run_names(pairs)):
         folders = {
@@ -93,9 +92,10 @@ def arguments_of(
     out: Path,
 ) -> list[list[str]]:
     """Return `train`'s arguments for every stage of a run, but --config-dir and --user-dir."""
-    templates = [t for s in definition["stages"] for t in (s["config_name"] or "", *s["overrides"])]
-    templates += definition["overrides"]
-    used = {name for template in templates for name in PLACEHOLDER.findall(template)}
+    templates = [*definition["overrides"]]
+    for stage in definition["stages"]:
+        templates += [stage["config_name"] or "", *stage["overrides"]]
+    used = set(itertools.chain.from_iterable(map(PLACEHOLDER.findall, templates)))
     filled = {key: text_of(value, key) for key, value in values.items()} | {"seed": str(seed)}
     paths: dict[str, str] = {}
     every = []
