@@ -134,7 +134,7 @@ def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Seq
         task = scorer.config.task
         if not isinstance(scorer.task, Ensembles):
             raise UsageError(f"task '{task._name}' cannot put predictions of runs together")
-        tasks.append(f"{task._name} {task.get('labelled', '')}".strip())
+        tasks.append(f"{task._name} {getattr(task, 'labelled', '')}".strip())
         if tasks[-1] != tasks[0]:
             raise UsageError(
                 f"{path} is of {tasks[-1]}, {paths[0]} of {tasks[0]}; give runs of one"

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli.score import add_scoring_arguments
+from metaseq_lm.cli.score import ScoringOptions
+from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import inert, is_quiet, show
 
 if TYPE_CHECKING:
@@ -38,36 +40,45 @@ MOST_LAMBDAS = 10_000
 PLLS_FILE = "plls.tsv"
 
 
+@dataclass(frozen=True)
+class RerankOptions(ScoringOptions):
+    """The options of `rerank`."""
+
+    runs: tuple[str, ...] = option(
+        (),
+        "checkpoints or run folders, to be compared",
+        positional=True,
+        nargs="*",
+        metavar="RUN",
+    )
+    dev: str = option("", "lists on which lambda is chosen", required=True, metavar="F")
+    test: str = option("", "lists that are scored with that lambda", required=True, metavar="F")
+    scores: tuple[str, ...] = option(
+        (),
+        f"pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score') in place of a RUN, or to "
+        "compare with; may be repeated",
+        repeated=True,
+        metavar="F",
+    )
+    lambdas: str = option(
+        "0.05:1.0:0.05",
+        "grid of lambdas, both ends included, or A,B,...",
+        metavar="A:B:STEP",
+    )
+    append_period: bool = option(False, "score each hypothesis with a '.' behind it")
+    out: str | None = option(
+        None, "folder for lists and scores (default: print only)", metavar="DIR"
+    )
+    too_long: str = option(
+        "fail",
+        "hypotheses longer than the run's rows: fail, or score their first tokens only",
+        choices=("fail", "cut"),
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="checkpoints or run folders, to be compared")
-    add("--dev", required=True, metavar="F", help="lists on which lambda is chosen")
-    add("--test", required=True, metavar="F", help="lists that are scored with that lambda")
-    add(
-        "--scores",
-        action="append",
-        default=[],
-        metavar="F",
-        help=f"pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score') in place of a RUN, or "
-        "to compare with; may be repeated",
-    )
-    add(
-        "--lambdas",
-        default="0.05:1.0:0.05",
-        metavar="A:B:STEP",
-        help="grid of lambdas, both ends included, or A,B,... (default: %(default)s)",
-    )
-    add("--append-period", action="store_true", help="score each hypothesis with a '.' behind it")
-    add("--out", metavar="DIR", help="folder for lists and scores (default: print only)")
-    add_scoring_arguments(parser)
-    add(
-        "--too-long",
-        choices=("fail", "cut"),
-        default="fail",
-        help="hypotheses longer than the run's rows: fail, or score their first tokens only "
-        "(default: %(default)s)",
-    )
+    add_options(parser, RerankOptions)
 
 
 @dataclass(frozen=True)
@@ -94,22 +105,27 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
-    runs, options = split_overrides(args.runs + args.overrides)
-    sources = [(path, False) for path in runs] + [(path, True) for path in args.scores]
+    options = read_options(RerankOptions, vars(args))
+    runs, overrides = split_overrides([*options.runs, *args.overrides])
+    sources = [(path, False) for path in runs] + [(path, True) for path in options.scores]
     if not sources:
         raise UsageError("give a RUN, or --scores FILE with saved pseudo-log-likelihoods")
-    grid = parse_grid(args.lambdas)
-    append = "." if args.append_period else ""
+    grid = parse_grid(options.lambdas)
+    append = "." if options.append_period else ""
     sets = {
         name: Lists(Path(path), read_nbest(Path(path)), append)
-        for name, path in (("dev", args.dev), ("test", args.test))
+        for name, path in (("dev", options.dev), ("test", options.test))
     }
-    plugins.check_runs(runs, args.user_dir, options)
-    plugins.load_all(args.user_dir)
+    plugins.check_runs(runs, options.user_dir, overrides)
+    plugins.load_all(options.user_dir)
     rows = []
     for number, (source, saved) in enumerate(sources, 1):
-        folder = Path(args.out) / str(number) if args.out else None
-        plls = read_saved(source, sets) if saved else score_run(args, source, options, sets, folder)
+        folder = Path(options.out) / str(number) if options.out else None
+        plls = (
+            read_saved(source, sets)
+            if saved
+            else score_run(options, source, overrides, sets, folder)
+        )
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         show(to_json(rows[-1]))
     say(table(rows).rstrip("\n"))
@@ -138,9 +154,9 @@ def parse_grid(text: str) -> list[float]:
 
 
 def score_run(
-    args: argparse.Namespace,
+    options: RerankOptions,
     source: str,
-    options: Sequence[str],
+    overrides: Sequence[str],
     sets: dict[str, Lists],
     folder: Path | None,
 ) -> dict[str, float]:
@@ -151,8 +167,8 @@ def score_run(
     from metaseq_lm.training.restore import open_run
     from metaseq_lm.training.scoring import SentenceScorer
 
-    opened = open_run(source, args.data, args.user_dir, options)
-    scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
+    opened = open_run(source, options.data, options.user_dir, overrides)
+    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long)
     texts = sets["dev"].texts | sets["test"].texts
     sentences = [Sentence(text, utterance) for text, utterance in texts.items()]
     scores = {text: score for text, score in zip(texts, scorer.score(sentences)) if score}

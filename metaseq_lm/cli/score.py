@@ -1,6 +1,7 @@
 """Pseudo-log-likelihoods: the sum over a sentence's tokens of ln p(token | the other tokens).
 
-A masked LM takes one pass a token, other objectives one a sentence; see the last line on stderr.
+A causal LM gives ln p(token | those before it) instead. A masked LM takes one pass a token, other
+objectives one a sentence; see the last line on stderr.
 One sentence a line gives one line each, in the same order, skipped ones left out:
     pll<TAB>tokens<TAB>text
 pll is in nats and written so that it reads back as the same number, tokens is how many were scored
@@ -24,11 +25,14 @@ examples:
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.output import is_quiet, show
 
 if TYPE_CHECKING:
@@ -45,101 +49,118 @@ HELP = "score sentences by pseudo-log-likelihood, or a run with a suite such as 
 OVERRIDES = True
 
 
+@dataclass(frozen=True)
+class ScoringOptions:
+    """The options of every command that scores sentences."""
+
+    batch_tokens: int = option(
+        8192, "tokens of a pass at most; changes speed and memory only", metavar="N"
+    )
+    data: str | None = option(
+        None, "folder with the tokenizer (default: the data the run was trained on)"
+    )
+    user_dir: str | None = option(None, "plug-in the run was trained with")
+
+
+@dataclass(frozen=True)
+class ScoreOptions(ScoringOptions):
+    """The options of `score`."""
+
+    run_path: str = option(
+        "",
+        "checkpoint, or run folder (its best one, else its last)",
+        positional=True,
+        metavar="RUN",
+    )
+    input: tuple[str, ...] | None = option(
+        None, "text files; - is standard input", nargs="+", metavar="F"
+    )
+    suite: str | None = option(
+        None, "the suite to score the run with; see 'list suite'", metavar="NAME"
+    )
+    name: str | None = option(
+        None,
+        "what reports call the results (default: the suite, with - for / and .)",
+        metavar="NAME",
+    )
+    out: str | None = option(None, "file for the output (default: standard output)", metavar="F")
+    pairs: bool = option(False, "the input is minimal pairs")
+    tokens: bool = option(False, "the log-probability of each token, as JSON lines")
+    too_long: str = option(
+        "fail",
+        "sentences longer than the run's rows: fail, skip (a pair with its other sentence), or cut "
+        "to the first tokens",
+        choices=("fail", "skip", "cut"),
+    )
+    on_bad_utf8: str | None = option(
+        None,
+        "lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
+        "replace; with --suite: fail)",
+        choices=("replace", "skip", "fail"),
+    )
+    data: str | None = with_default(
+        ScoringOptions,
+        "data",
+        None,
+        "folder with the tokenizer (default: the data the run was trained on); with --suite: the "
+        "folder or file of its items, and data=FOLDER is that with the tokenizer",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add = parser.add_argument
-    add("run_path", metavar="RUN", help="checkpoint, or run folder (its best one, else its last)")
-    add("--input", nargs="+", metavar="F", help="text files; - is standard input")
-    add("--suite", metavar="NAME", help="the suite to score the run with; see 'list suite'")
-    add(
-        "--name",
-        metavar="NAME",
-        help="what reports call the results (default: the suite, with - for / and .)",
-    )
-    add("--out", metavar="F", help="file for the output (default: standard output)")
-    add("--pairs", action="store_true", help="the input is minimal pairs")
-    add("--tokens", action="store_true", help="the log-probability of each token, as JSON lines")
-    add_scoring_arguments(parser)
-    add(
-        "--too-long",
-        choices=("fail", "skip", "cut"),
-        default="fail",
-        help="sentences longer than the run's rows: fail, skip (a pair with its other sentence), "
-        "or cut to the first tokens (default: %(default)s)",
-    )
-    add(
-        "--on-bad-utf8",
-        choices=("replace", "skip", "fail"),
-        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
-        "(default: replace; with --suite: fail)",
-    )
-    add(
-        "--data",
-        help="folder with the tokenizer (default: the data the run was trained on); with --suite: "
-        "the folder or file of its items, and data=FOLDER is that with the tokenizer",
-    )
-
-
-def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what every command that scores sentences takes."""
-    add = parser.add_argument
-    add(
-        "--batch-tokens",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="tokens of a pass at most; changes speed and memory only (default: %(default)s)",
-    )
-    add("--data", help="folder with the tokenizer (default: the data the run was trained on)")
-    add("--user-dir", help="plug-in the run was trained with")
+    add_options(parser, ScoreOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the input, or the items of a suite, with the run and write the result."""
-    if (args.input is None) == (args.suite is None):
+    options = read_options(ScoreOptions, vars(args))
+    if (options.input is None) == (options.suite is None):
         raise UsageError("give --input FILES with sentences, or --suite NAME with --data FOLDER")
-    return run_suite(args) if args.suite is not None else run_input(args)
+    if options.suite is not None:
+        return run_suite(options, args.overrides)
+    return run_input(options, args.overrides)
 
 
-def run_input(args: argparse.Namespace) -> int:
+def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
     from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.labelled.files import read_sentences
     from metaseq_lm.evaluation.minimal_pairs import read_pairs
 
-    if args.pairs and args.tokens:
+    if options.pairs and options.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
-    if args.name is not None:
+    if options.name is not None:
         raise UsageError("--name is a name of results that are kept, which are those of a --suite")
-    sources, options = split_overrides(args.input + args.overrides)
+    sources, overrides = split_overrides([*(options.input or ()), *words])
     if len(set(sources)) < len(sources):
         raise UsageError("--input names a file twice")
-    if args.out and Path(args.out).is_dir():
-        raise UsageError(f"--out {args.out} is a folder; give the name of a file")
-    policy = args.on_bad_utf8 or "replace"
+    if options.out and Path(options.out).is_dir():
+        raise UsageError(f"--out {options.out} is a folder; give the name of a file")
+    policy = options.on_bad_utf8 or "replace"
     items: list[Any] = []
     invalid = 0
     for source in sources:
-        if args.pairs:
+        if options.pairs:
             in_file, bad = read_pairs(source, policy=policy, name=source)
             items += in_file
         else:
             lines, bad = read_sentences(source, policy)
             items += lines
         invalid += bad
-    plugins.check_runs([args.run_path], args.user_dir, options)
-    plugins.load_all(args.user_dir)
+    plugins.check_runs([options.run_path], options.user_dir, overrides)
+    plugins.load_all(options.user_dir)
     from metaseq_lm.training.restore import open_run
     from metaseq_lm.training.scoring import SentenceScorer
 
-    opened = open_run(args.run_path, args.data, args.user_dir, options)
-    scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
-    if args.pairs:
+    opened = open_run(options.run_path, options.data, options.user_dir, overrides)
+    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long)
+    if options.pairs:
         output, skipped = score_pairs(scorer, items)
     else:
-        output, skipped = score_sentences(scorer, items, args.tokens)
-    write_output(output, args.out)
+        output, skipped = score_sentences(scorer, items, options.tokens)
+    write_output(output, options.out)
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
@@ -199,7 +220,7 @@ def score_pairs(scorer: "SentenceScorer", pairs: list["MinimalPair"]) -> tuple[b
     return output.encode(), len(pairs) - results[OVERALL].n
 
 
-def run_suite(args: argparse.Namespace) -> int:
+def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the run with a suite, print the table of its groups, and keep the results."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import TOP
@@ -207,41 +228,43 @@ def run_suite(args: argparse.Namespace) -> int:
     from metaseq_lm.reporting.runs import from_here
     from metaseq_lm.runs import manifests, suite_results
 
-    if args.pairs or args.tokens:
+    suite = str(options.suite)
+    if options.pairs or options.tokens:
         raise UsageError("--pairs and --tokens go with --input; leave them out with --suite")
-    if args.data is None:
-        raise UsageError(f"--suite {args.suite}: give --data FOLDER, the folder with its files")
-    name = args.name or suite_results.default_name(args.suite)
+    if options.data is None:
+        raise UsageError(f"--suite {suite}: give --data FOLDER, the folder with its files")
+    name = options.name or suite_results.default_name(suite)
     suite_results.check_name(name)
-    words, keys = split_overrides(args.overrides)
-    if words:
-        raise UsageError(f"{words[0]}: give options as name=value; the files are --data FOLDER")
+    names, keys = split_overrides(words)
+    if names:
+        raise UsageError(f"{names[0]}: give options as name=value; the files are --data FOLDER")
     is_key = [key.partition("=")[0] in TOP or "." in key.partition("=")[0] for key in keys]
     overrides = [key for key, of_run in zip(keys, is_key) if of_run]
-    options = [key for key, of_run in zip(keys, is_key) if not of_run]
-    options += [f"on_bad_utf8={args.on_bad_utf8}"] * (args.on_bad_utf8 is not None)
-    plugins.early(lambda registries: check_suite(registries, args.suite, options), args.user_dir)
-    plugins.check_runs([args.run_path], args.user_dir, overrides)
-    plugins.load_all(args.user_dir)
+    of_suite = [key for key, of_run in zip(keys, is_key) if not of_run]
+    if options.on_bad_utf8 is not None:
+        of_suite.append(f"on_bad_utf8={options.on_bad_utf8}")
+    plugins.early(lambda registries: check_suite(registries, suite, of_suite), options.user_dir)
+    plugins.check_runs([options.run_path], options.user_dir, overrides)
+    plugins.load_all(options.user_dir)
     from metaseq_lm.evaluation.suites import build_suite
     from metaseq_lm.training.suites import SuiteRequest, score_suite
 
-    checkpoint = manifests.resolve(args.run_path, prefer="best")
+    checkpoint = manifests.resolve(options.run_path, prefer="best")
     request = SuiteRequest(
         checkpoint,
-        build_suite(args.suite, options),
-        Path(args.data),
+        build_suite(suite, of_suite),
+        Path(options.data),
         name,
-        args.user_dir,
+        options.user_dir,
         overrides,
-        args.batch_tokens,
-        args.too_long,
+        options.batch_tokens,
+        options.too_long,
     )
     results = score_suite(request)
     show(suite_table(results), end="")
-    if args.out:
+    if options.out:
         content = to_json(results.record(), 1) + "\n"
-        write_output(content.encode(), args.out)
+        write_output(content.encode(), options.out)
     run_folder = suite_results.run_folder_of(checkpoint)
     if run_folder is None:
         say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")

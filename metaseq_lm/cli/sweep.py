@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
-from metaseq_lm.cli.train import add_config_arguments, add_key_flags, flag_values
+from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
 from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import Interrupted, UsageError
 from metaseq_lm.core.options import option
@@ -78,7 +78,7 @@ def positive(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class DefinitionOptions:
+class DefinitionOptions(ConfigOptions):
     """What defines a sweep."""
 
     out: str | None = option(
@@ -138,7 +138,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     group = parser.add_argument_group("definition")
     add_options(group, DefinitionOptions)
-    add_config_arguments(group.add_argument)
     add_key_flags(group, NOT_SWEPT)
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
     add_options(parser.add_argument_group("status"), StatusOptions)
@@ -354,12 +353,12 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     working_dir = Path.cwd()
     if data:
         content["data"] = absolute(data[0], working_dir)
-    if args.config_dir:
-        content["config_dir"] = absolute(args.config_dir, working_dir)
+    if options.config_dir:
+        content["config_dir"] = absolute(options.config_dir, working_dir)
     if args.user_dir:
         content["user_dir"] = plugin(args.user_dir, working_dir)
-    if args.config_name:
-        content["config_name"] = args.config_name
+    if options.config_name:
+        content["config_name"] = options.config_name
     if options.seeds:
         content["seeds"] = list(options.seeds)
     typed = absolute_sources({"grid": dict(map(axis, options.grid))}, working_dir)

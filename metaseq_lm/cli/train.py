@@ -11,13 +11,16 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
+from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
 
@@ -64,34 +67,53 @@ FLAGS = {
 }
 
 
+@dataclass(frozen=True)
+class ConfigOptions:
+    """Where a configuration and a plug-in come from."""
+
+    config_dir: str | None = option(None, "folder with configs of your own")
+    config_name: str | None = option(None, "config in --config-dir (default: base)")
+    user_dir: str | None = option(None, "plug-in folder or file to load")
+
+
+@dataclass(frozen=True)
+class TrainOptions(ConfigOptions):
+    """The options of `train` that are no keys of the configuration."""
+
+    data: str | None = option(
+        None, "folder made by preprocess", positional=True, nargs="?", metavar="DATA"
+    )
+    keys: tuple[str, ...] = option(
+        (), "configuration overrides", positional=True, nargs="*", metavar="key=value"
+    )
+    reset: tuple[str, ...] = option(
+        (),
+        "go on with other options than the run has, and start these parts anew: schedule, "
+        "optimizer, data",
+        metavar="A,B",
+    )
+    nproc: int | None = option(
+        None, "processes on this machine, or of each task of srun (default: 1)", at_least=1
+    )
+    dry_run: bool = option(
+        False,
+        "do one update (of each kind, if the task has several; on a CPU with a part of the rows) "
+        "and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write "
+        "nothing",
+    )
+    print_config: bool = option(False, "print the configuration and stop")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add = parser.add_argument
-    add("data", nargs="?", metavar="DATA", help="folder made by preprocess")
-    add("keys", nargs="*", metavar="key=value", help="configuration overrides")
-    add_config_arguments(add)
+    add_options(parser, TrainOptions)
     add_key_flags(parser)
-    resets = (
-        "go on with other options than the run has, and start these parts anew: schedule, "
-        "optimizer, data"
-    )
-    add("--reset", metavar="A,B", help=resets)
-    processes = "processes on this machine, or of each task of srun (default: 1)"
-    add("--nproc", type=int, metavar="N", help=processes)
-    add(
-        "--dry-run",
-        action="store_true",
-        help="do one update (of each kind, if the task has several; on a CPU with a part of the "
-        "rows) and validate one batch, say what it costs (FLOPs, time of the whole run, "
-        "memory), write nothing",
-    )
-    add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
     keys = (
         "show this help and all keys; with --task, --criterion and so on the keys of that choice, "
         "too"
     )
-    add("-h", "--help", action="store_true", help=keys)
+    parser.add_argument("-h", "--help", action="store_true", help=keys)
 
 
 def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
@@ -99,13 +121,6 @@ def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
     for flag, key in FLAGS.items():
         if flag not in without:
             parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
-
-
-def add_config_arguments(add: Callable[..., Any]) -> None:
-    """Declare where a configuration and a plug-in come from; `add` is that of a parser or group."""
-    add("--config-dir", help="folder with configs of your own")
-    add("--config-name", help="config in --config-dir (default: base)")
-    add("--user-dir", help="plug-in folder or file to load")
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, str]:
@@ -153,43 +168,42 @@ def prepare(args: argparse.Namespace) -> int:
     if args.argv[1:] in (["-h"], ["--help"]):
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
-    plugins.early(lambda _: compose(args), args.user_dir)
-    plugins.load_all(args.user_dir)
-    config = compose(args)
+    options = read_options(TrainOptions, vars(args))
+    plugins.early(lambda _: compose(args, options), options.user_dir)
+    plugins.load_all(options.user_dir)
+    config = compose(args, options)
     if args.help:
         show(args.parser.format_help() + "\nkeys, with the values this command gives them:")
         show(describe(config))
         return 0
-    if args.print_config:
+    if options.print_config:
         sys.stdout.write(OmegaConf.to_yaml(as_dict(config)))  # escaped by YAML
         return 0
-    processes = (args.nproc or 0) * step_of(os.environ).tasks
+    processes = (options.nproc or 0) * step_of(os.environ).tasks
     if processes > 1 and "RANK" not in os.environ:
-        return launcher.run(args.nproc, args.argv)
-    return train(config, args.dry_run, reset_parts(args.reset))
+        return launcher.run(options.nproc, args.argv)
+    return train(config, options.dry_run, reset_parts(options.reset))
 
 
-def compose(args: argparse.Namespace) -> "RunConfig":
+def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
     """Return the configuration; UsageError if it or another argument is wrong."""
     from metaseq_lm import plugins
     from metaseq_lm.core.loading import load_config
     from metaseq_lm.data.storage.manifest import require_data_folder
 
     overrides = overrides_of(args)
-    if not (args.config_dir or args.config_name):
+    if not (options.config_dir or options.config_name):
         overrides = with_stored(overrides)
-    config = load_config(overrides, args.config_dir, args.config_name)
-    plugins.check_named(config, args.user_dir)
-    reset_parts(args.reset)
-    if args.nproc is not None and args.nproc < 1:
-        raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
-    if args.help or args.print_config:
+    config = load_config(overrides, options.config_dir, options.config_name)
+    plugins.check_named(config, options.user_dir)
+    reset_parts(options.reset)
+    if args.help or options.print_config:
         return config
     if not config.data:
         no_run = f", and {config.save_dir} holds no run to go on with" if config.save_dir else ""
         raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
     require_data_folder(config.data)
-    if not config.save_dir and not args.dry_run:
+    if not config.save_dir and not options.dry_run:
         raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
     return config
 
@@ -215,11 +229,10 @@ def with_stored(overrides: list[str]) -> list[str]:
     return stored + overrides
 
 
-def reset_parts(text: str | None) -> list[str]:
+def reset_parts(parts: Sequence[str]) -> list[str]:
     """Return the parts of a run that --reset names, in order; UsageError for another name."""
     from metaseq_lm.runs.folder import RESETS
 
-    parts = text.split(",") if text is not None else []
     for part in parts:
         if part not in RESETS:
             raise UsageError(

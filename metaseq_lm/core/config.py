@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
@@ -81,8 +83,8 @@ class EngineConfig:
     )
     reduce_precision: str = option(
         "fp32",
-        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what is "
-        "part of second derivatives is never summed in bf16",
+        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what "
+        "is part of second derivatives is never summed in bf16",
         choices=("fp32", "bf16"),
     )
     micro_batch_size: int = option(
@@ -92,8 +94,8 @@ class EngineConfig:
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
     parallel: str = option(
         "replicate",
-        "where parameters and moments rest: replicate (whole in each process), shard (divided among "
-        "all processes) or hybrid (among those of a node)",
+        "where parameters and moments rest: replicate (whole in each process), shard (divided "
+        "among all processes) or hybrid (among those of a node)",
         choices=("replicate", "shard", "hybrid"),
     )
     compile: bool = option(
@@ -180,12 +182,17 @@ def section(group: str, _name: str, **options: Any) -> Any:
 
 def untyped_section(values: dict[str, Any]) -> Any:
     """Return a section with the options of a class that is not registered, of any types."""
-    return make_dataclass("Section", [(key, Any, field(default=None)) for key in values])(**values)
+    section = SimpleNamespace()
+    vars(section).update(values)
+    return section
 
 
 def as_dict(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as nested plain values, as config.yaml and checkpoints hold it."""
-    return asdict(config)
+    return {
+        key: copy.deepcopy(vars(value) if hasattr(value, "__dict__") else value)
+        for key, value in vars(config).items()
+    }
 
 
 def options_of(section: Any) -> dict[str, Any]:
@@ -261,6 +268,6 @@ def check_names(config: RunConfig) -> None:
     """Raise UsageError if a group names something that is not registered."""
     for group in GROUPS:
         name = getattr(getattr(config, group), "_name", None)
-        if name is None:
+        if not isinstance(name, str):
             raise UsageError(f"the config has no {group}; choose one with --{group}")
         ALL[group].entry(name)

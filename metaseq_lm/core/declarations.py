@@ -25,7 +25,17 @@ KINDS = (*ALL, "dataset_kind")
 DECORATOR = re.compile(r'^@register_(\w+)\(\s*"([^"]+)"', re.M)
 # Modules that are imported for what options are declared with; none of them imports torch.
 IMPORTED = ("dataclasses", "pathlib", "typing", "omegaconf", "metaseq_lm.core.options")
-CALLED = ("option", "field", "II", "list", "tuple", "sorted", "range", "dict")
+CALLED = (
+    "option",
+    "with_default",
+    "field",
+    "II",
+    "list",
+    "tuple",
+    "sorted",
+    "range",
+    "dict",
+)
 BUILT_IN = ("int", "float", "str", "bool", "list", "tuple", "sorted", "range", "dict")
 OPERATORS: dict[type, Any] = {
     ast.Add: add,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def load_config(
     folder, name = primary_config(config_dir, config_name)
     parsed = [parse_override(literal_path(override)) for override in overrides]
     values = [item for item in parsed if not is_choice(item, folder)]
-    choices = [str(item.input_line) for item in parsed if item not in values]
+    choices = [str(item.input_line) for item in parsed if is_choice(item, folder)]
     if compositions is None:
         compositions = {}
     key = (str(folder), name, *choices)
@@ -91,8 +92,8 @@ def load_config(
             set_value(config, item)
         loaded = resolved(config)
     except RecursionError as error:
-        raise UsageError(mistakes.names_itself(folder / f"{name}.yaml")) from error
-    except OmegaConfBaseException as error:
+        raise UsageError(mistakes.names_itself(source_of(folder, name))) from error
+    except (OmegaConfBaseException, ValueError) as error:
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(loaded)
     return loaded
@@ -153,17 +154,24 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
     whole = is_own or any(word.startswith("hydra") for word in choices)
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(folder), version_base="1.3"), hydra_choices(whole):
+        with (
+            initialize_config_dir(str(folder), version_base="1.3"),
+            hydra_choices(whole),
+            without_environment(),
+        ):
             return compose(name, list(words))
     except mistakes.MISTAKES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk; it names its file
         if choices and lacks_groups(folder, name):
             raise UsageError(mistakes.without_base(folder / f"{name}.yaml")) from error
-        source = (
-            "key=value" if folder == FOLDER else f"{folder / name}.yaml or a config in its defaults"
-        )
-        raise UsageError(mistakes.explain_composition(error, choices, source)) from error
+        text = mistakes.explain_composition(error, choices, source_of(folder, name))
+        raise UsageError(text) from error
+
+
+def source_of(folder: Path, name: str) -> str:
+    """Return what messages call the files and values that a configuration is composed of."""
+    return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 
 def fill_store() -> None:
@@ -218,6 +226,7 @@ def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
 
 def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
     """Return the config file that sets a key: the last in Hydra's order, None if there is none."""
+    key = key.partition("[")[0]  # of a list, not of its entry
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -242,6 +251,9 @@ def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path
 def schema(base: type, name: str) -> DictConfig:
     """Return the options of a dataclass, and `_name`, as a config with types."""
     options: DictConfig = OmegaConf.structured(named(base, name))
+    for item in fields(base):
+        if "follows" in item.metadata:
+            options[item.name] = f"${{{item.metadata['follows']}}}"
     return options
 
 
@@ -290,15 +302,24 @@ def resolved(config: DictConfig) -> RunConfig:
 def without_environment() -> Iterator[None]:
     """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
 
+    refusals: list[UsageError] = []  # which OmegaConf would wrap
+
     def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
-        raise UsageError(
+        text = (
             f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value "
-            "would stand in the run folder for all to read; write the value itself, or give key=value"
+            "would stand in the run folder for all to read; write the value itself, or give "
+            "key=value"
         )
+        refusals.append(UsageError(text))
+        raise refusals[0]
 
     OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
     try:
         yield
+    except Exception as error:
+        if refusals:
+            raise refusals[0] from error
+        raise
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
@@ -322,6 +343,8 @@ def from_stored(values: Any) -> RunConfig:
     except OmegaConfBaseException as error:
         reason = str(error).split("\n")[0]
         raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it names itself") from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import ListConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -42,11 +43,9 @@ def explain_value(error: Exception, known: Sequence[str]) -> str:
     key = getattr(error, "full_key", None) or ""
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return unknown_option(key, known)
-    text = (
-        str(error).split("\n")[0].removeprefix("UsageError raised while resolving interpolation: ")
-    )
-    if "is not a ListConfig" in text:
-        text = f"give a list, such as '{key}=[A,B]', or '[A]' for one"
+    if key and isinstance(getattr(error, "child_node", None), ListConfig):
+        return f"{key}: give a list, such as '{key}=[A,B]', or '[A]' for one"
+    text = str(error).split("\n")[0]
     return f"{key}: {text}" if key else text
 
 

@@ -43,12 +43,38 @@ def option(
         at_most: The largest value allowed.
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
-        metadata: Further keys, which `options_with` finds.
+        metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
+            option, whose value a run's configuration has here unless it sets one.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
     if choices is not None:
         metadata["choices"] = tuple(choices)
+    return _field(default, metadata)
+
+
+def with_default(
+    base: type, name: str, default: Any, help: str | None = None, **metadata: Any
+) -> Any:
+    """Declare an option of dataclass `base` again, with another default.
+
+    Args:
+        base: The dataclass that declares the option.
+        name: The name of the option.
+        default: The default value.
+        help: Its line of help; None for that of the option.
+        metadata: Bounds and choices that differ, as for `option`.
+    """
+    changes = metadata if help is None else {**metadata, "help": help}
+    return _field(default, {**_declared(base, name).metadata, **changes})
+
+
+def _declared(base: type, name: str) -> Any:
+    (item,) = (item for item in fields(base) if item.name == name)
+    return item
+
+
+def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -88,7 +88,7 @@ def quote_path(text: str) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Return a line for each key of a configuration: key=value, as it can be typed, and its help."""
+    """Return a line for each key of a configuration: key=value, as it is typed, and its help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
     for prefix, schema in sections(config).items():
         for item in fields(schema):

@@ -281,15 +281,12 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
     facts = facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
     if not facts:
         raise MetaseqError("superglue/ReCoRD: no rows")
-    scores = [
-        [
-            max((score(answer, text) for answer in row["answers"]), default=0.0)
-            for score in (token_f1, exact_match)
-        ]
-        for text, row in zip(predictions, facts)
-    ]
-    f1, em = np.mean(scores, 0).tolist()
-    return _two("f1", f1, "em", em)
+    f1, em = [], []
+    for text, row in zip(predictions, facts):
+        f1.append(max((token_f1(answer, text) for answer in row["answers"]), default=0.0))
+        em.append(max((exact_match(answer, text) for answer in row["answers"]), default=0.0))
+    mean_f1, mean_em = np.column_stack([f1, em]).mean(0).tolist()
+    return _two("f1", mean_f1, "em", mean_em)
 
 
 def _gender_parity(task: Scored) -> dict[str, float]:
@@ -474,12 +471,8 @@ def _nested(rows: Facts, labels: Sequence[str]) -> list[dict[str, Any]]:
         questions = passages.setdefault(row["passage"], {})
         answers = questions.setdefault(row["question"], [])
         answers.append({"idx": row["idx"], "label": int(label)})
-    return [
-        {
-            "idx": passage,
-            "passage": {
-                "questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]
-            },
-        }
-        for passage, questions in passages.items()
-    ]
+    nested = []
+    for passage, questions in passages.items():
+        records = [{"idx": question, "answers": a} for question, a in questions.items()]
+        nested.append({"idx": passage, "passage": {"questions": records}})
+    return nested

@@ -9,6 +9,7 @@ of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from metaseq_lm.data.words.tags import OUTSIDE, Span, split_tag
 
@@ -125,7 +126,8 @@ def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence
     """
     counts = span_counts(gold, predicted, conlleval_spans)
     n_words = sum(map(len, gold))
-    n_right = sum(a == b for tags in zip(gold, predicted) for a, b in zip(*tags))
+    pairs = zip(chain.from_iterable(gold), chain.from_iterable(predicted))
+    n_right = sum(a == b for a, b in pairs)
     total = counts.scores
     lines = [
         f"processed {n_words} tokens with {total.gold} phrases; found: {total.predicted} phrases; "

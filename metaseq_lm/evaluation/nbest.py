@@ -153,9 +153,9 @@ def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
     longest = max(map(len, words), default=0)
     ids = {word: number for number, word in enumerate(dict.fromkeys(target))}
     # -1 is a word that the reference lacks, or padding; neither can match.
-    table = np.array(
-        [[ids.get(w, -1) for w in ws] + [-1] * (longest - len(ws)) for ws in words], dtype=np.int64
-    ).reshape(len(words), longest)
+    table = np.full((len(words), longest), -1, np.int64)
+    for i, hypothesis in enumerate(words):
+        table[i, : len(hypothesis)] = [ids.get(word, -1) for word in hypothesis]
     steps = np.arange(longest + 1)
     row = np.tile(steps, (len(words), 1))  # distance of 0 reference words to j words, (H, J + 1)
     for number, word in enumerate(target, 1):

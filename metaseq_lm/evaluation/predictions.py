@@ -36,8 +36,11 @@ def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray
     value (K = 1). Raises MetaseqError if the members are not predictions of the same rows.
     """
     ordered = same_rows(members, lambda row: (row["gold"], len(row["scores"])))
-    scores = np.array([[row["scores"] for row in rows] for rows in ordered], np.float64)
-    return np.array([row["index"] for row in ordered[0]], np.int64), scores.mean(0)
+    scores = []
+    for rows in ordered:
+        scores.append([row["scores"] for row in rows])
+    index = np.array([row["index"] for row in ordered[0]], np.int64)
+    return index, np.array(scores, np.float64).mean(0)
 
 
 def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> list[dict[str, Any]]:
@@ -78,7 +81,9 @@ def same_rows(
     Raises MetaseqError if the rows of two members differ in number or in their `facts`.
     """
     ordered = [sorted(member, key=lambda row: row["index"]) for member in members]
-    kinds = [[(row["index"], facts(row)) for row in rows] for rows in ordered]
+    kinds = []
+    for rows in ordered:
+        kinds.append([(row["index"], facts(row)) for row in rows])
     for number, other in enumerate(kinds[1:], 2):
         differing = [a[0] for a, b in zip(kinds[0], other) if a != b]
         if differing or len(other) != len(kinds[0]):

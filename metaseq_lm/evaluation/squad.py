@@ -67,11 +67,11 @@ def best_of(
     score: Callable[[str, str], float], golds: Golds, predictions: Mapping[str, str]
 ) -> dict[str, float]:
     """Return the score of each predicted question against the gold answer that suits it best."""
-    return {
-        question: max(score(gold, predictions[question]) for gold in answers)
-        for question, answers in golds.items()
-        if question in predictions
-    }
+    scores = {}
+    for question, answers in golds.items():
+        if question in predictions:
+            scores[question] = max(score(gold, predictions[question]) for gold in answers)
+    return scores
 
 
 def squad_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
@@ -106,9 +106,9 @@ def squad_v2(
     counts them, and best_exact and best_f1 take the threshold that suits the gold answers best.
     Raises MetaseqError if no question has a prediction, or a prediction no odds.
     """
-    non_empty = {
-        q: [a for a in answers if normalize_answer(a)] or [""] for q, answers in golds.items()
-    }
+    non_empty = {}
+    for question, answers in golds.items():
+        non_empty[question] = list(filter(normalize_answer, answers)) or [""]
     exact = best_of(exact_match, non_empty, predictions)
     f1 = best_of(token_f1_or_empty, non_empty, predictions)
     if not exact or not exact.keys() <= null_odds.keys():

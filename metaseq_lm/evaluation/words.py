@@ -42,9 +42,8 @@ def attachment_scores(
     a tree is not checked. `counted` (words,) says which words count, all if None; both scores are
     nan if none does. ValueError for arrays of unequal length.
     """
-    (gold_heads, gold_relations), (heads, relations) = (
-        [np.asarray(part) for part in tree] for tree in (gold, predicted)
-    )
+    gold_heads, gold_relations = map(np.asarray, gold)
+    heads, relations = map(np.asarray, predicted)
     mask = np.ones(len(gold_heads), bool) if counted is None else np.asarray(counted, bool)
     lengths = [len(part) for part in (gold_heads, gold_relations, heads, relations, mask)]
     if len(set(lengths)) != 1:
@@ -55,9 +54,9 @@ def attachment_scores(
     right = mask & (gold_heads == heads)
     labelled_right = right & (gold_relations == relations)
     n_words = int(mask.sum())
-    return (
-        (int(right.sum()) / n_words, int(labelled_right.sum()) / n_words) if n_words else (nan, nan)
-    )
+    if not n_words:
+        return nan, nan
+    return int(right.sum()) / n_words, int(labelled_right.sum()) / n_words
 
 
 def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Conversion between a `config.json` of the transformers library and our model options."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from metaseq_lm.core.config import RunConfig, untyped_section
@@ -203,15 +203,15 @@ def run_config(foreign: Foreign, generator: Foreign | None, sharing: str, folder
         data=folder,
         save_dir=folder,
         label=foreign.architecture.name,
-        task=replace(config.task, tokens_per_sample=foreign.model.max_positions),
+        task=section_with(config.task, {"tokens_per_sample": foreign.model.max_positions}),
         model=section_with(config.model, model),
     )
 
 
 def section_with(section: Any, values: dict[str, Any]) -> Any:
     """Return a section with other values of options, and further ones if its class is not registered."""
-    if values.keys() <= vars(section).keys():
-        return replace(section, **values)
+    if is_dataclass(section):
+        return replace(section, **values)  # type: ignore[type-var]
     return untyped_section({**vars(section), **values})
 
 

@@ -207,7 +207,9 @@ class LibraryEncoder(nn.Module):
         """Return all outputs (..., S, K) for ids (..., S); one per row is repeated over S."""
         length, self.padding = tokens.shape[-1], layout.padding
         rows = tokens.reshape(-1, length)
-        flat = Layout(layout.padding_of(tokens).reshape(-1, length))
+        padding = layout.padding_of(tokens).reshape(-1, length)
+        # Whoever uses the class hides padding only: a layout that hides other tokens shows here.
+        flat = Layout(padding & (rows == self.part.foreign.pad))
         if segments is not None:
             segments = segments.reshape(-1, length)
         if self.part.foreign.model.segments < 2:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import II
 from torch import Tensor, nn
 
 from metaseq_lm.core.config import build
@@ -280,7 +279,7 @@ class LinearConfig(ConstantConfig):
     )
     # 0 until the updates are known that trainer.max_flops pays for.
     total_updates: int = option(
-        II("trainer.max_update"), "updates until the rate is at its end", at_least=0
+        0, "updates until the rate is at its end", at_least=0, follows="trainer.max_update"
     )
 
 

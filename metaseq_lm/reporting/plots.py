@@ -107,7 +107,7 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
 
     Raises UsageError naming what is logged if there are none.
     """
-    known = sorted({name for run in runs for name in run.logged}, key=natural)
+    known = sorted(set().union(*(run.logged for run in runs)), key=natural)
     matching = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
     matching = matching or [name for name in known if name == metric]
     if not matching:

@@ -130,8 +130,10 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     other_keys = [key for key in differing if key not in data_keys]
     telling = list(dict.fromkeys(["label", *keys, *other_keys]))
     mixed = [setting.runs for setting in group_by(runs, telling)]
-    needed = [key for key in data_keys if any(have_other_data(key, same) for same in mixed)]
-    return group_by(runs, [*telling, *needed])
+    for key in data_keys:
+        if any(have_other_data(key, same) for same in mixed):
+            telling.append(key)
+    return group_by(runs, telling)
 
 
 def have_other_data(key: str, runs: Sequence[Run]) -> bool:
@@ -197,10 +199,12 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
         labels.setdefault(setting.values.get("label"), []).append(setting)
     hidden = []
     for key in settings[0].values:
-        if key not in settings[0].shown and any(
-            len({setting.identity([key]) for setting in same}) > 1 for same in labels.values()
-        ):
-            hidden.append(key)
+        if key in settings[0].shown:
+            continue
+        for same in labels.values():
+            if len({setting.identity([key]) for setting in same}) > 1:
+                hidden.append(key)
+                break
     return hidden
 
 

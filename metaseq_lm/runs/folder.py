@@ -318,12 +318,8 @@ def stored_overrides(folder: Path) -> list[str]:
     names = {group: values.get(f"{group}._name") for group in GROUPS}
     if missing := [group for group, name in names.items() if name is None]:
         raise MetaseqError(f"{file}: not a readable config: it has no {missing[0]}")
-    follows = {
-        key
-        for key, value in values.items()
-        if value == values.get("trainer.max_update")
-        and default_of(names, key) == "${trainer.max_update}"
-    }
+    following = following_options(names, "trainer.max_update")
+    follows = {key for key in following if values.get(key) == values.get("trainer.max_update")}
     skipped = {"save_dir", "user_dir", *follows, *(f"{group}._name" for group in GROUPS)}
     return [f"{group}={name}" for group, name in names.items()] + [
         f"{key}={quote_path(value) if isinstance(value, str) else format_value(value)}"
@@ -389,6 +385,17 @@ def default_of(names: Mapping[str, Any], key: str) -> Any:
     if group not in names or names[group] not in ALL[group].entries:
         return None
     return getattr(ALL[group].entry(names[group]).dataclass(), name, None)
+
+
+def following_options(names: Mapping[str, Any], key: str) -> list[str]:
+    """Return the options of the classes in `names`, by group, that follow the option `key`."""
+    return [
+        f"{group}.{item.name}"
+        for group, name in names.items()
+        if name in ALL[group].entries
+        for item in fields(ALL[group].entry(name).dataclass)
+        if item.metadata.get("follows") == key
+    ]
 
 
 def code_hash(user_dir: str | None) -> str:

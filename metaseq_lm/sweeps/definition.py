@@ -244,11 +244,9 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
         "config_name": content.get("config_name"),
         "overrides": [],
     }
-    stages = [
-        stage_of(one)
-        for stage in sequence(content.get("stages", [single]), "stages")
-        for one in repeated(mapping(stage, "stages"))
-    ]
+    stages: list[Stage] = []
+    for stage in sequence(content.get("stages", [single]), "stages"):
+        stages += map(stage_of, repeated(mapping(stage, "stages")))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise UsageError(f"stages: two have the same name ({', '.join(names)})")
@@ -302,7 +300,9 @@ def chosen_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
             if names == [""]:
                 problem = "the sweep has no stages; leave --stages out, or list them in SWEEP.yaml"
             raise UsageError(f"--stages {printable(pattern, '--stages')}: {problem}")
-    chosen = {n for n in names if not patterns or any(fnmatchcase(n, p) for p in patterns)}
+    chosen = set() if patterns else set(names)
+    for pattern in patterns:
+        chosen |= {name for name in names if fnmatchcase(name, pattern)}
     for stage in reversed(stages):
         if stage.name in chosen:
             for text in (stage.config_name or "", *stage.overrides):
@@ -444,7 +444,8 @@ def hydra_text(value: Any, name: str) -> str:
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Return the differences of two definitions as lines of text; stages are compared by name."""
     if where == "stages" and isinstance(old, list) and isinstance(new, list) and old != new:
-        old, new = ({stage["name"]: stage for stage in stages} for stages in (old, new))
+        old = {stage["name"]: stage for stage in old}
+        new = {stage["name"]: stage for stage in new}
         lines = [f"stage {n} only there" for n in old if n not in new]
         lines += [f"stage {n} only here" for n in new if n not in old]
         shared = [n for n in old if n in new]
@@ -452,9 +453,8 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         return lines or ["the stages are in another order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]
-        return [
-            line
-            for n in dict.fromkeys(names)
-            for line in differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))
-        ]
+        lines = []
+        for name in dict.fromkeys(names):
+            lines += differences(old.get(name), new.get(name), f"{where}.{name}".lstrip("."))
+        return lines
     return [] if old == new else [f"{where} is {old!r} there, {new!r} here"]

@@ -66,12 +66,11 @@ def expand(definition: Definition, out: Path) -> list[Run]:
     templates that cannot be filled.
     """
     grid = definition.grid
-    settings = [
-        dict(zip(grid, values)) | chosen
-        for values in itertools.product(*grid.values())
-        for chosen in definition.alternatives or [{}]
-    ]
-    pairs = [(values, seed) for seed in definition.seeds for values in settings]
+    settings = []
+    for values in itertools.product(*grid.values()):
+        for chosen in definition.alternatives or [{}]:
+            settings.append(dict(zip(grid, values)) | chosen)
+    pairs = [(values, seed) for seed, values in itertools.product(definition.seeds, settings)]
     runs = []
     for (values, seed), name in zip(pairs, run_names(pairs)):
         folders = {s.name: os.path.join(s.name, name) for s in definition.stages}

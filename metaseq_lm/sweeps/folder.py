@@ -274,12 +274,15 @@ class SweepFolder:
 
 def grown(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
     """Return whether `runs` have every stage of sweep.json, with its arguments behind DATA."""
-    places = ("data", "config_dir", "user_dir")
-    current = {stage.folder: list(stage.arguments[1:]) for run in runs for stage in run.stages}
-    before = [stage for run in old["runs"] for stage in run["stages"]]
-    return all(old["definition"].get(key) == getattr(definition, key) for key in places) and all(
-        current.get(stage["folder"]) == stage["arguments"][1:] for stage in before
-    )
+    for key in ("data", "config_dir", "user_dir"):
+        if old["definition"].get(key) != getattr(definition, key):
+            return False
+    current = {}
+    for run in runs:
+        for stage in run.stages:
+            current[stage.folder] = list(stage.arguments[1:])
+    before = itertools.chain.from_iterable(run["stages"] for run in old["runs"])
+    return all(current.get(stage["folder"]) == stage["arguments"][1:] for stage in before)
 
 
 def misused(content: dict[str, Any]) -> str:
@@ -287,7 +290,7 @@ def misused(content: dict[str, Any]) -> str:
 
     An option such as --user-dir would run code, another --save-dir write somewhere else.
     """
-    for stage in (stage for run in content["runs"] for stage in run["stages"]):
+    for stage in itertools.chain.from_iterable(run["stages"] for run in content["runs"]):
         data, *words = stage["arguments"]
         names: list[str] = []
         if words[:1] == ["--config-name"]:

@@ -152,7 +152,10 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
     present: dict[str, str | None] = {}
-    stages = {folder.path / stage.folder: stage for run in runs for stage in run.stages}
+    stages = {}
+    for run in runs:
+        for stage in run.stages:
+            stages[folder.path / stage.folder] = stage
     for run_folder, stage in stages.items():
         results = read_json_if_valid(run_folder / "results.json")
         trained_on = results.get("data")
@@ -367,8 +370,7 @@ def lines(states: list[State]) -> list[str]:
         )
         for s in states
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(8)]
-    return [
-        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[8]]).rstrip()
-        for row in rows
-    ]
+    # Empty columns are left out; the reason, which is last, is not padded.
+    columns = [[text.ljust(max(map(len, column))) for text in column] for column in zip(*rows)]
+    columns = [column for column in columns[:-1] if column[0]] + columns[-1:]
+    return ["  ".join(row).rstrip() for row in zip(*columns)]

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import II
 from torch import nn
 
 from metaseq_lm.core.batch import Batch, Logs
@@ -196,15 +195,17 @@ def with_epochs(
 
 
 def with_updates(config: RunConfig, updates: int) -> RunConfig:
-    """Return `config` with trainer.max_update at `updates`, and the totals that followed it.
+    """Return `config` with trainer.max_update at `updates`, and the options that follow it.
 
-    Those are total_updates of the schedule and of the criterion, where its default is max_update
-    and no other number was given.
+    Options of the schedule and the criterion for which another number was given stay.
     """
     changed: dict[str, Any] = {}
     for group, options in (("schedule", config.schedule), ("criterion", config.criterion)):
-        defaults = {item.name: item.default for item in fields(options)}
-        follows = defaults.get("total_updates") == II("trainer.max_update")
-        if follows and options.total_updates == config.trainer.max_update:
-            changed[group] = replace(options, total_updates=updates)
+        follows = {
+            item.name: updates
+            for item in fields(options)
+            if item.metadata.get("follows") == "trainer.max_update"
+            and getattr(options, item.name) == config.trainer.max_update
+        }
+        changed[group] = replace(options, **follows)
     return replace(config, trainer=replace(config.trainer, max_update=updates), **changed)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import Cloze, class_terms
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows
@@ -33,19 +33,21 @@ from metaseq_lm.tasks.finetuning import (
     labelled_scores,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer, scored_rows
+from metaseq_lm.tasks.options import EvaluationConfig, RowsConfig, ValidateEpochsConfig
 
 HEAD = "heads.lm."
 
 
 @dataclass
-class ClozeConfig(OneSetConfig):
+class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConfig):
     """Which set, and how it is batched: a sample is a blank."""
 
-    validate_epochs: float = option(0.0, "epochs between validations (0 = unused)", at_least=0)
-    tokens_per_sample: int = option(
-        128, "longest row; of a longer passage the window around the blank"
+    tokens_per_sample: int = with_default(
+        RowsConfig,
+        "tokens_per_sample",
+        128,
+        "longest row; of a longer passage the window around the blank",
     )
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("cloze", dataclass=ClozeConfig)

@@ -15,7 +15,6 @@ from torch import Tensor
 from metaseq_lm.core.batch import Batch, Logs, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.data.images import Images
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
@@ -36,6 +35,7 @@ from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
+from metaseq_lm.tasks.options import BatchConfig, EpochsConfig, LabelledSetConfig
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
@@ -263,12 +263,8 @@ def ensemble_of(
 
 
 @dataclass
-class OneSetConfig:
+class OneSetConfig(EpochsConfig, BatchConfig, LabelledSetConfig):
     """Which labelled set, and how much of it."""
-
-    labelled: str = option("", "labelled set in DATA")
-    batch_size: int = option(32, "samples of a batch", at_least=1)
-    epochs: float = option(0.0, "training epochs, which set max_update (0 = unused)", at_least=0)
 
 
 class OneSetTask(TextTask):

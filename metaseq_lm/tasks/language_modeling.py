@@ -10,7 +10,7 @@ from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
@@ -25,20 +25,12 @@ from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
 from metaseq_lm.tasks.masked_lm import build_transformer, first, text_stream
+from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationConfig, RowsConfig
 
 
 @dataclass
-class LanguageModelingConfig:
+class LanguageModelingConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
     """How the corpus is cut into rows."""
-
-    batch_size: int = option(32, "rows of an update", at_least=1)
-    tokens_per_sample: int = option(128, "longest row, with [CLS] and [SEP]")
-    sample_break_mode: str = option(
-        "none",
-        "eos: a line is a row; none: windows of the stream, across documents",
-        choices=("eos", "none"),
-    )
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -109,14 +101,15 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
 
 
 @dataclass
-class WordLanguageModelingConfig(BucketsConfig):
+class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
     """Batches, and the words that the model knows: its softmax over them is most of the cost."""
 
-    batch_size: int = option(64, "mean number of sentences of a batch", at_least=1)
+    batch_size: int = with_default(
+        BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
+    )
     min_frequency: int = option(2, "words that occur less often become <unk>", at_least=1)
     vocab_size: int = option(0, "most frequent words to know besides <unk> (0 = all)", at_least=0)
     longest: int = option(LONGEST, "leave out sentences of so many words (0 = none)", at_least=0)
-    valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 
 @register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)

@@ -10,7 +10,7 @@ from torch import nn
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
@@ -22,34 +22,42 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.tasks import Task, TextTask
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    BreakModeConfig,
+    DrawingConfig,
+    EvaluationConfig,
+    MaskingConfig,
+    RowsConfig,
+)
 
 
 @dataclass
-class MaskedLMConfig:
-    """Corpus and masks: 15 % of the tokens, 10 % of those random and 10 % kept (Devlin et al. 2019)."""
+class MaskedCorpusConfig(
+    EvaluationConfig, DrawingConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig
+):
+    """Rows of a corpus, and the tokens of them that are targets."""
 
-    batch_size: int = option(32, "rows of an update", at_least=1)
-    tokens_per_sample: int = option(128, "longest row, with its special tokens")
-    sample_break_mode: str = option(
+    sample_break_mode: str = with_default(
+        BreakModeConfig,
+        "sample_break_mode",
         "none",
         "eos: a line is a row; none: windows of the stream; segments: sentences packed into two "
         "segments, as for BERT and ELECTRA",
         choices=("eos", "none", SEGMENTS),
     )
-    mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
+
+
+@dataclass
+class MaskedLMConfig(MaskedCorpusConfig):
+    """Corpus and masks: 15 % of the tokens, 10 % of those random and 10 % kept (Devlin et al. 2019)."""
+
     mask_rounding: str = option(
         "random",
         "rounding of the number of targets, random: up or down, exact on average; nearest: at least 1 "
         "(ELECTRA)",
         choices=("random", "nearest"),
     )
-    legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
-    mask_rarity: float = option(
-        0.0, "in training draw targets by count ** -this (0: all tokens alike)", at_least=0
-    )
-    random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
-    leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 def check_rows(config: RunConfig) -> None:
@@ -94,27 +102,40 @@ def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: objec
     return model
 
 
-def masking_of(config: Any, vocabulary: Vocabulary, split: str = "train") -> Masking:
+def masking_of(
+    config: Any,
+    vocabulary: Vocabulary,
+    split: str = "train",
+    rounding: str = "random",
+    drawing: DrawingConfig | None = None,
+) -> Masking:
     """Return the masking that a task's options describe: special tokens are neither hidden nor drawn.
 
-    With mask_rounding "nearest", which follows ELECTRA's code, [UNK] can be hidden. mask_rarity draws
-    rare tokens more often (Clark 2021, section 5.5), in "train" only: losses on other splits are of the
-    same masks whatever it is. The dissertation gives no formula; the power of the count is a choice.
+    Args:
+        config: Options of MaskingConfig and RowsConfig.
+        vocabulary: The tokens.
+        split: Rare tokens are drawn more often in "train" only: losses on other splits are of the
+            same masks whatever mask_rarity is.
+        rounding: Rounding of the number of targets. With "nearest", which follows ELECTRA's code,
+            [UNK] can be hidden.
+        drawing: How targets are drawn. mask_rarity follows Clark 2021, section 5.5, which gives no
+            formula; the power of the count is a choice.
 
     Raises:
         UsageError: mask_rarity is above 0 and dict.txt counts nothing.
     """
     specials = np.asarray(vocabulary.specials)
     unknown = [] if vocabulary.unk is None else [vocabulary.unk]
-    nearest = config.mask_rounding == "nearest"
+    drawing = drawing or DrawingConfig()
+    nearest = rounding == "nearest"
     weights = np.zeros(0)
-    if config.mask_rarity and split == "train":
+    if drawing.mask_rarity and split == "train":
         if not any(vocabulary.counts):
             raise UsageError(
                 "task.mask_rarity needs the counts of dict.txt; binarise the corpus with "
                 "'metaseq-lm preprocess --trainpref', which counts them"
             )
-        weights = np.maximum(vocabulary.counts, 1.0) ** -config.mask_rarity
+        weights = np.maximum(vocabulary.counts, 1.0) ** -drawing.mask_rarity
     return Masking(
         mask=vocabulary.mask,
         rate=config.mask_prob,
@@ -122,8 +143,8 @@ def masking_of(config: Any, vocabulary: Vocabulary, split: str = "train") -> Mas
         keep=config.leave_unmasked_prob,
         replacements=np.setdiff1d(np.arange(len(vocabulary)), specials),
         spared=np.setdiff1d(specials, unknown) if nearest else specials,
-        rounding=config.mask_rounding,
-        legacy_duplicates=config.legacy_duplicates,
+        rounding=rounding,
+        legacy_duplicates=drawing.legacy_duplicates,
         tokens_per_sample=config.tokens_per_sample,
         weights=weights,
     )
@@ -162,9 +183,13 @@ class MaskedLMTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        masking = masking_of(self.config, self.vocabulary, split)
-        collate = partial(masked_batch, corpus, masking)
+        collate = partial(masked_batch, corpus, self.masking(split))
         return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+
+    def masking(self, split: str) -> Masking:
+        """Return how the tokens of a split are masked."""
+        options = self.config
+        return masking_of(options, self.vocabulary, split, options.mask_rounding, options)
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.run_config, self.vocabulary)
@@ -186,8 +211,12 @@ class MaskedLMTask(TextTask):
 class SentencePairsConfig(MaskedLMConfig):
     """The options of masked_lm; rows are always made of sentences."""
 
-    sample_break_mode: str = option(
-        SEGMENTS, "segments: two of them, the second often another text", choices=(SEGMENTS,)
+    sample_break_mode: str = with_default(
+        BreakModeConfig,
+        "sample_break_mode",
+        SEGMENTS,
+        "segments: two of them, the second often another text",
+        choices=(SEGMENTS,),
     )
 
 
@@ -205,7 +234,7 @@ class SentencePairsTask(MaskedLMTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         length, seed = self.config.tokens_per_sample, self.run_config.seed
         pairs = Pairs(self.data, split, self.vocabulary, length, seed)
-        collate = partial(pair_batch, pairs, masking_of(self.config, self.vocabulary, split))
+        collate = partial(pair_batch, pairs, self.masking(split))
         return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:

@@ -138,7 +138,7 @@ class ScoresTokens(Protocol):
     """Gives (pseudo-)log-probabilities of tokens: a criterion, or a task of several networks."""
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token given the others, in nats.
+        """Return the log-probability of each token given the others, or those before it, in nats.
 
         Args:
             model: The task's model, in evaluation mode.

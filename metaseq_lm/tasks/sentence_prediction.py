@@ -40,6 +40,13 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.options import (
+    CutRowsConfig,
+    EvaluationConfig,
+    LengthGroupsConfig,
+    SentenceHeadConfig,
+    ValidateEpochsConfig,
+)
 from metaseq_lm.tasks.protocols import facts_of
 
 HEAD = "heads.sentence."
@@ -47,20 +54,20 @@ TANH = "tanh"
 
 
 @dataclass
-class SentencePredictionConfig(OneSetConfig):
+class SentencePredictionConfig(
+    EvaluationConfig,
+    SentenceHeadConfig,
+    LengthGroupsConfig,
+    CutRowsConfig,
+    ValidateEpochsConfig,
+    OneSetConfig,
+):
     """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
 
-    validate_epochs: float = option(0.0, "epochs between validations (0 = unused)", at_least=0)
-    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
-    group_by_length: bool = option(False, "make training batches of rows of similar length")
-    pooled: bool = option(False, "put BERT's tanh layer before the linear layer")
-    head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     pooler_activation: str = option(
         "tanh", "of the layer that task.pooled puts there (gelu: ELECTRA)", choices=(*ACTIVATIONS,)
     )
-    keep_head: bool = option(False, "load the head of init_from too; by default the head is new")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
@@ -48,13 +48,16 @@ from metaseq_lm.tasks.finetuning import (
     judged,
     labelled_folder,
 )
+from metaseq_lm.tasks.options import RowsConfig
 
 
 @dataclass
-class SquadConfig(OneSetConfig):
+class SquadConfig(RowsConfig, OneSetConfig):
     """Windows, head and decoding (defaults: Clark et al. 2020, code)."""
 
-    tokens_per_sample: int = option(512, "longest row; longer texts are cut into windows")
+    tokens_per_sample: int = with_default(
+        RowsConfig, "tokens_per_sample", 512, "longest row; longer texts are cut into windows"
+    )
     max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
     doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
     joint: bool = option(

@@ -17,7 +17,7 @@ from torch import nn
 
 from metaseq_lm.core.batch import Terms, TokenBatch
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.storage.manifest import Manifest
@@ -36,22 +36,39 @@ from metaseq_lm.tasks.finetuning import (
     labelled_folder,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.options import (
+    EvaluationConfig,
+    HeadConfig,
+    LabelledSetConfig,
+    LengthGroupsConfig,
+    RowsConfig,
+    ValidateEpochsConfig,
+)
 from metaseq_lm.tasks.words import prediction_files, prediction_rows, set_scores
 
 
 @dataclass
-class TokenClassificationConfig(OneSetConfig):
+class TokenClassificationConfig(
+    EvaluationConfig,
+    HeadConfig,
+    LengthGroupsConfig,
+    RowsConfig,
+    ValidateEpochsConfig,
+    OneSetConfig,
+):
     """Which tagged set, how it is batched, and the head."""
 
-    labelled: str = option("", "tagged set in DATA (preprocess --tagged NAME --tokenizer-from DIR)")
-    validate_epochs: float = option(0.0, "epochs between validations (0 = unused)", at_least=0)
-    tokens_per_sample: int = option(
-        128, "longest row with its special tokens; longer sentences become several rows"
+    labelled: str = with_default(
+        LabelledSetConfig,
+        "labelled",
+        "",
+        "tagged set in DATA (preprocess --tagged NAME --tokenizer-from DIR)",
     )
-    group_by_length: bool = option(False, "make training batches of rows of similar length")
-    head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
-    valid_size: int = option(
-        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    tokens_per_sample: int = with_default(
+        RowsConfig,
+        "tokens_per_sample",
+        128,
+        "longest row with its special tokens; longer sentences become several rows",
     )
 
 

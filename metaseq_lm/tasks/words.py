@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, labels_in, tokenizer_hash
@@ -48,6 +48,7 @@ from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.options import BatchConfig, EvaluationConfig, LabelledSetConfig
 
 AVERAGE = "average.net."
 AT = ":"  # between the name of a set and that of a split
@@ -57,7 +58,7 @@ Predicted = tuple[int, list[list[int]]]
 
 
 @dataclass
-class WordTaskConfig(AveragingConfig, BucketsConfig):
+class WordTaskConfig(EvaluationConfig, AveragingConfig, BucketsConfig, BatchConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states.
 
     The layers of a frozen language model (ELMo, Peters et al. 2018), mixed with learned weights, go
@@ -70,13 +71,14 @@ class WordTaskConfig(AveragingConfig, BucketsConfig):
         source="language_model",
     )
     elmo_dropout: float = option(0.5, "dropout of the mixed states", at_least=0, below=1)
-    elmo_sizes: list[int] = option([], "sizes of that model, from its run; not to be set")
-    batch_size: int = option(64, "mean number of sentences of a batch", at_least=1)
+    elmo_sizes: list[int] = option([], "sizes of that model, which its run gives")
+    batch_size: int = with_default(
+        BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
+    )
     label_fraction: float = option(1.0, "share of the training sentences used", above=0, at_most=1)
     fraction_seed: int | None = option(1, "seed of this share (null = the run's seed)")
     hidden_dim: int = option(512, "hidden units of the heads", at_least=1)
     freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
-    valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 
 @dataclass
@@ -342,10 +344,12 @@ class OneSetTask(WordTask):
 
 
 @dataclass
-class TaggingTaskConfig(WordTaskConfig):
+class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
     """Which tagged set, batches, heads and averaged weights."""
 
-    labelled: str = option("", "tagged set in DATA (preprocess --tagged NAME)")
+    labelled: str = with_default(
+        LabelledSetConfig, "labelled", "", "tagged set in DATA (preprocess --tagged NAME)"
+    )
 
 
 @register_task("tagging", dataclass=TaggingTaskConfig)
@@ -357,10 +361,12 @@ class TaggingTask(OneSetTask):
 
 
 @dataclass
-class ParsingTaskConfig(ParserConfig, WordTaskConfig):
+class ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
     """Which treebank, batches, heads and averaged weights."""
 
-    labelled: str = option("", "treebank in DATA (preprocess --treebank NAME)")
+    labelled: str = with_default(
+        LabelledSetConfig, "labelled", "", "treebank in DATA (preprocess --treebank NAME)"
+    )
 
 
 @register_task("parsing", dataclass=ParsingTaskConfig)

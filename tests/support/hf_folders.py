@@ -73,6 +73,8 @@ def make(folder: Path, name: str, seed: int = 0, **options: Any) -> Any:
         usual = {"embedding_size": 16} if name.startswith("Electra") else {}
     if name.startswith("DistilBert"):
         usual = {"hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0}
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        usual["is_decoder"] = True
     size = len(transformers.AutoTokenizer.from_pretrained(folder))
     kind = getattr(transformers, name)
     config = kind.config_class(vocab_size=size, **{**SMALL, **usual, **options})

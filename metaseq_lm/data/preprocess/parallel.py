@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,
@@ -55,7 +55,7 @@ class ParallelOptions(TokenizerOptions, PlainTextOptions):
         "D/NAME, a data folder of its own",
         metavar="NAME",
     )
-    tokenizer: str = option("word", "kind of both tokenizers")
+    tokenizer: str = with_default(TokenizerOptions, "tokenizer", "word")
     source_lang: str = option("", "ending of the source files, en say", metavar="S")
     target_lang: str = option("", "ending of the target files, vi say", metavar="T")
     unlabelled: tuple[Path, ...] = option(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.output import show
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
@@ -29,7 +29,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     batches,
     register_dataset_kind,
 )
-from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.file_kinds import PLAIN, check_kind, is_conllu
 from metaseq_lm.data.storage.indexed import smallest_dtype
@@ -97,7 +97,9 @@ class WordsOptions(WordColumnOptions, VocabularyOptions, DocumentOptions, PlainT
         "a blank one",
         choices=SPLITTING,
     )
-    vocab_size: int | None = option(None, "at most this many words (default: all)", at_least=1)
+    vocab_size: int | None = with_default(
+        TokenizerOptions, "vocab_size", None, "at most this many words (default: all)"
+    )
 
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from omegaconf import II
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
@@ -30,7 +29,7 @@ class BamDistillConfig:
     )
     # 0 until it is known how many updates trainer.max_flops pays for.
     total_updates: int = option(
-        II("trainer.max_update"), "updates until the weight is 1", at_least=0
+        0, "updates until the weight is 1", at_least=0, follows="trainer.max_update"
     )
     distill_weight: float = option(
         0.5, "weight of the teacher's output without annealing", at_least=0, at_most=1

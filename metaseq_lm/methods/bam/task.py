@@ -20,7 +20,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -49,6 +49,16 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    CutRowsConfig,
+    EpochsConfig,
+    EvaluationConfig,
+    LabelledSetsConfig,
+    LengthGroupsConfig,
+    SentenceHeadConfig,
+    ValidateEpochsConfig,
+)
 
 FORMS = ("single", "pair")
 # The paper's score of a set is the first of these that it has: CoLA's, that of real values, all others'.
@@ -59,10 +69,18 @@ STUDENT = "taught"
 
 
 @dataclass
-class BamConfig:
+class BamConfig(
+    EvaluationConfig,
+    SentenceHeadConfig,
+    LengthGroupsConfig,
+    CutRowsConfig,
+    ValidateEpochsConfig,
+    EpochsConfig,
+    BatchConfig,
+    LabelledSetsConfig,
+):
     """The labelled sets, their teachers, how sets are mixed, and the heads (Clark et al. 2019)."""
 
-    labelled: list[str] = option([], "labelled sets in DATA, each with its own head")
     # Movable: checkpoints record which teachers these are, wherever the folders lie.
     teachers: list[str] = option(
         [],
@@ -70,14 +88,8 @@ class BamConfig:
         source="teachers",
         movable=True,
     )
-    batch_size: int = option(32, "rows of a batch, from all sets together", at_least=1)
-    epochs: float = option(
-        0.0,
-        "number of epochs, which sets trainer.max_update (0 = trainer.max_update counts)",
-        at_least=0,
-    )
-    validate_epochs: float = option(
-        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
+    batch_size: int = with_default(
+        BatchConfig, "batch_size", 32, "rows of a batch, from all sets together"
     )
     sampling: str = option(
         "sampler",
@@ -91,18 +103,16 @@ class BamConfig:
     copies_over: list[str] = option(
         [], "with legacy_copies: further sets in DATA to include in computing copies and weights"
     )
-    tokens_per_sample: int = option(
-        128, "maximum tokens of a row, special tokens included; longer rows are cut"
-    )
-    group_by_length: bool = option(
+    group_by_length: bool = with_default(
+        LengthGroupsConfig,
+        "group_by_length",
         False,
         "put rows of similar length into a training batch, which saves padding; sets with short rows "
         "and sets with long rows then rarely share a batch",
     )
-    pooled: bool = option(True, "BERT's tanh layer on [CLS], shared by all heads")
-    head_dropout: float = option(0.1, "dropout before the linear layers", at_least=0, below=1)
-    keep_head: bool = option(False, "also take the heads of init_from, instead of new ones")
-    valid_size: int = option(0, "rows used of each validation split (0 = all)", at_least=0)
+    pooled: bool = with_default(
+        SentenceHeadConfig, "pooled", True, "BERT's tanh layer on [CLS], shared by all heads"
+    )
 
 
 @register_task("bam", dataclass=BamConfig)

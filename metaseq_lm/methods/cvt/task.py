@@ -14,7 +14,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs, WordBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
@@ -24,6 +24,7 @@ from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
 from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher, labelled_first
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.tasks import Batches
+from metaseq_lm.tasks.options import LabelledSetsConfig
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.words import AT, ParserConfig, WordTask, WordTaskConfig, word_batch
 
@@ -31,10 +32,15 @@ UNLABELLED = "unlabelled"
 
 
 @dataclass
-class CVTConfig(ParserConfig, WordTaskConfig):
+class CVTConfig(ParserConfig, WordTaskConfig, LabelledSetsConfig):
     """Labelled sets and unlabelled text."""
 
-    labelled: list[str] = option([], "tagged sets and treebanks in DATA; several are multi-task")
+    labelled: list[str] = with_default(
+        LabelledSetsConfig,
+        "labelled",
+        [],
+        "tagged sets and treebanks in DATA; several are multi-task",
+    )
     unlabelled: str = option("train", "split of the text in DATA to use as unlabelled sentences")
     labelled_first: int = labelled_first()
     unlabelled_longest: int = option(LONGEST, "leave out texts this long (0 = none)", at_least=0)

@@ -20,7 +20,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (
@@ -52,6 +52,7 @@ from metaseq_lm.models.vision import (
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
+from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 from metaseq_lm.tasks.protocols import Kinds
 
 UNLABELLED = "unlabelled"
@@ -188,7 +189,7 @@ class PlaceHeads(nn.Module):
 
 
 @dataclass
-class CVTVisionTaskConfig(AveragingConfig):
+class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
     """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
 
     labelled: int = option(4000, "labelled images, balanced over classes (0 = all)", at_least=0)
@@ -197,12 +198,10 @@ class CVTVisionTaskConfig(AveragingConfig):
     )
     valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
     split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")
-    batch_size: int = option(32, "labelled images of a batch", at_least=1)
+    batch_size: int = with_default(BatchConfig, "batch_size", 32, "labelled images of a batch")
     unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
     joint: bool = option(False, "update on labelled and unlabelled batches together, not by turns")
     translate: int = option(0, "shift training images by so many pixels (CIFAR-10+: 2)", at_least=0)
-    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
-    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,7 +68,11 @@ class NoiseConfig:
     )
     disallow_correct: bool = option(False, "never sample the original token")
     noise_rate: float = option(
-        II("task.mask_prob"), "share of the tokens that are replaced", above=0, below=1
+        0.15,
+        "share of the tokens that are replaced",
+        above=0,
+        below=1,
+        follows="task.mask_prob",
     )
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import with_default
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
@@ -24,38 +24,22 @@ from metaseq_lm.methods.electra.model import DIFFICULTY, check_noise
 from metaseq_lm.methods.electra.strategic import StrategicMLM
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
-from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
+from metaseq_lm.tasks.masked_lm import (
+    MaskedCorpusConfig,
+    build_transformer,
+    masking_of,
+    text_stream,
+)
+from metaseq_lm.tasks.options import BatchConfig, MaskingConfig
 
 
 @dataclass
-class ElectraTaskConfig:
+class ElectraTaskConfig(MaskedCorpusConfig):
     """Corpus and masks: of 15 % of the tokens 85 % become [MASK], 15 % stay (the authors' code)."""
 
-    batch_size: int = option(128, "rows of a batch", at_least=1)
-    tokens_per_sample: int = option(128, "longest row, with its special tokens")
-    sample_break_mode: str = option(
-        "none",
-        "rows: none (windows of the text), eos (lines) or segments (packed sentences)",
-        choices=("none", "eos", SEGMENTS),
-    )
-    mask_prob: float = option(
-        0.15, "share of the tokens that are chosen for replacement", at_least=0, at_most=1
-    )
-    random_token_prob: float = option(
-        0.0, "share of those that become a random token", at_least=0, at_most=1
-    )
-    leave_unmasked_prob: float = option(
-        0.15, "share of those that the generator sees unmasked", at_least=0, at_most=1
-    )
-    # With a random count the samples would depend on the split into micro-batches.
-    mask_rounding: ClassVar[str] = "nearest"
-    legacy_duplicates: bool = option(
-        False, "choose tokens with replacement, as the authors' code does"
-    )
-    mask_rarity: float = option(
-        0.0, "in training choose tokens by count ** -this (0: all alike)", at_least=0
-    )
-    valid_size: int = option(0, "rows of the validation split to use (0 = all)", at_least=0)
+    batch_size: int = with_default(BatchConfig, "batch_size", 128)
+    random_token_prob: float = with_default(MaskingConfig, "random_token_prob", 0.0)
+    leave_unmasked_prob: float = with_default(MaskingConfig, "leave_unmasked_prob", 0.15)
 
 
 @register_task("electra", dataclass=ElectraTaskConfig)
@@ -93,7 +77,9 @@ class ElectraTask(Task):
         corpus = open_corpus(self.data, split, vocabulary, self.config, seed)
         judged = getattr(self.criterion.config, "disc_positions", "all")
         subset_rate = self.config.mask_prob if judged == "random" else 0.0
-        rows = ElectraRows(corpus, masking_of(self.config, vocabulary, split), subset_rate)
+        # With a random count the samples would depend on the split into micro-batches.
+        masking = masking_of(self.config, vocabulary, split, "nearest", self.config)
+        rows = ElectraRows(corpus, masking, subset_rate)
         return {split: text_stream(self.run_config, split, corpus.row_lengths, rows.batch)}
 
     def build_model(self) -> nn.Module:

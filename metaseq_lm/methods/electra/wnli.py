@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Layout, Term, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig
@@ -46,6 +45,7 @@ from metaseq_lm.tasks.finetuning import (
     labelled_split,
     listed,
 )
+from metaseq_lm.tasks.options import CutRowsConfig
 
 HEAD = "heads.rtd."
 
@@ -130,12 +130,8 @@ def label_probabilities(scores: Tensor) -> Tensor:
 
 
 @dataclass
-class WnliTaskConfig(OneSetConfig):
+class WnliTaskConfig(CutRowsConfig, OneSetConfig):
     """The set glue/WNLI and its batches; a sample has about ten rows (defaults: Clark et al. 2020)."""
-
-    tokens_per_sample: int = option(
-        128, "longest row, with its special tokens; longer ones are cut"
-    )
 
 
 @register_task("wnli", dataclass=WnliTaskConfig)

@@ -16,7 +16,7 @@ from torch import nn
 from metaseq_lm.core.batch import Logs, TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -35,6 +35,12 @@ from metaseq_lm.tasks.finetuning import (
 )
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, first
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    CutRowsConfig,
+    EvaluationConfig,
+    LabelledSetsConfig,
+)
 
 
 class MetaLearned(Task):
@@ -97,13 +103,14 @@ class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
 
 
 @dataclass
-class MetaPretrainPairsConfig(MetaOptions):
+class MetaPretrainPairsConfig(
+    EvaluationConfig, CutRowsConfig, BatchConfig, LabelledSetsConfig, MetaOptions
+):
     """The labelled sets, their batches, and the inner steps."""
 
-    labelled: list[str] = option([], "labelled sets in DATA, each with its own head")
-    batch_size: int = option(32, "rows of a batch, the same number from each set", at_least=1)
-    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
-    valid_size: int = option(0, "rows used of each validation split (0 = all)", at_least=0)
+    batch_size: int = with_default(
+        BatchConfig, "batch_size", 32, "rows of a batch, the same number from each set"
+    )
 
 
 @register_task("meta_pretrain_pairs", dataclass=MetaPretrainPairsConfig)

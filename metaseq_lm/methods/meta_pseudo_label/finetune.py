@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -40,6 +40,7 @@ from metaseq_lm.tasks.finetuning import (
     labelled_split,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer
+from metaseq_lm.tasks.options import BatchConfig, EvaluationConfig, RowsConfig
 
 MINI = "mini"
 LARGEST_BATCH = 256  # rows of an evaluation batch
@@ -73,20 +74,24 @@ class TokenLabelCriterion(Criterion):
 
 
 @dataclass
-class TokenLabelsConfig(OneSetConfig):
+class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
     """Which labelled set, and how it is batched (paper table 6)."""
 
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
-    batch_size: int = option(4, "rows of a batch", at_least=1)
-    tokens_per_sample: int = option(
-        34, "longest row, with its special tokens; longer rows are cut into windows"
+    batch_size: int = with_default(BatchConfig, "batch_size", 4)
+    tokens_per_sample: int = with_default(
+        RowsConfig,
+        "tokens_per_sample",
+        34,
+        "longest row, with its special tokens; longer rows are cut into windows",
     )
     stride: int = option(STRIDE, "overlap of the windows of a long row, in tokens")
-    valid_size: int = option(
+    valid_size: int = with_default(
+        EvaluationConfig,
+        "valid_size",
         128,
         "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they are "
         "the split 'mini', and all rows of 'valid' are used",
-        at_least=0,
     )
     shuffle: bool = option(
         True, "shuffle the training rows in every epoch; the authors' code does not"

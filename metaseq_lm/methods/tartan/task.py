@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch import nn
 from metaseq_lm.core.batch import ALL_VISIBLE, Batch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Corpus
@@ -38,6 +38,15 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import masking_of, scored_rows
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    CutRowsConfig,
+    EpochsConfig,
+    EvaluationConfig,
+    HeadConfig,
+    LabelledSetConfig,
+    MaskingConfig,
+)
 
 TAPT = "tapt"  # the auxiliary task on the end task's own texts
 FORMS = ("single", "pair")
@@ -45,14 +54,20 @@ LM = "lm"  # the first LM head
 
 
 @dataclass
-class TartanConfig:
+class TartanConfig(
+    EvaluationConfig,
+    HeadConfig,
+    MaskingConfig,
+    CutRowsConfig,
+    EpochsConfig,
+    BatchConfig,
+    LabelledSetConfig,
+):
     """Tasks and batches; the defaults are the authors' (batches of 2 x 64 accumulated)."""
 
-    mask_rounding: ClassVar[str] = "random"
-    legacy_duplicates: ClassVar[bool] = False
-    mask_rarity: ClassVar[float] = 0.0
-
-    labelled: str = option("", "labelled set in DATA, the end task")
+    labelled: str = with_default(
+        LabelledSetConfig, "labelled", "", "labelled set in DATA, the end task"
+    )
     auxiliary: list[str] = option(
         [TAPT], "masked-LM tasks: tapt (the labelled texts) or splits of DATA"
     )
@@ -64,18 +79,14 @@ class TartanConfig:
         "their code, one LM head for all, padding visible",
         choices=("paper", "authors"),
     )
-    batch_size: int = option(128, "rows of a batch of each task", at_least=1)
+    batch_size: int = with_default(BatchConfig, "batch_size", 128, "rows of a batch of each task")
     dev_batch_size: int = option(0, "rows for the meta-objective (0 = batch_size)", at_least=0)
     meta_head_batch_size: int = option(32, "rows that the meta head is trained on", at_least=1)
-    epochs: float = option(0.0, "epochs of the largest auxiliary task (0 = unused)", at_least=0)
-    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
-    mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
-    random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
-    leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
-    head_dropout: float = option(0.1, "dropout in the classification heads", at_least=0, below=1)
+    epochs: float = with_default(
+        EpochsConfig, "epochs", 0.0, "epochs of the largest auxiliary task (0 = unused)"
+    )
     head_lr: float = option(1e-3, "learning rate of the end task's head", at_least=0)
     head_weight_decay: float = option(0.1, "weight decay of the end task's head", at_least=0)
-    valid_size: int = option(0, "rows used of the validation split (0 = all)", at_least=0)
 
 
 @register_task("tartan", dataclass=TartanConfig)

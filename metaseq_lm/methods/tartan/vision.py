@@ -17,7 +17,7 @@ from torch import nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
     Images,
@@ -34,12 +34,13 @@ from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
 from metaseq_lm.models.vision import WideResNet, check_whole_batches
 from metaseq_lm.tasks import Passes, Scored, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
+from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 
 OTHER, TARGET = "other", "target"  # heads
 
 
 @dataclass
-class TartanVisionConfig:
+class TartanVisionConfig(ChannelsConfig, BatchConfig):
     """Classes, the split of the target images, and batches (the authors' values)."""
 
     target: list[str] = option([], "names of the classes of the end task")
@@ -53,11 +54,9 @@ class TartanVisionConfig:
     train_limit: int = option(200, "maximum training images of the target (0 = all)", at_least=0)
     test_limit: int = option(0, "first target images of a test split to use (0 = all)", at_least=0)
     split_seed: int = option(1, "seed of the split, the same for all runs")
-    batch_size: int = option(64, "images of a batch of each task", at_least=1)
+    batch_size: int = with_default(BatchConfig, "batch_size", 64, "images of a batch of each task")
     dev_batch_size: int = option(16, "images of a batch of the meta-objective", at_least=1)
     meta_head_batch_size: int = option(16, "images that the meta head is trained on", at_least=1)
-    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
-    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
     head_lr: float | None = option(
         None, "rate of the end task's head (null = the run's)", at_least=0
     )

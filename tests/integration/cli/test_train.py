@@ -206,7 +206,7 @@ def test_unknown_flag_and_command(moons: Path, capsys: pytest.CaptureFixture) ->
     """A known flag with a wrong value is no misspelt one."""
     assert main(["train", str(moons), "--nproc", "x"]) == 2
     shown = capsys.readouterr().err
-    assert "--nproc: invalid int value: 'x'" in shown and "Did you mean" not in shown
+    assert "--nproc: 'x' is not a whole number" in shown and "Did you mean" not in shown
     fails(capsys, main(["train", str(moons), "--save-dri", "x"]), 2, "--save-dri", "--save-dir")
     fails(capsys, main(["trian", str(moons)]), 2, "trian", "'train'")
 

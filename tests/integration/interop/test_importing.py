@@ -28,8 +28,10 @@ NAMES = [
     *("BertForSequenceClassification", "BertForQuestionAnswering", "BertForMultipleChoice"),
     *("ElectraForSequenceClassification", "DistilBertForSequenceClassification"),
     *("RobertaForSequenceClassification", "MegatronBertForSequenceClassification"),
+    *("BertLMHeadModel", "MegatronBertForCausalLM", "RobertaForCausalLM", "ElectraForCausalLM"),
 ]
 HEADS = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"]
+HEADS += ["BertLMHeadModel", "MegatronBertForCausalLM"]
 GENERATOR = {
     "hidden_size": 64,
     "num_hidden_layers": 1,
@@ -303,6 +305,7 @@ FAULTS = {
     "other activation": (edit(hidden_act="relu"), "hidden_act is 'relu'; only models with 'gelu'"),
     "relative positions": (edit(position_embedding_type="relative_key"), "only models with"),
     "decoder": (edit(is_decoder=True), "is_decoder is 'True'"),
+    "no decoder": (edit(architectures=["BertLMHeadModel"]), "is_decoder is 'False'"),
     "no size": (edit(hidden_size=KeyError), "hidden_size is 'None', not a number"),
     "text as size": (edit(hidden_size="32"), "hidden_size is '32', not a number"),
     "no end of layers": (edit(num_hidden_layers=1 << 30), "there is no model with"),

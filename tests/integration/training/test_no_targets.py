@@ -77,8 +77,8 @@ def test_a_validation_without_targets_gives_no_score_and_no_best(
     run = tmp_path / "run"
     masking = masked_lm.masking_of
 
-    def no_valid_targets(config: Any, vocabulary: Any, split: str = "train") -> Any:
-        chosen = masking(config, vocabulary, split)
+    def no_valid_targets(config: Any, vocabulary: Any, split: str, *drawing: Any) -> Any:
+        chosen = masking(config, vocabulary, split, *drawing)
         return replace(chosen, rate=0.0) if split == "valid" else chosen
 
     monkeypatch.setattr(masked_lm, "masking_of", no_valid_targets)

@@ -1,11 +1,11 @@
 """What checks of options let through, and what they say else."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options, option
+from metaseq_lm.core.options import check_options, option, with_default
 
 
 @dataclass
@@ -44,3 +44,20 @@ def test_a_value_outside_its_range_is_refused(changes: dict, words: str) -> None
 )
 def test_a_value_in_its_range_is_taken(changes: dict) -> None:
     check_options(Ranges, Ranges(**changes), "task.")
+
+
+def test_an_option_declared_again_keeps_what_is_not_said_anew() -> None:
+    @dataclass
+    class Again(Ranges):
+        share: float = with_default(Ranges, "share", 0.25)
+        dropout: float = with_default(Ranges, "dropout", 0.0, "none by default", below=0.5)
+        weights: list[float] = with_default(Ranges, "weights", [1.0])
+
+    first, items = Again(), {item.name: item for item in fields(Again)}
+    assert (first.share, first.dropout, first.weights) == (0.25, 0.0, [1.0])
+    assert first.weights is not Again().weights
+    assert items["share"].metadata["help"] == "a share"
+    assert items["dropout"].metadata["help"] == "none by default"
+    for wrong, words in (({"share": 2.0}, "at most 1"), ({"dropout": 0.5}, "below 0.5")):
+        with pytest.raises(UsageError, match=words):
+            check_options(Again, Again(**wrong))

@@ -128,7 +128,6 @@ def test_family_layout_must_be_complete_and_the_only_one():
 @pytest.mark.parametrize("symbols", [BERT, ROBERTA])
 def test_masking_and_words_with_a_family_layout(symbols):
     """Special symbols are neither hidden nor drawn, wherever they are."""
-
     from metaseq_lm.data.tokenizers.plain import WordTokenizer
     from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
 
@@ -145,13 +144,14 @@ def test_masking_and_words_with_a_family_layout(symbols):
 def test_rare_tokens_are_preferred_in_training_only():
     """Weights are count ** -rarity, of the symbols that never occur those of one that occurs once."""
     from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
+    from metaseq_lm.tasks.options import DrawingConfig
 
     symbols = [*special_symbols(1), "a", "b", "c"]
     vocabulary = Vocabulary(symbols, [0, 0, 0, 0, 100, 4, 0])
-    config = MaskedLMConfig(mask_rarity=0.5)
-    masking = masking_of(config, vocabulary)
+    config, rare = MaskedLMConfig(), DrawingConfig(mask_rarity=0.5)
+    masking = masking_of(config, vocabulary, drawing=rare)
     assert masking.weights[-3:].tolist() == pytest.approx([0.1, 0.5, 1.0])
-    assert masking_of(config, vocabulary, "valid").weights.size == 0
-    assert masking_of(MaskedLMConfig(), vocabulary).weights.size == 0
+    assert masking_of(config, vocabulary, "valid", drawing=rare).weights.size == 0
+    assert masking_of(config, vocabulary).weights.size == 0
     with pytest.raises(UsageError, match="mask_rarity needs the counts of dict.txt"):
-        masking_of(config, Vocabulary(symbols))
+        masking_of(config, Vocabulary(symbols), drawing=rare)

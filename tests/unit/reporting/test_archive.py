@@ -167,6 +167,14 @@ def test_an_archive_below_a_sweep_stands_for_itself(runs, tmp_path, capsys):
     assert "Missing" not in table(capsys, tmp_path / "a.jsonl")
 
 
+def test_the_state_of_a_run_of_a_sweep_is_shown(runs, tmp_path, capsys):
+    (run,) = find_runs([runs / "lr=0.001-seed=1"])
+    failed = replace(run, results=None, state="failed after 3 of 10 updates")
+    archive.write(tmp_path / "a.jsonl", [failed])
+    assert main(["report", str(tmp_path / "a.jsonl")]) == 0
+    assert failed.state in capsys.readouterr().out
+
+
 def test_a_number_is_not_taken_for_a_truth(runs, tmp_path):
     one, two = find_runs([runs / "lr=0.001-seed=1", runs / "lr=0.001-seed=2"])
     one = replace(one, values={**one.values, "task.flag": 1, "task.own": None})
