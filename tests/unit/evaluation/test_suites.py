@@ -105,7 +105,7 @@ def test_files_and_fields_of_pairs(tmp_path: Path) -> None:
         ("g1", "b1", ("one",)),
         ("x", "y", ("two",)),
     ]
-    assert by_file[1].good.place.endswith("one.jsonl:2")
+    assert by_file[1].good.location.endswith("one.jsonl:2")
     assert [p.groups for p in build_suite("blimp").read(tmp_path / "one.jsonl")] == [
         ("t", "u0"),
         ("t", "u1"),
@@ -138,7 +138,7 @@ def test_options() -> None:
     assert suite.config.groups == ["kind", "UID"] and suite.config.first == 3
     assert suite.name == "pairs"
     for option, words in {
-        "frist=3": "Did you mean 'first'",
+        "firsst=3": "Did you mean 'first'",
         "first=x": "first=x",
         "first=-1": "at least 0",
         "on_bad_utf8=drop": "replace, skip, fail",
