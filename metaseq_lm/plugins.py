@@ -42,7 +42,8 @@ def load(name_or_path: str) -> None:
         raise
     except Exception as error:  # a user's module may raise anything
         raise UsageError(
-            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: {error}"
+            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: "
+            f"{error}"
         ) from error
 
 
@@ -162,8 +163,8 @@ def check_named(config: "RunConfig", user_dir: str | None) -> None:
     """
     if config.user_dir != user_dir:
         raise UsageError(
-            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if the command "
-            "line names it: give --user-dir with its path"
+            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if "
+            "the command line names it: give --user-dir with its path"
         )
 
 

@@ -3,11 +3,12 @@
   python figure_4_7.py RUN_OR_FOLDER ... --out OUT       measure runs of task cvt_vision
   python figure_4_7.py OUT/figure_4_7.json --out OUT     draw again what was measured
 
-The CNN of a run, with averaged weights, is frozen. Activation: the mean absolute value of the feature
-vector at a place over the test images, divided by that of the baseline with the same seed. Accuracy: of
-softmax layers that see one feature vector each, trained from scratch on the labelled training images, on
-the test images. "untrained" is the CNN of the baseline with the random weights that it started from.
-Pictures show means over seeds. The dissertation's baseline is VAT: --baseline VAT.
+The CNN of a run, with averaged weights, is frozen. Activation: the mean absolute value of the
+feature vector at a place over the test images, divided by that of the baseline with the same seed.
+Accuracy: of softmax layers that see one feature vector each, trained from scratch on the labelled
+training images, on the test images. "untrained" is the CNN of the baseline with the random weights
+that it started from. Pictures show means over seeds. The dissertation's baseline is VAT: --baseline
+VAT.
 
 Shapes: N images, D features at each of n x n places.
 """
@@ -158,7 +159,8 @@ def by_label(places: Sequence[Places], baseline: str) -> dict[str, dict[str, np.
     if lacking or not places:
         labels = ", ".join(sorted({p.label for p in places})) or "none"
         raise UsageError(
-            f"--baseline {baseline}: no run with seed {', '.join(map(str, lacking)) or '1'}; labels: {labels}"
+            f"--baseline {baseline}: no run with seed {', '.join(map(str, lacking)) or '1'}; "
+            f"labels: {labels}"
         )
     first = {UNTRAINED: 0, baseline: 1}
     maps = {}
@@ -182,8 +184,8 @@ def zones(size: int) -> dict[str, np.ndarray]:
 def table(maps: dict[str, dict[str, np.ndarray]], baseline: str) -> list[str]:
     """Return the lines of a table: mean ± sd over seeds of each zone, and what is more than the baseline's.
 
-    In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided, would
-    fall below 0.05.
+    In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided,
+    would fall below 0.05.
     """
     names = zones(maps[baseline]["accuracy"].shape[-1])
     lines = [

@@ -2,9 +2,9 @@
 
 usage: python vectors.py TEXT OUT [--width 100] [--epochs 3] [--least 3] [--seed 1]
 
-TEXT is cut into sentences of words and the words are normalised as `preprocess --words --split-text raw
---documents blank` does. The same command writes the same file. Vectors are scaled to a mean square of
-SPREAD squared, the spread of GloVe's.
+TEXT is cut into sentences of words and the words are normalised as `preprocess --words --split-text
+raw --documents blank` does. The same command writes the same file. Vectors are scaled to a mean
+square of SPREAD squared, the spread of GloVe's.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     exported.py RUN... --source FOLDER --out DIR --results FILE
     exported.py --table FILE
 
-FOLDER holds the official files as glue-CoLA, glue-MRPC and so on: transformers gets their texts and cuts
-them into tokens itself. DIR gets exports and predictions, FILE a line of JSON for each RUN.
+FOLDER holds the official files as glue-CoLA, glue-MRPC and so on: transformers gets their texts and
+cuts them into tokens itself. DIR gets exports and predictions, FILE a line of JSON for each RUN.
 """
 
 from __future__ import annotations

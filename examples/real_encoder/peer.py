@@ -4,8 +4,9 @@
     peer.py RUN... --source HF_DIR --out FILE --float64      without dropout: differences of the losses
     peer.py --table FILE                                     what was measured
 
-RUN is a fine-tuned run that started from the import of HF_DIR. It is trained again; each batch goes to
-our model and to that of transformers in turn, in one process. FILE gets a line of JSON for each RUN.
+RUN is a fine-tuned run that started from the import of HF_DIR. It is trained again; each batch goes
+to our model and to that of transformers in turn, in one process. FILE gets a line of JSON for each
+RUN.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     python examples/scaling/model.py --assume h200                      # those of a data sheet
     python examples/scaling/model.py --check examples/scaling/memory.jsonl
 
-The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes on N
-devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass gathers one layer of L
-at a time, forward and backward, or the whole model once. Under autocast the weights of linear maps travel in bf16.
+The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes
+on N devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass
+gathers one layer of L at a time, forward and backward, or the whole model once. Under autocast the
+weights of linear maps travel in bf16.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class Plan:
         layers = (TOGETHER + 1) * self.network.sent
         return self.held + self.rest + layers + self.network.other_casts + self._pass
 
-    # ------------------------------------------------------------ bytes that a device sends per update
+    # ------------------------------------------------------------ bytes that a device sends per
+    # update
 
     @property
     def scattered(self) -> float:
@@ -255,8 +257,9 @@ class Plan:
     def seconds(self, gather: str = "layer", ahead: bool = True, overlap: bool = True) -> float:
         """What waits, and the longer of computing and what is sent meanwhile, forward and backward.
 
-        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their turn
-        or the model is gathered at once; of the gradients the last bucket, or all without `overlap`.
+        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their
+        turn or the model is gathered at once; of the gradients the last bucket, or all without
+        `overlap`.
         """
         network = self.network
         if gather == "layer":
@@ -333,9 +336,10 @@ def main() -> None:
     machine = measured(options.measured) if options.measured else H200
     network = build_network(BILLION, machine.bf16)
     print(
-        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a hop, links of "
-        f"{machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; {network.parameters:,} parameters in "
-        f"{network.buckets} buckets, {network.row / 1e6:.0f} MB a row, {network.casts / 1e9:.2f} GB of casts"
+        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a "
+        f"hop, links of {machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; "
+        f"{network.parameters:,} parameters in {network.buckets} buckets, {network.row / 1e6:.0f} "
+        f"MB a row, {network.casts / 1e9:.2f} GB of casts"
     )
     print("\n".join(table(network, machine, options.devices, options.rows)))
 

@@ -1,7 +1,7 @@
 """From a dataclass of options to the flags of a command and back: the one way of all commands.
 
-A field is declared by `option`: its help, range and choices are those of the flag, and a flag that is
-not given has the field's default. Further metadata of a field:
+A field is declared by `option`: its help, range and choices are those of the flag, and a flag that
+is not given has the field's default. Further metadata of a field:
 
     metavar     what stands for the value in the help
     positional  the option has no flag; its place on the command line counts

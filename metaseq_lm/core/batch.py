@@ -19,8 +19,9 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
-# What the tokens of a row see: all of them, themselves and those before, themselves and those behind,
-# or a prefix from both sides and the rest causally. A tensor of reaches holds indices into this.
+# What the tokens of a row see: all of them, themselves and those before, themselves and those
+# behind, or a prefix from both sides and the rest causally. A tensor of reaches holds indices into
+# this.
 REACHES = ("both", "causal", "anticausal", "prefix")
 
 
@@ -87,8 +88,8 @@ class Layout:
         """
         if self.documents is not None or not isinstance(self.reach, str) or self.reach != "both":
             raise UsageError(
-                "a recurrent network reads whole rows in both directions, but this objective packs rows "
-                "or restricts what tokens see; use a Transformer"
+                "a recurrent network reads whole rows in both directions, but this objective packs "
+                "rows or restricts what tokens see; use a Transformer"
             )
         return (~self.padding_of(tokens)).flatten(0, -2).sum(-1)
 
@@ -104,8 +105,8 @@ class Batch:
     become tensors, except `rows` and `samples`, which stay on the host.
 
     Attributes:
-        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or a
-            tensor (C,) with one for each of C independent copies.
+        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or
+            a tensor (C,) with one for each of C independent copies.
         rows: Number of each row, (B,) or (C, B), unsigned: the row's dropout masks and samples are
             drawn from it. The stream sets it if the collate function has not.
         samples: Index of each row's sample in the data set (B,); the stream sets it if the collate
@@ -287,10 +288,11 @@ class Term:
 
     Attributes:
         sum: The sum over items: a scalar, or (C,) for C independent copies, each with its own size.
-        per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
-            replicas; None for a sum over the global batch.
+        per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches
+            and replicas; None for a sum over the global batch.
         weight: A number or (C,); 0 for a term that is logged only.
-        is_summed: Whether the sum itself, not the mean, is what the gradient is of. Logs show the mean.
+        is_summed: Whether the sum itself, not the mean, is what the gradient is of. Logs show the
+            mean.
     """
 
     sum: Tensor
@@ -341,8 +343,8 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
         else:
             raise MetaseqError(
                 f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
-                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), or let the "
-                "task count that one"
+                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), "
+                "or let the task count that one"
             )
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
         if term.is_loss:

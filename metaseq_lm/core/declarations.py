@@ -1,8 +1,9 @@
 """Registered names, their options and summaries, read from the source that declares them.
 
-Importing the modules takes seconds, because of torch. Nothing is executed here: a small part of Python
-is evaluated, as much as declarations of options need, and what is beyond it is an `UnreadableError`. In
-place of a class stands one of the same bases, docstring and constants, without its methods.
+Importing the modules takes seconds, because of torch. Nothing is executed here: a small part of
+Python is evaluated, as much as declarations of options need, and what is beyond it is an
+`UnreadableError`. In place of a class stands one of the same bases, docstring and constants,
+without its methods.
 """
 
 import ast
@@ -45,7 +46,8 @@ OPERATORS: dict[type, Any] = {
     ast.USub: neg,
     ast.UAdd: pos,
 }
-# A plug-in that imports other modules, or uses these names, may register what its source does not show.
+# A plug-in that imports other modules, or uses these names, may register what its source does not
+# show.
 HARMLESS = {*sys.stdlib_module_names, "metaseq_lm", "numpy", "omegaconf", "torch"}
 HIDING = {
     *("importlib", "pkgutil", "runpy", "builtins", "exec", "eval", "__import__"),

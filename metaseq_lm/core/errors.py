@@ -1,9 +1,10 @@
 """The ways a command can end, each with its documented exit code.
 
 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted with a checkpoint saved, 130 interrupted.
-Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or not
-what the command needs. An error is what became of the rest: damaged files, a full disk. A user's mistake is raised as one of these classes and printed by the command line as one message;
-any other exception is a bug of this package and keeps its traceback.
+Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or
+not what the command needs. An error is what became of the rest: damaged files, a full disk. A
+user's mistake is raised as one of these classes and printed by the command line as one message; any
+other exception is a bug of this package and keeps its traceback.
 """
 
 import contextlib

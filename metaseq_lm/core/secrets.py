@@ -21,7 +21,8 @@ VALUE = r"""
     | (?:bearer|basic)\s+[^\s'"]+
     | (?: [^\s&'"(){}\[\],;] | [,;](?!\s*['"]?[\w.-]+['"]?\s*[=:]) )+
 """
-# name=value, --name value, "name": value or name: value within a text, such as a URL's query or JSON.
+# name=value, --name value, "name": value or name: value within a text, such as a URL's query or
+# JSON.
 INNER = re.compile(
     rf"""
     (?P<name>(?<![\w.-])(?:{KEY}|[\w.-]*(?:token|{SECRET})))

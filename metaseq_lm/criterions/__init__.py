@@ -44,8 +44,8 @@ class Criterion:
         tasks: Names of the tasks that can use it; empty for no restriction by name.
         general: Whether any task can use it; otherwise only a task that names its class, or a base
             class of it, in `Task.criterions`.
-        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of the
-            registered class alone: a subclass may compute something else, and says it again.
+        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of
+            the registered class alone: a subclass may compute something else, and says it again.
     """
 
     tasks: tuple[str, ...] = ()

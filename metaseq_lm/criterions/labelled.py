@@ -1,6 +1,7 @@
 """Losses of labelled sets: classes, candidates and real values of rows, spans that answer, images.
 
-Shapes: B samples, K classes or candidates, S length, D width, T tokens of a candidate, V vocabulary.
+Shapes: B samples, K classes or candidates, S length, D width, T tokens of a candidate, V
+vocabulary.
 """
 
 from dataclasses import dataclass

@@ -134,10 +134,11 @@ class BertPretraining(Criterion):
 
 # Cross-entropy over a large vocabulary, whose first and second derivatives are written out. With
 # 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
-# log_softmax pass over such tensors several times and store two more. Here each derivative is one pass,
-# on a CPU in blocks that stay in the processor's cache, and log-probabilities are never stored. Small
-# logits take torch's own functions, which are faster there; which of the two it is follows from the
-# micro-batch, so in fp32 its size can change the last digits. Shapes: N positions, V vocabulary.
+# log_softmax pass over such tensors several times and store two more. Here each derivative is one
+# pass, on a CPU in blocks that stay in the processor's cache, and log-probabilities are never
+# stored. Small logits take torch's own functions, which are faster there; which of the two it is
+# follows from the micro-batch, so in fp32 its size can change the last digits. Shapes: N positions,
+# V vocabulary.
 
 LARGE = 1 << 22  # logits from which on these functions are used
 BLOCK = 1 << 18  # numbers of a block

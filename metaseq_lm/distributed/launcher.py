@@ -1,6 +1,7 @@
 """`train --nproc N`: starts N replicas of a command on this machine and waits for them.
 
-As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the others.
+As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the
+others.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def outcome_of(
     return meeting.report(
         1,
         f"replica {number} ({process}) was killed by {signal.Signals(-code).name}; "
-        "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint",
+        "if nobody did that, memory ran out. Start the run again, it resumes "
+        "from the last checkpoint",
     )
 
 

@@ -37,8 +37,9 @@ class SavedWeight:
 class LayersInTurn:
     """Fills the leaves of a model's layers, at most TOGETHER at a time; a context of one pass.
 
-    While a layer computes, the one that follows is gathered, if earlier passes have shown which that
-    is. All replicas must run the layers in the same order: each gather is a call of all of them.
+    While a layer computes, the one that follows is gathered, if earlier passes have shown which
+    that is. All replicas must run the layers in the same order: each gather is a call of all of
+    them.
 
     Args:
         layers: Each layer's module and the slots of its parameters.

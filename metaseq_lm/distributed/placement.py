@@ -3,9 +3,10 @@
 Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
 leaves. Every objective therefore runs on shards as it does on whole parameters, with second
-derivatives, functional_call and networks that a pass uses in part; collectives are called at the two
-ends of a pass only, so that replicas may do different work inside. A pass without second derivatives
-can have the layers of a Transformer put together one at a time instead (`Placement.by_layer`).
+derivatives, functional_call and networks that a pass uses in part; collectives are called at the
+two ends of a pass only, so that replicas may do different work inside. A pass without second
+derivatives can have the layers of a Transformer put together one at a time instead
+(`Placement.by_layer`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
     shards = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if parallel == "hybrid" else world
     if set(process_group.gather_objects(shards)) != {shards} or world % shards:
         raise UsageError(
-            f"engine.parallel=hybrid needs as many processes on every node; there are {world} in all "
-            f"and {shards} on this node"
+            f"engine.parallel=hybrid needs as many processes on every node; there are {world} in "
+            f"all and {shards} on this node"
         )
     shape = (world // shards, shards)
     with process_group.together():
@@ -264,8 +265,8 @@ def start_gather(
 ) -> Callable[[], list[Tensor]]:
     """Begin to gather some shards, as `dtypes`, in one message; the result waits for the whole tensors.
 
-    Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on a
-    GPU, where looking at it would wait for the device, the tensors are NaN then.
+    Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on
+    a GPU, where looking at it would wait for the device, the tensors are NaN then.
     """
     count = dist.get_world_size(group)
     parts = [local(shards[0]).new_full((1,), tag, dtype=torch.int64)]
@@ -289,8 +290,8 @@ def start_gather(
             gathered.masked_fill_(~agree, 255)  # NaN in every type
         elif not agree:
             raise MetaseqError(
-                "the replicas do not compute the same layers in the same order, so a sharded model cannot "
-                "be put together layer by layer; start with engine.gather=model"
+                "the replicas do not compute the same layers in the same order, so a sharded model "
+                "cannot be put together layer by layer; start with engine.gather=model"
             )
         return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns[1:], shards)]
 

@@ -53,9 +53,9 @@ def rank() -> int:
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed by
-    NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their GPUs.
-    Does nothing in a single process.
+    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed
+    by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
+    GPUs. Does nothing in a single process.
     """
     global _store, _timeout
     if "WORLD_SIZE" not in os.environ:
@@ -85,8 +85,8 @@ def choose_gpu(environment: Mapping[str, str], count: int) -> int:
         return 0  # with srun --gpus-per-task=1 a task sees only its own GPU
     if number >= count:
         raise UsageError(
-            f"process {number} of this machine has no GPU, there are {count}; start at most {count} "
-            "processes (--nproc), or give engine.device=cpu"
+            f"process {number} of this machine has no GPU, there are {count}; start at most "
+            f"{count} processes (--nproc), or give engine.device=cpu"
         )
     return number
 
@@ -338,6 +338,7 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     if unequal:
         raise MetaseqError(
             f"after update {update} the replicas no longer agree on {', '.join(unequal[:4])}"
-            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the method "
-            "depends on the replica (or a machine is faulty); resume from the last checkpoint"
+            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the "
+            "method depends on the replica (or a machine is faulty); resume "
+            "from the last checkpoint"
         )

@@ -41,7 +41,8 @@ def elected(votes: Sequence[float]) -> int:
 def interruption(number: int, progress: str) -> Interrupted:
     """Return the error that ends a run for a signal; `progress` is the state of the run."""
     error = Interrupted(
-        f"stopped by {signal.Signals(number).name} {progress}, start the same command again to go on"
+        f"stopped by {signal.Signals(number).name} {progress}, start the same command "
+        "again to go on"
     )
     error.signal = number
     return error

@@ -92,8 +92,9 @@ class Noise:
         total = math.prod(shape)
         if total % self.rows:
             raise ValueError(
-                f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of this "
-                "pass; give the batch a 'rows' entry with one number per row of what the model sees"
+                f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of "
+                "this pass; give the batch a 'rows' entry with one number per row "
+                "of what the model sees"
             )
         numbers = total // self.rows
         return numbers, -(-numbers // per_word)
@@ -256,8 +257,8 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
 
     The backward pass then runs the block again with the weights and the random numbers of the first
-    time: those are arguments, as under functional_call, or between passes on sharded parameters, the
-    block holds others by then.
+    time: those are arguments, as under functional_call, or between passes on sharded parameters,
+    the block holds others by then.
     """
     context = current_context()
     if not (context.recompute and torch.is_grad_enabled()):

@@ -1,6 +1,7 @@
 """Language model of two stacks of LSTMs, one for each direction (ELMo, Peters et al. 2018, section 3.1).
 
-Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V vocabulary.
+Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V
+vocabulary.
 """
 
 import contextlib
@@ -60,8 +61,8 @@ class BiLSTM(nn.Module):
         width, cells = config.encoder_embed_dim, config.encoder_hidden_dim
         if width >= cells:
             raise UsageError(
-                f"model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it is "
-                f"projected; got {cells} and {width}"
+                "model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it "
+                f"is projected; got {cells} and {width}"
             )
         self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
         nn.init.normal_(self.tokens.weight, std=width**-0.5)

@@ -67,8 +67,8 @@ def inherited(config: RunConfig) -> RunConfig:
         options = sorted(model.keys() - {"_name"})
         if option.split(".")[0] not in options:
             raise UsageError(
-                f"model.changes has {option}; {path} was trained with model {model['_name']}, which has no "
-                f"such option.{nearest(option, options)}"
+                f"model.changes has {option}; {path} was trained with model {model['_name']}, "
+                f"which has no such option.{nearest(option, options)}"
             )
     try:
         return overridden(config, [f"model.{change}" for change in changes])

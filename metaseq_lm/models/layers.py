@@ -76,8 +76,8 @@ class GELULinear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-# Numbers of activations from which on the backward pass stores less than torch's functions do. With fewer
-# of them more operations, and functions in Python, take longer, and memory does not matter.
+# Numbers of activations from which on the backward pass stores less than torch's functions do. With
+# fewer of them more operations, and functions in Python, take longer, and memory does not matter.
 MANY = 1 << 18
 
 
@@ -156,7 +156,8 @@ class Dropout(nn.Module):
         super().__init__()
         if not 0 <= p < 1:
             raise UsageError(
-                f"a dropout probability (model.dropout and its like) must be at least 0 and below 1, got {p}"
+                "a dropout probability (model.dropout and its like) must be at least "
+                f"0 and below 1, got {p}"
             )
         self.p = p
 

@@ -3,8 +3,8 @@
 The encoder is a stack of LSTMs in both directions, each layer reading both directions of the one
 below. A layer of the decoder starts from the last states of both directions of the encoder's layer.
 Attention is not fed back into the decoder, so that several heads can share its states. Beam search
-steps the decoder one token at a time. Shapes: B rows, S source and T target positions, D width of the
-states, V target vocabulary, K hypotheses of a row.
+steps the decoder one token at a time. Shapes: B rows, S source and T target positions, D width of
+the states, V target vocabulary, K hypotheses of a row.
 """
 
 from collections.abc import Callable
@@ -56,11 +56,11 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Return the best hypothesis of each row, int64 (B, L) padded behind its end, and its score (B,).
 
-    `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the limit
-    only the end may follow. In each step the 2K best continuations of a row are looked at: those of the
-    first K that end compete for the best, the K best that do not end go on. A row is done when nothing
-    that goes on can become better; that depends on no other row. K = 1 without a length penalty is
-    greedy search.
+    `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the
+    limit only the end may follow. In each step the 2K best continuations of a row are looked at:
+    those of the first K that end compete for the best, the K best that do not end go on. A row is
+    done when nothing that goes on can become better; that depends on no other row. K = 1 without a
+    length penalty is greedy search.
     """
     rows, size, device = len(limits), beam.size, limits.device
     max_length = int(limits.max())

@@ -1,7 +1,8 @@
 """Networks for small images: wide residual networks (Zagoruyko and Komodakis 2016), and a CNN.
 
 The CNN is that of Miyato et al. 2017 ("Conv-Large"): 9 convolutions, 2 poolings, for images of 32 x
-32. Shapes: B images, C channels, H height and W width of the images, n x n places of the features, D
+32. Shapes: B images, C channels, H height and W width of the images, n x n places of the features,
+    D
 of them at each place, K classes.
 """
 
@@ -32,7 +33,8 @@ class WideResNetConfig:
     dropout: float = option(0.1, "between the convolutions of a block", at_least=0, below=1)
     norm: str = option(
         "batch",
-        "batch: batch norm, which needs whole batches in one process; group: group norm of each image",
+        "batch: batch norm, which needs whole batches in one process; group: group "
+        "norm of each image",
         choices=("batch", "group"),
     )
 
@@ -155,7 +157,8 @@ class ConvLargeConfig:
     dropout: float = option(0.5, "after each pooling", at_least=0, below=1)
     norm: str = option(
         POSITIONAL,
-        "positional: over the channels of each place; batch: batch norm, which needs whole batches in one process",
+        "positional: over the channels of each place; batch: batch norm, which "
+        "needs whole batches in one process",
         choices=(POSITIONAL, BATCH),
     )
 
@@ -190,9 +193,9 @@ class ConvLarge(nn.Module):
     """Three stages of three convolutions; poolings halve the places between them.
 
     The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
-    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4); batch
-    norm adds, in training, the mean and variance of each channel over the batch. The head "primary"
-    is on the mean of all places; other heads may be added.
+    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4);
+    batch norm adds, in training, the mean and variance of each channel over the batch. The head
+    "primary" is on the mean of all places; other heads may be added.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:

@@ -48,11 +48,11 @@ class Task:
 
     Attributes:
         criterions: The classes of criterion that the task accepts, subclasses included.
-        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they keep
-            their initial weights. All other weights must be in it.
-        exported: Whether a model that this task trains reads rows as its tokenizer makes them and has the
-            layers of the registered model, so that `metaseq-lm export` may write it; or why not. It counts
-            in the body of the registered class alone.
+        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they
+            keep their initial weights. All other weights must be in it.
+        exported: Whether a model that this task trains reads rows as its tokenizer makes them and
+            has the layers of the registered model, so that `metaseq-lm export` may write it; or why
+            not. It counts in the body of the registered class alone.
         text_token: The n of the task token [CLSn] before an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
@@ -174,8 +174,8 @@ def with_epochs(
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
     An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
-    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises UsageError
-    for less than one update.
+    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises
+    UsageError for less than one update.
     """
     per_epoch = -(-examples // batch_size)
     if between:
@@ -188,8 +188,8 @@ def with_epochs(
     updates = int(per_epoch * epochs)
     if updates < 1:
         raise UsageError(
-            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in batches "
-            f"of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
+            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in "
+            f"batches of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
         )
     return with_updates(config, updates)
 

@@ -1,6 +1,7 @@
 """Fine-tuning a masked language model on cloze tests, such as CLOTH: which candidate fills a blank.
 
-The blank is [MASK], and the pre-trained head scores the candidates there. Shapes: B rows, K candidates.
+The blank is [MASK], and the pre-trained head scores the candidates there. Shapes: B rows, K
+candidates.
 """
 
 from __future__ import annotations

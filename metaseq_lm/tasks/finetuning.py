@@ -55,7 +55,8 @@ def encoder_sizes(config: RunConfig) -> TransformerConfig:
     missing = [name for name in names if not hasattr(config.model, name)]
     if missing:
         raise UsageError(
-            f"model '{config.model._name}' has no {missing[0]}; this task needs a Transformer encoder"
+            f"model '{config.model._name}' has no {missing[0]}; this task "
+            "needs a Transformer encoder"
         )
     return TransformerConfig(**{name: getattr(config.model, name) for name in names})
 

@@ -80,7 +80,8 @@ class CausalLMTask(LanguageModelingTask):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
 
-        As in these rules, attention counts every pair of tokens, also those that do not see each other.
+        As in these rules, attention counts every pair of tokens, also those that do not see each
+        other.
         """
         if self.run_config.model._name != "transformer":
             return None

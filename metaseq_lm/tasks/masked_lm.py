@@ -54,8 +54,8 @@ class MaskedLMConfig(MaskedCorpusConfig):
 
     mask_rounding: str = option(
         "random",
-        "rounding of the number of targets, random: up or down, exact on average; nearest: at least 1 "
-        "(ELECTRA)",
+        "rounding of the number of targets, random: up or down, exact on average; nearest: at "
+        "least 1 (ELECTRA)",
         choices=("random", "nearest"),
     )
 

@@ -75,8 +75,8 @@ class SentencePredictionTask(LabelledSetTask):
     """A pre-trained encoder and a head on one labelled set.
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
-    linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real values.
-    Where a row has any number of the classes, each has a sigmoid.
+    linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real
+    values. Where a row has any number of the classes, each has a sigmoid.
     """
 
     exported = True

@@ -62,11 +62,13 @@ class SquadConfig(RowsConfig, OneSetConfig):
     doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
     joint: bool = option(
         True,
-        "score the end of an answer given its start; false: BERT's head, start and end by themselves",
+        "score the end of an answer given its start; false: BERT's head, start "
+        "and end by themselves",
     )
     answerability: bool = option(
         True,
-        "a head for questions without an answer; false: their answer is the span from [CLS0] to [CLS0]",
+        "a head for questions without an answer; false: their answer is the span "
+        "from [CLS0] to [CLS0]",
     )
     beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
     n_best: int = option(20, "answers of a question in the predictions file", at_least=1)

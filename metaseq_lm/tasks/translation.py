@@ -69,7 +69,8 @@ class TranslationTask(Task):
     def labelled_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the training sentences that are used with their translations, and all others.
 
-        A seeded share of those that are not too long, at least one; others are within the limit too.
+        A seeded share of those that are not too long, at least one; others are within the limit
+        too.
         """
         options = self.config
         usable = shorter(ParallelSet(self.data, "train"), options.max_length)
@@ -104,8 +105,8 @@ class TranslationTask(Task):
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the best translation of each source row, ids (B, L) padded behind [SEP].
 
-        Its length is bounded by the row's own source, so what it is depends on no other row. Special
-        tokens other than [UNK] are not generated.
+        Its length is bounded by the row's own source, so what it is depends on no other row.
+        Special tokens other than [UNK] are not generated.
         """
         vocabulary = self.tokenizers[1].vocabulary
         beam = Beam(

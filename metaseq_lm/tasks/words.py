@@ -1,7 +1,7 @@
 """Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependency trees.
 
-Also their official scores, files of predictions, and a language model beside them. Facts follow Clark
-et al. 2018. Shapes: B rows, S positions, C classes.
+Also their official scores, files of predictions, and a language model beside them. Facts follow
+Clark et al. 2018. Shapes: B rows, S positions, C classes.
 """
 
 from __future__ import annotations
@@ -337,8 +337,8 @@ class OneSetTask(WordTask):
         data = super()._labelled(name, split)
         if data.form != self.form:
             raise UsageError(
-                f"{data.folder} is a set of {data.form}, task '{self.run_config.task._name}' is for "
-                f"{self.form}; tagged sets are for task tagging, treebanks for parsing"
+                f"{data.folder} is a set of {data.form}, task '{self.run_config.task._name}' is "
+                f"for {self.form}; tagged sets are for task tagging, treebanks for parsing"
             )
         return data
 
@@ -408,9 +408,9 @@ def with_sizes(config: RunConfig) -> RunConfig:
     then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
     if then != now or f"{ENCODER}ids" not in source.weights:
         raise UsageError(
-            f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} and "
-            f"{now}); train it on this folder, or make the folder with its vocabulary: preprocess "
-            "--words --tokenizer-from FOLDER"
+            f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} "
+            f"and {now}); train it on this folder, or make the folder with its vocabulary: "
+            "preprocess --words --tokenizer-from FOLDER"
         )
     words = len(source.weights[f"{ENCODER}tokens.weight"])
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
@@ -460,7 +460,8 @@ def prediction_rows(
 ) -> list[dict[str, Any]]:
     """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
 
-    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the root.
+    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the
+    root.
     """
     rows = []
     assert data.labels is not None
@@ -482,8 +483,8 @@ def prediction_rows(
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
 
-    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the file
-    is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
+    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the
+    file is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
     """
     sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:

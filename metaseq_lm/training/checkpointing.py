@@ -88,9 +88,9 @@ class Checkpointer:
 
         The first replica writes, except shards, of which each process writes its own. With
         trainer.async_save the files are only begun, unless the checkpoint is `required`: `finish`
-        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point at
-        the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is `required`
-        or trainer.on_save_error is stop.
+        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point
+        at the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is
+        `required` or trainer.on_save_error is stop.
         """
         trouble = self.finish()  # of an earlier one
         if self.saved_at == update and not trouble:
@@ -208,8 +208,8 @@ class Checkpointer:
         ]
         if others:
             messages.append(
-                f"the checkpoint was made with other software ({', '.join(others)}), so the run may not be "
-                "bitwise equal to an uninterrupted one"
+                f"the checkpoint was made with other software ({', '.join(others)}), so the run "
+                "may not be bitwise equal to an uninterrupted one"
             )
         return messages
 
@@ -295,6 +295,6 @@ def check_room(folder: Path, model: nn.Module) -> None:
     needed, free = int(2.2 * size), free_bytes(folder)
     if free < needed:
         raise MetaseqError(
-            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and {free:,} "
-            f"are free ({human_bytes(free)}). Make room, or choose another --save-dir"
+            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and "
+            f"{free:,} are free ({human_bytes(free)}). Make room, or choose another --save-dir"
         )

@@ -70,8 +70,8 @@ class Logger(Protocol):
 class TensorBoard:
     """An event file in the run folder.
 
-    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full disk
-    the next point waits for ever.
+    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full
+    disk the next point waits for ever.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -83,7 +83,8 @@ class TensorBoard:
         # By the number, a run that is resumed within a second does not overwrite its file.
         number = sum(1 for _ in place.iterdir())
         self.writer = EventsWriter(str(place / "events"), f".{number:04d}")
-        # TensorBoard drops later points, which a killed process logged, and shows those that follow.
+        # TensorBoard drops later points, which a killed process logged, and shows those that
+        # follow.
         start = SessionLog(status=SessionLog.START)
         self.writer.write_event(
             Event(step=run.update + 1, wall_time=time.time(), session_log=start)
@@ -203,7 +204,8 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise UsageError(
-                f"engine.loggers names {name}, which is not installed; pip install 'metaseq-lm[{name}]'"
+                f"engine.loggers names {name}, which is not installed; pip install "
+                f"'metaseq-lm[{name}]'"
             )
 
 

@@ -106,13 +106,13 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     recompute = config.engine.recompute == "block"
     if recompute and not any(isinstance(module, Stack) for module in model.modules()):
         raise UsageError(
-            "engine.recompute=block computes the activations of Transformer layers again, and model "
-            f"{config.model._name} has none; leave engine.recompute out"
+            "engine.recompute=block computes the activations of Transformer layers again, and "
+            f"model {config.model._name} has none; leave engine.recompute out"
         )
     if config.engine.precision == "fp64" and config.engine.reduce_precision == "bf16":
         raise UsageError(
-            "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; leave it out, "
-            "or use engine.precision=fp32"
+            "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; "
+            "leave it out, or use engine.precision=fp32"
         )
     by_layer = config.engine.gather == "layer"
     placement = build_placement(model, config.engine.parallel, device, by_layer)
@@ -153,15 +153,16 @@ def check_compilable(
     for reason in filter(None, reasons):
         raise UsageError(
             f"engine.compile=true cannot compile task {config.task._name} with criterion "
-            f"{config.criterion._name} and these options, because {reason}; use engine.compile=false"
+            f"{config.criterion._name} and these options, because {reason}; use "
+            "engine.compile=false"
         )
     compiler = os.environ.get("CXX", "g++")
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if device == "cpu" and not (shutil.which(compiler) and headers.exists()):
         raise UsageError(
-            f"engine.compile=true needs a C++ compiler ({compiler}) and Python's headers ({headers}): "
-            "install g++ and python3-dev or their like, name the compiler in CXX, or use "
-            "engine.compile=false"
+            f"engine.compile=true needs a C++ compiler ({compiler}) and Python's headers "
+            f"({headers}): install g++ and python3-dev or their like, name the compiler in CXX, or "
+            "use engine.compile=false"
         )
 
 
@@ -180,8 +181,8 @@ def check_parts(config: RunConfig) -> None:
     """Raise UsageError if the configured task or its networks cannot be built.
 
     The networks get no memory. One that computes with its first weights cannot be built so, and
-    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as long as
-    these are still to be made.
+    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as
+    long as these are still to be made.
     """
     check_pair(config)
     require_data_folder(config.data)
@@ -236,8 +237,8 @@ def check_splits(parts: Parts) -> None:
     options = parts.config.trainer
     if options.valid_split == "train":
         raise UsageError(
-            "trainer.valid_split=train would choose the best checkpoint by the examples it was trained on; "
-            "name another split, and score 'train' with trainer.final_splits=[train]"
+            "trainer.valid_split=train would choose the best checkpoint by the examples it was "
+            "trained on; name another split, and score 'train' with trainer.final_splits=[train]"
         )
     for split in sorted({options.valid_split, *options.final_splits} - {""}):
         check_scored(parts.task, split)
@@ -248,8 +249,8 @@ def check_scored(task: Task, split: str) -> None:
     """Raise UsageError for the training split if the task cannot score it."""
     if split == "train" and not isinstance(task, ScoresTraining):
         raise UsageError(
-            "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
-            "(preprocess --split NAME=FILE) and name that"
+            "the stream of 'train' is endless and cannot be scored; binarise its text as a further "
+            "split (preprocess --split NAME=FILE) and name that"
         )
 
 

@@ -29,8 +29,10 @@ class Prefetcher:
         positions: where to start in each stream.
         shard: this replica's share of each batch.
         workers: number of threads.
-        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its thread.
-        place: what the threads do with the batches of an update in the end, such as moving them to a GPU.
+        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its
+            thread.
+        place: what the threads do with the batches of an update in the end, such as moving them to
+            a GPU.
     """
 
     def __init__(
@@ -102,8 +104,9 @@ class Prefetcher:
             frame = sys._current_frames().get(thread)
             where = "".join(traceback.format_stack(frame)) if frame else "it has not begun\n"
             raise MetaseqError(
-                f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the batch "
-                f"of update {update} within {self.timeout:.0f} s (engine.timeout). It is at\n{where}"
+                f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the "
+                f"batch of update {update} within {self.timeout:.0f} s "
+                f"(engine.timeout). It is at\n{where}"
             ) from None
 
 

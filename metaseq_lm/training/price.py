@@ -180,16 +180,16 @@ def dry_run(config: RunConfig) -> Parts:
     seconds = seconds_of_update(estimate)
     peak = max(process_group.gather_objects(peak_memory(parts.engine.device)))
     log.message(
-        f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} parameters "
-        "are trained",
+        f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} "
+        "parameters are trained",
         is_result=True,
     )
     options = config.trainer
     total = options.max_update or int(options.max_flops // estimate.flops)
     log.message(
-        f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, without "
-        f"validations and saves; memory: {human_bytes(peak)} of a process at most"
-        f"{' with such a part, more with a whole batch' if is_part else ''}",
+        f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, "
+        f"without validations and saves; memory: {human_bytes(peak)} of a process at "
+        f"most{' with such a part, more with a whole batch' if is_part else ''}",
         is_result=True,
     )
     log.close()
@@ -217,7 +217,8 @@ def resolve_flops_budget(config: RunConfig) -> RunConfig:
     price = estimate_price(config).flops
     if price > options.max_flops:
         raise UsageError(
-            f"one update costs {price:.3g} FLOPs, more than trainer.max_flops={options.max_flops:.3g}"
+            f"one update costs {price:.3g} FLOPs, more than "
+            f"trainer.max_flops={options.max_flops:.3g}"
         )
     return with_updates(config, int(options.max_flops // price))
 

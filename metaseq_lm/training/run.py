@@ -74,9 +74,9 @@ class TrainingRun:
             trained_on, current = results.get("data"), self.parts.data_fingerprint
             if trained_on not in (None, current):
                 raise MetaseqError(
-                    f"{folder} is finished, but was trained on other data than {self.config.data} holds now "
-                    f"({trained_on} then, {current} now); choose another --save-dir, or go on with "
-                    "--reset data and a larger --max-update"
+                    f"{folder} is finished, but was trained on other data than {self.config.data} "
+                    f"holds now ({trained_on} then, {current} now); choose another --save-dir, or "
+                    "go on with --reset data and a larger --max-update"
                 )
             self._check_sources()
             if self.folder is not None:
@@ -114,9 +114,9 @@ class TrainingRun:
         folder, source = Path(self.config.save_dir), self.config.init_from
         if self.initialisation.is_outdated:
             raise MetaseqError(
-                f"{folder} is finished, but init_from {source} has other weights now than it started from; "
-                "choose another --save-dir to start from those, or go on with its own weights with a larger "
-                "--max-update"
+                f"{folder} is finished, but init_from {source} has other weights now than it "
+                "started from; choose another --save-dir to start from those, or go on with its "
+                "own weights with a larger --max-update"
             )
         stored = manifests.newest_manifest(folder / "checkpoints") or {}
         facts: dict[str, Any] = {}

@@ -116,7 +116,8 @@ def score_predictions(
         raise UsageError(
             f"suite {suite.name} takes predictions for a labelled set, and task "
             f"'{task.get('_name')}' of {request.checkpoint} makes none of a single set; give a run "
-            "that was fine-tuned on one, as by 'train DATA --task sentence_prediction task.labelled=NAME --init-from RUN'"
+            "that was fine-tuned on one, as by 'train DATA --task sentence_prediction "
+            "task.labelled=NAME --init-from RUN'"
         )
     overrides = [*request.overrides, f"task.labelled={folder.name}"]
     run = open_run(str(request.checkpoint), str(folder.parent), request.user_dir, overrides)

@@ -98,7 +98,8 @@ class Trainer:
     def _log_window(self) -> None:
         """Log the updates since the last line.
 
-        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so far.
+        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so
+        far.
         """
         values = self.window.means() | engine_values(self.engine)
         if self.engine.record.has_items is not False:
@@ -108,8 +109,9 @@ class Trainer:
         self._event("no targets so far")
         if self.stopped_by or self.update >= MOST_WITHOUT_TARGETS:
             raise MetaseqError(
-                f"no targets in {self.update} updates, so nothing was learnt: the text has no tokens to predict; "
-                "look at it with 'metaseq-lm doctor', and at options such as task.mask_prob"
+                f"no targets in {self.update} updates, so nothing was learnt: the text has no "
+                "tokens to predict; look at it with 'metaseq-lm doctor', and at "
+                "options such as task.mask_prob"
             )
 
     def _update(self, update: int, batches: Batches) -> None:

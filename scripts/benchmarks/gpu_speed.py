@@ -21,8 +21,8 @@ VOCAB = 30522
 TARGET = 0.5  # of the rate of a matrix product
 ON_GPU = ["engine.device=cuda", "engine.precision=bf16"]
 # The number of targets is the same in every batch: FLOPs are counted once for each shape.
-# Variants of each family: with the paper's dropout, without any, and without in a compiled step. What takes
-# longest to start comes last, so that a run that is cut has printed the rest.
+# Variants of each family: with the paper's dropout, without any, and without in a compiled step.
+# What takes longest to start comes last, so that a run that is cut has printed the rest.
 VARIANTS = {
     "": [],
     "_no_dropout": ["model.dropout=0", "model.attention_dropout=0"],

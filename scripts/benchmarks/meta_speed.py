@@ -1,9 +1,9 @@
 """What updates of the meta-learning methods cost in updates of plain masked LM, at NLP size.
 
-One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as many
-batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one more and
-up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard and soft
-labels those of one micro-step.
+One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as
+many batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one
+more and up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1,
+hard and soft labels those of one micro-step.
 """
 
 from __future__ import annotations

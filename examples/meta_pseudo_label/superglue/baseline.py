@@ -2,9 +2,9 @@
 
   python baseline.py DATA [SET ...] [--split test]
 
-Of the tasks of SuperGLUE, or of the labelled sets of DATA that are named. Of ReCoRD the answer is the
-entity that the passage mentions most often, the first of equals. The last line is the mean of the
-scores. A set without the splits that it takes is named and skipped.
+Of the tasks of SuperGLUE, or of the labelled sets of DATA that are named. Of ReCoRD the answer is
+the entity that the passage mentions most often, the first of equals. The last line is the mean of
+the scores. A set without the splits that it takes is named and skipped.
 """
 
 import argparse

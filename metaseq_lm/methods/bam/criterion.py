@@ -44,11 +44,11 @@ class BamDistillConfig:
 class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 
-    The teacher's part is its softmax for classes, and for real values its prediction on the scale of
-    the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and the
-    gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping sees
-    the sum. Logs show the mean over the batch.
-    Evaluation (`evaluated`) has unweighted means over the rows of a set.
+    The teacher's part is its softmax for classes, and for real values its prediction on the scale
+    of the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and
+    the gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping
+    sees the sum. Logs show the mean over the batch. Evaluation (`evaluated`) has unweighted means
+    over the rows of a set.
     """
 
     tasks = ("bam",)

@@ -1,6 +1,7 @@
 """Fine-tuning one encoder on several labelled sets at once, with or without teachers.
 
-A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows of a set, K classes.
+A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows of a set, K
+classes.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ from metaseq_lm.tasks.options import (
 )
 
 FORMS = ("single", "pair")
-# The paper's score of a set is the first of these that it has: CoLA's, that of real values, all others'.
+# The paper's score of a set is the first of these that it has: CoLA's, that of real values, all
+# others'.
 PAPER_METRICS = ("matthews", "spearman", "accuracy")
-# Added to the random streams of a student's new heads and row order. Without it a student would start
-# exactly like a teacher of the same seed.
+# Added to the random streams of a student's new heads and row order. Without it a student would
+# start exactly like a teacher of the same seed.
 STUDENT = "taught"
 
 
@@ -93,8 +95,8 @@ class BamConfig(
     )
     sampling: str = option(
         "sampler",
-        "sampler: a fixed number of rows of each set in an epoch; legacy_copies: copies of small sets "
-        "and loss weights (the authors' code)",
+        "sampler: a fixed number of rows of each set in an epoch; legacy_copies: copies of small "
+        "sets and loss weights (the authors' code)",
         choices=("sampler", "legacy_copies"),
     )
     exponent: float = option(
@@ -107,8 +109,8 @@ class BamConfig(
         LengthGroupsConfig,
         "group_by_length",
         False,
-        "put rows of similar length into a training batch, which saves padding; sets with short rows "
-        "and sets with long rows then rarely share a batch",
+        "put rows of similar length into a training batch, which saves padding; sets with short "
+        "rows and sets with long rows then rarely share a batch",
     )
     pooled: bool = with_default(
         SentenceHeadConfig, "pooled", True, "BERT's tanh layer on [CLS], shared by all heads"
@@ -119,8 +121,8 @@ class BamConfig(
 class BamTask(Task):
     """An encoder with a head for each set of sentences or pairs, with classes or real values.
 
-    The score of a validation is the mean of the sets' scores. The pooler comes from init_from if that
-    has one (BERT's pre-training, or fine-tuning).
+    The score of a validation is the mean of the sets' scores. The pooler comes from init_from if
+    that has one (BERT's pre-training, or fine-tuning).
     """
 
     exported = True
@@ -289,8 +291,9 @@ class BamTask(Task):
         for name, (minimum, _) in ranges.items():
             if minimum < 0 and getattr(self.run_config.criterion, "sigmoid", False):
                 raise UsageError(
-                    f"criterion.sigmoid: {self.data / name} has labels from {minimum:g} on; divided by the "
-                    "largest one they would span more than the 0 to 1 of a sigmoid, so leave it out"
+                    f"criterion.sigmoid: {self.data / name} has labels from {minimum:g} on; "
+                    "divided by the largest one they would span more than the 0 to 1 "
+                    "of a sigmoid, so leave it out"
                 )
         return MultiTaskModel(sizes, len(vocabulary), vocabulary.pad, heads, ranges)
 

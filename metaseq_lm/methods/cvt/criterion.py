@@ -1,8 +1,8 @@
 """Criterions on words: gold labels on labelled sentences, the primary module's predictions on others.
 
-The teacher is the primary module on the whole sentence, without dropout and gradient. The modules of
-the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et al.
-2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
+The teacher is the primary module on the whole sentence, without dropout and gradient. The modules
+of the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et
+al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ class CrossView(Unlabelled):
         names: list[str] = list(getattr(self.config, f"{kind}_auxiliaries"))
         if self.unlabelled and not names:
             raise UsageError(
-                f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would learn from "
-                f"unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or give "
-                "criterion.use_unlabelled=false"
+                f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would "
+                f"learn from unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or "
+                "give criterion.use_unlabelled=false"
             )
         return names
 
@@ -259,8 +259,8 @@ class VATConfig(UnlabelledConfig):
 class VirtualAdversarial(Unlabelled):
     """The baseline: the primary module is the student and reads perturbed word embeddings.
 
-    The perturbation is adversarial: one step of power iteration without dropout, the gradient of the
-    divergence at a small random shift. Each set has its own, so each costs a pass. Needs
+    The perturbation is adversarial: one step of power iteration without dropout, the gradient of
+    the divergence at a small random shift. Each set has its own, so each costs a pass. Needs
     model.normalize_words (Miyato et al. 2017).
     """
 

@@ -22,9 +22,9 @@ from metaseq_lm.models.layers import RAW, AveragedWeights
 from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
-# Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and "past"
-# do not see the word whose class they predict; "full" sees all that the primary module sees, but with
-# dropout.
+# Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and
+# "past" do not see the word whose class they predict; "full" sees all that the primary module sees,
+# but with dropout.
 TAGGING: dict[str, dict[str, Any]] = {
     "full": {"view": FULL, "linear": True},
     "forwards": {"view": AHEAD},

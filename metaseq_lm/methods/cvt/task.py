@@ -71,8 +71,8 @@ class CVTTask(WordTask):
             check_teacher(self.criterion.config.mean_teacher, options.average_decay)
         if options.elmo and isinstance(self.criterion, Unlabelled):
             raise UsageError(
-                "task.elmo is for supervised training, --criterion tagging or parsing: the language "
-                "model knows the whole sentence, so every auxiliary module would know it"
+                "task.elmo is for supervised training, --criterion tagging or parsing: the "
+                "language model knows the whole sentence, so every auxiliary module would know it"
             )
 
     @property

@@ -185,8 +185,8 @@ class CVTTranslationTask(TranslationTask):
             data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
             if not len(chosen):
                 raise UsageError(
-                    f"task.unlabelled=rest: task.labelled_share={options.labelled_share} leaves no pair; "
-                    "lower it, or name a split of source text"
+                    f"task.unlabelled=rest: task.labelled_share={options.labelled_share} leaves no "
+                    "pair; lower it, or name a split of source text"
                 )
         else:
             data = ParallelSet(self.data, options.unlabelled)

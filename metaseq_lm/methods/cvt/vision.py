@@ -245,13 +245,14 @@ class CVTVisionTask(Task):
             count = round(options.labelled_share * available)
             if not count:
                 raise UsageError(
-                    f"task.labelled_share={options.labelled_share} of {available} training images is none; "
-                    "raise it"
+                    f"task.labelled_share={options.labelled_share} of {available} training images "
+                    "is none; raise it"
                 )
         if not 0 < count <= available:
             raise UsageError(
-                f"{len(order)} training images are too few for task.valid_count={options.valid_count} "
-                f"and {count} labelled ones; lower task.labelled or task.valid_count"
+                f"{len(order)} training images are too few for "
+                f"task.valid_count={options.valid_count} and {count} labelled ones; lower "
+                "task.labelled or task.valid_count"
             )
         cuts = np.split(order, [options.valid_count, options.valid_count + count])
         names = ("valid", "train", UNLABELLED)
@@ -313,13 +314,15 @@ class CVTVisionTask(Task):
         sizes = self.run_config.model
         if height != width or places(height) < 1 or channels != sizes.channels:
             raise UsageError(
-                f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "
-                f"for square ones of 12 or more and {sizes.channels} channels (model.channels)"
+                f"{self.data}: images of {height} x {width} pixels and {channels} channels; the "
+                f"model is for square ones of 12 or more and {sizes.channels} channels "
+                "(model.channels)"
             )
         require_scale(images, self.config.mean, self.config.sd)
         if self.config.translate >= height:
             raise UsageError(
-                f"task.translate is {self.config.translate}, but the images have {height} pixels a side"
+                f"task.translate is {self.config.translate}, but the images have {height} "
+                "pixels a side"
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):

@@ -44,8 +44,8 @@ class Noised:
         tokens: The rows with sampled tokens, (B, S).
         chosen: The chosen positions, boolean (B, S).
         terms: The noise model's own loss and metrics.
-        log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None for
-            a masked LM, which does not give it.
+        log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None
+            for a masked LM, which does not give it.
     """
 
     tokens: Tensor
@@ -190,8 +190,8 @@ class ElectraConfig(NoiseConfig):
     contrast_weight: float = option(1.0, "weight of the loss of that head", at_least=0)
     pll_formula: str = option(
         "corrected",
-        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can be "
-        "given to these commands for any finished run",
+        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can "
+        "be given to these commands for any finished run",
         choices=("corrected", "dissertation"),
     )
 
@@ -341,9 +341,9 @@ class AdversarialConfig(NoiseConfig):
 class AdversarialElectra(Corrupting):
     """The generator is rewarded for fooling the discriminator (Clark 2021, section 5.3.4).
 
-    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed to
-    depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state h,
-    trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
+    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed
+    to depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state
+    h, trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
     """
 
     exported = Exported(heads=("rtd", "baseline"), generator=False)
@@ -419,13 +419,13 @@ class Electric(Corrupting):
     P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise.
 
     It does so even if the sample is the original: then exp(-E) is, at the optimum, the data's
-    probability of the token given the others, normalised (Clark 2021, section 5.1.3). The noise model
-    must see all tokens but the one it predicts.
+    probability of the token given the others, normalised (Clark 2021, section 5.1.3). The noise
+    model must see all tokens but the one it predicts.
     """
 
     exported = (
-        "its head gives energies of tokens, and a class of transformers with this head gives logits of "
-        "replaced tokens"
+        "its head gives energies of tokens, and a class of transformers with this head gives "
+        "logits of replaced tokens"
     )
     noises = ("two_tower", "unigram", "uniform")
 

@@ -1,8 +1,8 @@
 """A main encoder with its heads, and the noise model that corrupts its input.
 
-The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may stand
-a net that chooses what is masked. Shapes: B batch, S
-length, M chosen positions, V vocabulary, D hidden width, E embedding width, G width of the noise model.
+The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may
+stand a net that chooses what is masked. Shapes: B batch, S length, M chosen positions, V
+vocabulary, D hidden width, E embedding width, G width of the noise model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ElectraConfig(TransformerConfig):
 
     noise: str = option(
         "mlm",
-        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: strategic masking",
+        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: "
+        "strategic masking",
         choices=(*NOISES, DIFFICULTY),
     )
     generator_size: float = option(
@@ -76,8 +77,8 @@ class ElectraConfig(TransformerConfig):
         ):
             if size < 1:
                 raise UsageError(
-                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of {size}; "
-                    "make it larger"
+                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of "
+                    f"{size}; make it larger"
                 )
         if self.freeze_generator and self.sharing != "none":
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
@@ -269,8 +270,8 @@ class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
 
     Args:
-        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there is
-            no main encoder, only the noise model.
+        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there
+            is no main encoder, only the noise model.
         frequencies: Counts of the tokens (V,), for unigram noise.
     """
 

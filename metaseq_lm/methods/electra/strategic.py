@@ -36,13 +36,14 @@ class StrategicConfig:
 class StrategicMLM(Criterion):
     """A masked LM on the tokens that it is expected to fail at (Clark 2021, section 5.5).
 
-    A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p is
-    the masked LM's probability of that token once it is hidden. Training draws as many tokens of a row as
-    the batch has, without replacement and in proportion to the guess to the power `sharpness`; that
-    net learns by cross-entropy at the tokens drawn. In evaluation the masks are those of the batch.
+    A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p
+    is the masked LM's probability of that token once it is hidden. Training draws as many tokens of
+    a row as the batch has, without replacement and in proportion to the guess to the power
+    `sharpness`; that net learns by cross-entropy at the tokens drawn. In evaluation the masks are
+    those of the batch.
 
-    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight are
-    choices.
+    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight
+    are choices.
     """
 
     exported = Exported(heads=("lm",), generator=False)
@@ -88,7 +89,8 @@ def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, T
     else:
         u = noise.uniform(shape, torch.double)
     # Exponential clocks of these rates; the order in which they ring is that of successive draws in
-    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is infinite.
+    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is
+    # infinite.
     rings = torch.log(-torch.log1p(-u)) - log_weights.double()
     rings = rings.masked_fill(~batch.candidates, float("inf"))
     positions = rings.topk(batch.positions.shape[1], largest=False).indices

@@ -1,9 +1,9 @@
 """WNLI as coreference: which candidate, put in place of the pronoun, looks least like a fake.
 
 Clark 2021, section 5.2.4: rules extract the candidates, and the discriminator, with its pre-trained
-head, learns that the tokens of the right one are real and those of the others fake. The source gives
-neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake) over its
-tokens, and the loss is cross-entropy over candidates.
+head, learns that the tokens of the right one are real and those of the others fake. The source
+gives neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake)
+over its tokens, and the loss is cross-entropy over candidates.
 
 Shapes: B samples, K candidates (the query first), R rows of the model, S length.
 """
@@ -53,8 +53,8 @@ HEAD = "heads.rtd."
 class Discriminator(nn.Module):
     """ELECTRA's encoder and detection head, with the names of weights of pre-training.
 
-    `prior` (2,) are the shares of the labels in the training set, the prediction for samples without
-    candidates; it is a buffer, so it is saved with the weights.
+    `prior` (2,) are the shares of the labels in the training set, the prediction for samples
+    without candidates; it is a buffer, so it is saved with the weights.
     """
 
     prior: Tensor
@@ -81,7 +81,10 @@ class Discriminator(nn.Module):
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
-    exported = "it compares candidates by the mean logit of a detector, which no class of transformers does"
+    exported = (
+        "it compares candidates by the mean logit of a detector, which no class of "
+        "transformers does"
+    )
     tasks = ("wnli",)
 
     config: BatchSumConfig
@@ -119,8 +122,8 @@ def query_margin(scores: Tensor) -> Tensor:
 def label_probabilities(scores: Tensor) -> Tensor:
     """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
 
-    They compare the query with the best other candidate only, so that entailment is the likelier label
-    exactly if the query scores best.
+    They compare the query with the best other candidate only, so that entailment is the likelier
+    label exactly if the query scores best.
     """
     entailed = query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)

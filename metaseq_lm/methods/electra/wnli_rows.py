@@ -61,8 +61,8 @@ class CandidateRows:
     A sample is `usable` if its pronoun was found and there is a candidate beside the query. For an
     entailment the query is positive. Otherwise it is the query of an entailment about the same
     pronoun, since WNLI asks about a pronoun more than once; where the split has none, it is all
-    candidates but the query. With `training` that other query becomes a candidate, and candidates that
-    overlap it are removed; else labels decide nothing but `positive`.
+    candidates but the query. With `training` that other query becomes a candidate, and candidates
+    that overlap it are removed; else labels decide nothing but `positive`.
 
     Raises:
         UsageError: The set is not WNLI, or tokens_per_sample is too small.

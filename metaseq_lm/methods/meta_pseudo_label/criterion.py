@@ -43,7 +43,8 @@ class HardConfig:
 
     reward: str = option(
         "cosine",
-        "cosine or dot product of the step and the query gradient, or neg_loss: minus the query loss",
+        "cosine or dot product of the step and the query gradient, or neg_loss: "
+        "minus the query loss",
         choices=("cosine", "dot", "neg_loss"),
     )
     inner_steps: int = option(
@@ -56,9 +57,10 @@ class HardConfig:
     meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
     fidelity: str = option(
         "authors",
-        "authors: the student takes a step after each micro-step, and the reward is that of the whole step; "
-        "paper: it takes one step per update, on the mean gradient, and the reward of a micro-step is that "
-        "of the step that would follow from its gradient alone, without weight decay",
+        "authors: the student takes a step after each micro-step, and the reward is that of the "
+        "whole step; paper: it takes one step per update, on the mean gradient, and the reward of "
+        "a micro-step is that of the step that would follow from its "
+        "gradient alone, without weight decay",
         choices=("authors", "paper"),
     )
 
@@ -87,8 +89,8 @@ class SoftConfig:
     difference_step: float = option(1e-5, "relative displacement of finite differences", above=0)
     fidelity: str = option(
         "authors",
-        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the number of "
-        "micro-steps; paper: not divided (equation 1)",
+        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the "
+        "number of micro-steps; paper: not divided (equation 1)",
         choices=("authors", "paper"),
     )
 
@@ -256,7 +258,8 @@ def reward_of(
     return torch.where(reward.isfinite(), reward, torch.zeros_like(reward)), product
 
 
-# For large logits the soft cross-entropy, too, has derivatives written out: see criterions.masked_lm.
+# For large logits the soft cross-entropy, too, has derivatives written out: see
+# criterions.masked_lm.
 
 
 def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:

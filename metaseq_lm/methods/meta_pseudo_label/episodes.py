@@ -55,8 +55,8 @@ class MetaPseudoLabelConfig(
     )
     task_tokens: list[int] = option(
         [],
-        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers of sets "
-        "where one is left out",
+        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers "
+        "of sets where one is left out",
     )
     include_mlm_task: bool | None = option(
         None,
@@ -282,8 +282,8 @@ def labelled_sets(
         )
     if len(set(numbers)) < len(numbers) or min(numbers) <= MLM:
         raise UsageError(
-            f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, because "
-            f"[CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
+            f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, "
+            f"because [CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
         )
     sets = []
     sizes = (options.tokens_per_sample, options.stride)

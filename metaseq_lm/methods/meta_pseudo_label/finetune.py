@@ -55,8 +55,9 @@ class TokenLabelCriterion(Criterion):
     """
 
     exported = (
-        "it names classes by words at every position of rows that begin with a task token, which no class "
-        "of transformers does; fine-tune with task sentence_prediction to export a classifier"
+        "it names classes by words at every position of rows that begin with a task token, which "
+        "no class of transformers does; fine-tune with task sentence_prediction "
+        "to export a classifier"
     )
 
     def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
@@ -90,8 +91,8 @@ class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
         EvaluationConfig,
         "valid_size",
         128,
-        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they are "
-        "the split 'mini', and all rows of 'valid' are used",
+        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they "
+        "are the split 'mini', and all rows of 'valid' are used",
     )
     shuffle: bool = option(
         True, "shuffle the training rows in every epoch; the authors' code does not"

@@ -148,12 +148,13 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW):
         raise UsageError(
-            f"a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run has "
-            f"{type(inner).__name__}; choose {INSTEAD}"
+            "a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run "
+            f"has {type(inner).__name__}; choose {INSTEAD}"
         )
     if len(set(optimizer.base)) > 1:
         raise UsageError(
-            f"a virtual AdamW step has one rate; optimizer.layer_decay must be 1. Or choose {INSTEAD}"
+            "a virtual AdamW step has one rate; optimizer.layer_decay must be "
+            f"1. Or choose {INSTEAD}"
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     return [decay[id(p)] for p in optimizer.local]

@@ -309,9 +309,9 @@ class MetaPseudoLabelTask(TextTask):
     ) -> tuple[Vector, Tensor, Logs]:
         """Two virtual student steps for each of C micro-steps, the query loss, and back through the steps.
 
-        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the logs.
-        Passes have numbered random streams, so that the noise of a micro-step does not depend on the
-        micro-steps that are computed beside it.
+        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the
+        logs. Passes have numbered random streams, so that the noise of a micro-step does not depend
+        on the micro-steps that are computed beside it.
         """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
@@ -400,7 +400,8 @@ def add_logs(total: Logs, part: Logs, weight: float) -> Logs:
     return {name: total.get(name, 0.0) + weight * value for name, value in part.items()}
 
 
-# ------------------------------------------------------------------------ pairs as text (tables 1 and 3)
+# ------------------------------------------------------------------------ pairs as text (tables 1
+# and 3)
 
 
 def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:

@@ -35,7 +35,8 @@ TaskBatch = TokenBatch | ImageBatch | StateBatch
 class Drawn:
     """An order of independent random batches of `count` samples, as in the authors' code.
 
-    The samples of a batch differ, unless it is larger than the set: then they are drawn with replacement.
+    The samples of a batch differ, unless it is larger than the set: then they are drawn with
+    replacement.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
@@ -90,8 +91,8 @@ def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
     lines = corpus.data.starts[corpus.data.sizes > 0]
     if count > len(lines):
         raise UsageError(
-            f"task.lines_per_example asks for {count:,} lines of '{name}', which has {len(lines):,}; "
-            "lower it, or 0 takes all"
+            f"task.lines_per_example asks for {count:,} lines of '{name}', which has "
+            f"{len(lines):,}; lower it, or 0 takes all"
         )
     if count:
         chosen = random_streams.generator(seed, "lines", name).permutation(len(lines))[:count]

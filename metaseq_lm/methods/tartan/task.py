@@ -94,8 +94,8 @@ class TartanTask(EndTaskAware):
     """One encoder, an LM head for each auxiliary task, a head for the end task, and the meta head."""
 
     exported = (
-        "it trains the heads of several objectives at once, and a class of transformers has one; start "
-        "task sentence_prediction or masked_lm from it to export that"
+        "it trains the heads of several objectives at once, and a class of transformers has one; "
+        "start task sentence_prediction or masked_lm from it to export that"
     )
     criterions = (MultiTask, MaskedLM)
     endtask_head = "sentence"

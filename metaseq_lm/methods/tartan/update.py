@@ -207,8 +207,8 @@ def meta_similarities(
 ) -> tuple[Tensor, Logs]:
     """Return the similarity (T,) of each task's gradient to that of the meta-objective, and logs.
 
-    The meta-objective is the end task's development loss through the meta head (equation 7), or with
-    same_head through the end task's head (equation 6).
+    The meta-objective is the end task's development loss through the meta head (equation 7), or
+    with same_head through the end task's head (equation 6).
     """
     config = criterion.config
     logs: Logs = {}
@@ -255,8 +255,8 @@ def fit_meta_head(
 ) -> Logs:
     """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
 
-    The optimizer's moments start at zero in every update. The weights are initialised anew, from the
-    seed and the number of updates, unless algorithm 1 keeps them.
+    The optimizer's moments start at zero in every update. The weights are initialised anew, from
+    the seed and the number of updates, unless algorithm 1 keeps them.
     """
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:

@@ -1,8 +1,8 @@
 """Self-attention: which tokens see each other, the kernels, positions.
 
-A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what the
-kernels take, once per forward pass of a stack. Packed rows use a boolean mask; a kernel for rows of
-several lengths needs a GPU and is not built in.
+A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
+the kernels take, once per forward pass of a stack. Packed rows use a boolean mask; a kernel for
+rows of several lengths needs a GPU and is not built in.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -29,8 +29,8 @@ class Visibility:
     """Which keys the queries of rows see, in the form that attention kernels take.
 
     Attributes:
-        mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden, or
-            by `is_causal` alone.
+        mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden,
+            or by `is_causal` alone.
         is_causal: Whether a query sees itself and what is before it, which the fused kernel knows
             without a mask. Then `mask` is None.
     """

@@ -1,7 +1,7 @@
 """An encoder with one head that scores whole rows, or with a head for each of several labelled sets.
 
-Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of set k: its classes, or 1
-for real values.
+Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of set k: its classes, or
+1 for real values.
 """
 
 from collections.abc import Mapping, Sequence

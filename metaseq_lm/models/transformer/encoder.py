@@ -59,7 +59,8 @@ class TransformerConfig:
     norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
     init: str = option(
         "xavier_attention",
-        "initial weights: xavier_attention (normal; attention Xavier uniform) or truncated_normal (BERT, ELECTRA)",
+        "initial weights: xavier_attention (normal; attention Xavier "
+        "uniform) or truncated_normal (BERT, ELECTRA)",
         choices=INITS,
     )
 
@@ -141,8 +142,8 @@ class Embeddings(nn.Module):
         length = x.shape[-2]
         if length > self.max_positions:
             raise ValueError(
-                f"a sequence of {length} tokens is longer than the model's {self.max_positions} positions; "
-                "raise model.max_positions or cut the text with task.tokens_per_sample"
+                f"a sequence of {length} tokens is longer than the model's {self.max_positions} "
+                "positions; raise model.max_positions or cut the text with task.tokens_per_sample"
             )
         if layout.documents is not None:
             x = x + lookup(document_positions(layout.documents), self.positions.weight)

@@ -41,8 +41,8 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
 class CNNBiLSTM(ViewsEncoder):
     """Embedded words, one LSTM in each direction, and one more in each on the states of both.
 
-    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code has
-    a square one). Dropout after each LSTM, none inside.
+    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code
+    has a square one). Dropout after each LSTM, none inside.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
 class TransformerViews(ViewsEncoder):
     """A Transformer stack in place of each LSTM; attention masks make the views. Not in the paper.
 
-    In the first stack a position attends to positions up to its own, in the second to those from its
-    own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et al. 2017, section 3.5): a few hundred labelled sentences do not
-    teach random ones which words are neighbours.
+    In the first stack a position attends to positions up to its own, in the second to those from
+    its own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et
+    al. 2017, section 3.5): a few hundred labelled sentences do not teach random ones which words
+    are neighbours.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class NoEncoder(ViewsEncoder):
         super().__init__()
         if mix is None:
             raise UsageError(
-                "model no_encoder has nothing to predict from but the states of a language model; give "
-                "task.elmo=RUN, or another --model"
+                "model no_encoder has nothing to predict from but the states of a language model; "
+                "give task.elmo=RUN, or another --model"
             )
         self.dropout = Dropout(config.dropout)
 

@@ -1,8 +1,8 @@
 """Views that an encoder of words gives, and the modules that predict tags or trees from them.
 
-Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head and
-a relation: relation r and ROOT is class r, relation r and the word at position j is class
-(1 + j) L + r. There are (1 + S) L.
+Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head
+and a relation: relation r and ROOT is class r, relation r and the word at position j is class (1 +
+j) L + r. There are (1 + S) L.
 
 Shapes: B rows, S positions, H hidden units, P parser units, L relations.
 """
@@ -165,11 +165,11 @@ class TaggingModule(nn.Module):
 class ParsingModule(nn.Module):
     """Scores of heads and relations, bilinear in the candidate head and the dependent.
 
-    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the candidate
-    by one matrix (H, P) per relation plus a shared one; each is divided by a learned number that
-    starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the dependent's units
-    scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,) scored like a
-    candidate. `views` are those of the candidate and of the dependent.
+    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the
+    candidate by one matrix (H, P) per relation plus a shared one; each is divided by a learned
+    number that starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the
+    dependent's units scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,)
+    scored like a candidate. `views` are those of the candidate and of the dependent.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """An encoder of words with the heads of one or several labelled sets, and their moving averages.
 
-Shapes: B rows, S positions, C classes, X width of the states of both directions of a language model.
+Shapes: B rows, S positions, C classes, X width of the states of both directions of a language
+model.
 """
 
 from __future__ import annotations
