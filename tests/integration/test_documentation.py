@@ -1,4 +1,5 @@
-"""Every code block of the documentation works: tutorials are run at a tiny size, the rest is composed.
+"""Every code block of the documentation works: tutorials are run at a tiny size, the rest is
+composed.
 
 A comment before a block says what the test does with it, if not the default:
 
@@ -8,10 +9,10 @@ A comment before a block says what the test does with it, if not the default:
     <!-- test: skip, because it installs -->                  look at nothing
     <!-- test: after tutorials/text_to_model.md -->           (anywhere) run that page's blocks first
 
-The default of bash is `compose`: bash itself expands loops, variables and braces; then each option of each
-`metaseq-lm` command must exist, each configuration and sweep must compose, each named file of the
-repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers that blocks of the
-results print are compared with their pages by test_printed_numbers.py.
+The default of bash is `compose`: bash itself expands loops, variables and braces; then each option
+of each `metaseq-lm` command must exist, each configuration and sweep must compose, each named file
+of the repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers
+that blocks of the results print are compared with their pages by test_printed_numbers.py.
 """
 
 import re

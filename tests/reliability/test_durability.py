@@ -1,8 +1,8 @@
 """A power cut at any moment: the old content or the new one is whole, and what was saved is there.
 
-The real code runs while every change of a name and every fsync is recorded. The model of a disk then
-loses power after each of them: a file has the content that was fsynced last, and of the changes in
-a folder since its last fsync any may be lost, each by itself.
+The real code runs while every change of a name and every fsync is recorded. The model of a disk
+then loses power after each of them: a file has the content that was fsynced last, and of the
+changes in a folder since its last fsync any may be lost, each by itself.
 """
 
 import os

@@ -132,7 +132,9 @@ TIMEOUT = 4
 
 
 def broken(save: Path, run: Started, *updates: int) -> str:
-    """Check the end of a broken run, whose last checkpoint is of one of `updates`; returns its text."""
+    """Check the end of a broken run, whose last checkpoint is of one of `updates`; returns its
+    text.
+    """
     code = run.wait(TIMEOUT + 30 + 30)  # the last 30: until the fault
     text = run.text()
     assert code == 1 and not run.members(), text

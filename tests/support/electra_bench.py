@@ -69,7 +69,9 @@ def make_batch(
     seed: int = 0,
     width: int = 0,
 ) -> Rows:
-    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays visible."""
+    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays
+    visible.
+    """
     g = torch.Generator().manual_seed(seed)
     chosen = [[1, 3], [5, 2], [3]] if chosen is None else chosen
     width = max(*lengths, width)

@@ -408,7 +408,8 @@ ROW = re.compile(r"\S {2,}\S|(,[^ ]*){3}")  # of a table, as text or csv
 def is_said(damaged: Sequence[str], added: Sequence[str]) -> bool:
     """Return whether a new line, which is no row of a table, tells the damage of one of the files.
 
-    It must name the file or its folder; a row of `sweep status` must be of the run and name the file.
+    It must name the file or its folder; a row of `sweep status` must be of the run and name the
+    file.
     """
     for name in damaged:
         path = Path(name)

@@ -1,4 +1,6 @@
-"""Completion in a shell: what argcomplete prints for a line, and that names are those of the registries."""
+"""Completion in a shell: what argcomplete prints for a line, and that names are those of the
+registries.
+"""
 
 import os
 import subprocess

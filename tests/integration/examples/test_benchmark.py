@@ -156,7 +156,9 @@ def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
 def test_figures_of_meta_learning(
     benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and memory."""
+    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and
+    memory.
+    """
     meta = importlib.import_module("meta_speed")
     monkeypatch.setattr(meta, "paired", in_turn)
     monkeypatch.setattr(meta, "SIZES", [*meta.SIZES, *TINY])

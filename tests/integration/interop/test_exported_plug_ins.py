@@ -149,7 +149,8 @@ class BlindLM(Criterion):
         logits = model.predict(x, batch.positions, "lm")
         return {"mlm": Term(cross_entropy(logits, batch.targets).sum(), "targets")}
 '''
-# Plug-in; its options; what a refusal names where it declares nothing; what becomes of it if it does.
+# Plug-in; its options; what a refusal names where it declares nothing; what becomes of it if it
+# does.
 PLUG_INS = {
     "causal": (
         CAUSAL,

@@ -1,4 +1,5 @@
-"""Fine-tuning in float64 without dropout gives the losses of a plain loop of transformers and torch.
+"""Fine-tuning in float64 without dropout gives the losses of a plain loop of transformers and
+torch.
 
 The loop is that of examples/real_encoder/peer.py; the weights are random and small.
 """

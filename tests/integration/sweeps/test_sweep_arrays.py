@@ -10,7 +10,8 @@ from sweeping import SHORT, sweep
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.states import Slurm
 
-# An sbatch that refuses what comes after LIMIT jobs, keeps the scripts and counts the jobs from 101.
+# An sbatch that refuses what comes after LIMIT jobs, keeps the scripts and counts the jobs from
+# 101.
 SBATCH = """#!/bin/sh
 cd "$(dirname "$0")"
 number=$(($(cat count 2>/dev/null || echo 100) + 1))

@@ -16,7 +16,8 @@ from metaseq_lm.data.benchmarks.wnli import (
 )
 from metaseq_lm.data.labelled.sets import LabelledSet
 
-# sentence, hypothesis; the pronoun marked in the sentence, query, some candidates, some that are none
+# sentence, hypothesis; the pronoun marked in the sentence, query, some candidates, some that are
+# none
 CASES = {
     "plain": (
         "The lamp would not go through the old door because *it* was too wide.",

@@ -15,7 +15,8 @@ def net_of(**options: Any) -> ConvLarge:
     return ConvLarge(ConvLargeConfig(width=1 / 16, dropout=0, **options), 10).double()
 
 
-# The statistics of batch normalisation are of all places and images; with remembered ones it hides as much.
+# The statistics of batch normalisation are of all places and images; with remembered ones it hides
+# as much.
 @pytest.mark.parametrize("net", [net_of().train(), net_of(norm="batch").eval()], ids=["", "batch"])
 def test_places_see_21_to_29_pixels(net: ConvLarge) -> None:
     """Clark 2021, section 4.4: 6 x 6 places; a corner sees 21 x 21 pixels, the middle 29 x 29."""

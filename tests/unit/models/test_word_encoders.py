@@ -68,7 +68,9 @@ KINDS = pytest.mark.parametrize("kind", ["lstm", "transformer"])
 
 @KINDS
 def test_each_view_knows_its_side_only(kind: str) -> None:
-    """Another word, or other characters, at t: forward states change from t on, backward ones up to t."""
+    """Another word, or other characters, at t: forward states change from t on, backward ones up to
+    t.
+    """
     net, (tokens, characters, padding) = build(kind), rows()
     at = 3
     before = net(tokens, characters, Layout(padding))

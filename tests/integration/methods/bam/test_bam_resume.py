@@ -21,7 +21,8 @@ STAGES = [
     {"name": "one", "overrides": ["task.labelled=[few]"]},
     {"name": "student", "overrides": [bam_bench.ALL, "task.teachers=[{two},{one}]"]},
 ]
-# In the second update of each stage, and after the first set that a teacher of two has been asked about.
+# In the second update of each stage, and after the first set that a teacher of two has been asked
+# about.
 STOPS = {("two", 1), ("one", 1), ("student", 1), ("stored", "words")}
 
 

@@ -1,4 +1,6 @@
-"""`score` and `rerank` on tiny runs of Electric, ELECTRA-TT and the two towers, against hand-made values."""
+"""`score` and `rerank` on tiny runs of Electric, ELECTRA-TT and the two towers, against hand-made
+values.
+"""
 
 import json
 import math

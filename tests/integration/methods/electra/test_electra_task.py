@@ -119,7 +119,9 @@ def test_masks_are_drawn_again_for_every_batch(ragged: Path, tmp_path: Path) -> 
 
 
 def test_rare_tokens_are_chosen_in_training_only(ragged: Path, tmp_path: Path) -> None:
-    """As many tokens of a row, rarer ones on average; the held-out masks are those without the option."""
+    """As many tokens of a row, rarer ones on average; the held-out masks are those without the
+    option.
+    """
     chosen = {}
     for rarity in (0, 20):
         options = ["criterion=electra_rtd", "task.batch_size=80", f"task.mask_rarity={rarity}"]

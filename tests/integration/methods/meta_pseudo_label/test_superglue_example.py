@@ -102,8 +102,8 @@ def test_data_of_some_tasks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sources = {"BoolQ": "BoolQ", "CB": "superglue-CB", "RTE": "superglue-RTE", "WSC": "WSC"}
     assert calls[1:] == [
-        f"-m metaseq_lm preprocess --benchmark superglue/{task} --as-text --source superglue/{source} "
-        "--destdir data"
+        f"-m metaseq_lm preprocess --benchmark superglue/{task} --as-text --source "
+        f"superglue/{source} --destdir data"
         for task, source in sources.items()
     ]
     skipped = [line.split(":")[0] for line in done.stderr.splitlines()]

@@ -63,7 +63,9 @@ def test_the_student_reads_what_was_changed(
 def test_the_students_have_a_dropout_of_their_own(
     name: str, rate: float, sentences: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But where the primary module is it, that of labelled sentences; with less, it came to one class."""
+    """But where the primary module is it, that of labelled sentences; with less, it came to one
+    class.
+    """
     run = built(sentences, f"criterion={name}", NORMALISED, "model.dropout=0.5")
     criterion, batch, found = run.task.criterion, batch_of(run), []
     monkeypatch.setattr(
@@ -103,7 +105,9 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
 
 
 def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) -> None:
-    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or not."""
+    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or
+    not.
+    """
     run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
     model, engine = run.model, run.engine
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
