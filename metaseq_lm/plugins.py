@@ -48,7 +48,7 @@ def load(name_or_path: str) -> None:
 
 
 def path_of(name_or_path: str) -> Path | None:
-    """Return the path that names a plug-in, None for a dotted name; UsageError if there is nothing."""
+    """Return the path of a plug-in, None for a dotted name; UsageError if it does not exist."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path.resolve()
@@ -109,7 +109,7 @@ def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | Non
 
 
 def check_runs(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
-    """Raise UsageError for a run that is not there, or a wrong override, before torch is imported."""
+    """Raise UsageError for a missing run or an invalid override, before torch is imported."""
     from metaseq_lm.runs import manifests
 
     folders = [manifests.resolve(run, prefer="best") for run in runs]

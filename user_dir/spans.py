@@ -31,7 +31,7 @@ class SpanBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class Spans:
-    """How long spans are: geometric, of the given `mean` if there were no `longest` (section 3.1)."""
+    """Geometric span lengths, of the given `mean` if there were no `longest` (section 3.1)."""
 
     mean: float
     longest: int

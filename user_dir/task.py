@@ -29,7 +29,7 @@ class SpanMaskingConfig(MaskedLMConfig):
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)
 class SpanMaskingTask(MaskedLMTask):
-    """The masked_lm task with other masks, and a model with one more head; the update is the default.
+    """The masked_lm task with span masks and a model with one more head; the default update.
 
     Fine-tuning takes the encoder (encoder.*) and leaves the heads. With criterion masked_lm there
     is no boundary loss.

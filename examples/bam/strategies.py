@@ -1,4 +1,4 @@
-"""Print table 3.1: the score of each strategy on each set, median and range over seeds, and the average.
+"""Print table 3.1: scores of each strategy on each set, median and range over seeds, and averages.
 
 usage: python strategies.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
@@ -68,7 +68,7 @@ Cells = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def collect(runs: Iterable[Run]) -> Scores:
-    """Return the scores of the finished runs; raises MetaseqError for a score that there is twice."""
+    """Return the scores of the finished runs; raises MetaseqError for a duplicate score."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
         for name, value in run.metrics.items():
@@ -128,7 +128,7 @@ def cells_of(scores: Scores) -> Cells:
 
 
 def tested(cells: Cells, left_out: Sequence[str] = ()) -> dict[tuple[str, str], float]:
-    """Return p after Holm, by strategy and column, where the strategy and both baselines have seeds."""
+    """Return p after Holm, by strategy and column, where it and both baselines have seeds."""
     found = {}
     for label in TAUGHT:
         for column, values in cells.get(label, {}).items():
@@ -150,7 +150,7 @@ def text(values: Sequence[float], p: float | None) -> str:
 
 
 def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
-    """Return the lines of a table in Markdown, and below it what p is of and what is `left_out` of it."""
+    """Return the lines of a Markdown table, with notes on p and on what is `left_out`."""
     columns = list(next(iter(cells.values()), {}))
     p = tested(cells, left_out)
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -175,7 +175,7 @@ def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
 
 
 def claims(cells: Cells, left_out: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a table in Markdown: differences of means in points, and detectable ones."""
+    """Return a Markdown table of differences of means in points, and of detectable ones."""
     averages = {
         label: next(name for name in row if name.startswith("average"))
         for label, row in cells.items()

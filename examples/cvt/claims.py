@@ -1,4 +1,4 @@
-"""Print the scores of runs on words by share of the labels, and which of the paper's claims they bear out.
+"""Print the scores of runs on words by share of the labels, and which claims of the paper hold.
 
 usage: python claims.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
@@ -145,7 +145,7 @@ def at_all(scores: Scores, method: str, share: float) -> dict[Place, float]:
 
 
 def gains(scores: Scores, share: float) -> dict[Place, float]:
-    """Return what CVT has more than supervised training with a share, in the places of all labels."""
+    """Return the gain of CVT over supervised training with a share, by set and seed."""
     return differences(*(at_all(scores, method, share) for method in ("CVT", "supervised")))
 
 
@@ -199,7 +199,7 @@ def means(values: Mapping[Place, float]) -> dict[str, float]:
 
 
 def seeds_text(values: Mapping[Place, float], name: str) -> str:
-    """Return the mean of a set's differences, and the smallest and largest of its seeds, as text."""
+    """Return the mean difference of a set, and its smallest and largest over seeds, as text."""
     found = [value for place, value in values.items() if place.set == name]
     if not found:
         return "-"
@@ -235,7 +235,7 @@ def averaging(averaged: Scores, raw: Scores) -> list[str]:
 
 
 def within(row: Mapping[Place, float]) -> str:
-    """Return the sample deviation between the seeds of a set and share, pooled over them, as text."""
+    """Return the sample deviation over seeds, pooled over sets and shares, as text."""
     groups: dict[tuple[float, str], list[float]] = {}
     for place, value in row.items():
         groups.setdefault((place.share, place.set), []).append(value)

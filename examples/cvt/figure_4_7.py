@@ -1,4 +1,4 @@
-"""Draw what the features of an image are worth at each place (figure 4.7 of the dissertation), and print it by zone.
+"""Draw and print, by zone, the value of an image's features by position (dissertation, figure 4.7).
 
   python figure_4_7.py RUN_OR_FOLDER ... --out OUT       measure runs of task cvt_vision
   python figure_4_7.py OUT/figure_4_7.json --out OUT     draw again what was measured
@@ -58,7 +58,7 @@ class Places:
 
 @torch.no_grad()
 def features_of(net: nn.Module, task: CVTVisionTask, split: str) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D, n, n) of the labelled images of a split, and their classes (N,)."""
+    """Return features (N, D, n, n) and classes (N,) of the labelled images of a split."""
     images = task.labelled(split)
     net.eval()
     parts = [
@@ -182,7 +182,7 @@ def zones(size: int) -> dict[str, np.ndarray]:
 
 
 def table(maps: dict[str, dict[str, np.ndarray]], baseline: str) -> list[str]:
-    """Return the lines of a table: mean ± sd over seeds of each zone, and what is more than the baseline's.
+    """Return a table: mean ± sd over seeds of each zone, and the difference to the baseline.
 
     In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided,
     would fall below 0.05.

@@ -1,4 +1,4 @@
-"""Train word vectors (skip-gram, by gensim) on unlabelled text, in GloVe's format for `--word-vectors`.
+"""Train word vectors (skip-gram, gensim) on unlabelled text, in GloVe's format (`--word-vectors`).
 
 usage: python vectors.py TEXT OUT [--width 100] [--epochs 3] [--least 3] [--seed 1]
 

@@ -1,4 +1,4 @@
-"""Score minimal pairs and re-rank n-best lists with runs; write the runs and these results as an archive.
+"""Score minimal pairs and re-rank n-best lists with runs; archive the runs and the results.
 
     scores.py RUN_OR_FOLDER ... --pairs FILE ... --dev LISTS --test LISTS --out scores.jsonl
     metaseq-lm report scores.jsonl --metric pairs.accuracy --baseline schedule.total_updates=1

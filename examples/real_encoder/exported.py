@@ -1,4 +1,4 @@
-"""Export fine-tuned runs, open them in transformers and compare the predictions on the whole dev set.
+"""Export fine-tuned runs and compare predictions with transformers on the whole dev set.
 
     exported.py RUN... --source FOLDER --out DIR --results FILE
     exported.py --table FILE

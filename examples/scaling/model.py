@@ -1,7 +1,7 @@
 """Memory, bytes and time of an update of a large model on 8, 64 and 1024 devices, by placement.
 
-    python examples/scaling/model.py examples/scaling/measured.jsonl    # speed and link of this machine
-    python examples/scaling/model.py --assume h200                      # those of a data sheet
+    python examples/scaling/model.py examples/scaling/measured.jsonl    # this machine
+    python examples/scaling/model.py --assume h200                      # a data sheet
     python examples/scaling/model.py --check examples/scaling/memory.jsonl
 
 The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def in_flight(self) -> float:
-        """Gradients that are computed and not summed yet, each with its message: 3 buckets twice."""
+        """Gradients computed but not summed yet, with their messages: 3 buckets twice."""
         return min(2 * (ON_THE_WAY + 1) * self.network.bucket, 2 * self.network.weights)
 
     @property
@@ -191,7 +191,7 @@ class Plan:
 
     @property
     def peak_layer(self) -> float:
-        """16 P / S, the rest, two layers and the message of one in place of the 4 P and of their casts."""
+        """16 P / S, the rest, two layers and one's message, instead of the 4 P and casts."""
         if self.shards == 1:
             return self.peak_model
         layers = (TOGETHER + 1) * self.network.sent
@@ -294,7 +294,7 @@ def table(network: Network, machine: Machine, devices: list[int], rows: int) -> 
 
 
 def check(path: Path) -> Iterator[str]:
-    """Yield what processes of measure.py held, and their peak beyond what it was before, beside the formulas."""
+    """Yield what processes of measure.py held, and their peak increase, beside the formulas."""
     yield "processes  placement  gather  held MB  formula  ratio  peak MB  formula  ratio"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     networks: dict[str, Network] = {}

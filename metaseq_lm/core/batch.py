@@ -27,7 +27,7 @@ REACHES = ("both", "causal", "anticausal", "prefix")
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which tokens of rows (..., S) see each other; `models.transformer.attention` makes masks of it.
+    """Visibility between the tokens of rows (..., S); attention derives its masks from it.
 
     Attributes:
         padding: True at padding, which nobody sees, boolean (..., S); None if there is none.
@@ -247,7 +247,7 @@ class CopiesBatch(TokenBatch):
 
 @dataclass(kw_only=True)
 class ImageBatch(Batch):
-    """Images (B, channels, height, width), their classes (B,) if labelled, and the name of a head."""
+    """Images (B, channels, height, width), classes (B,) if labelled, and the name of a head."""
 
     images: Tensor
     targets: Tensor | None = None

@@ -77,7 +77,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Return a text with *** for values named like secrets, users in URLs, private and issued keys."""
+    """Replace values of secret-like names, users in URLs, private and issued keys by ***."""
     return ISSUED.sub(MASK, USER.sub(rf"\1{MASK}@", INNER.sub(_mask_match, text)))
 
 

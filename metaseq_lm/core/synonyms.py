@@ -1,4 +1,4 @@
-"""What other tools call the options of this one: transformers, fairseq, Lightning, Megatron-LM, nanoGPT."""
+"""Option names of transformers, fairseq, Lightning, Megatron-LM and nanoGPT, and ours for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -195,7 +195,7 @@ TABLE = (
 
 
 def normal(word: str) -> str:
-    """Return a flag or the last part of a key in the form of the table: in small letters, with hyphens."""
+    """Return a flag or the last part of a key in lower case with hyphens, as in the table."""
     return word.lstrip("-+~").rpartition(".")[2].lower().replace("_", "-")
 
 

@@ -63,7 +63,7 @@ class ImageClassification(Criterion):
 
 @register_criterion("sentence_prediction", dataclass=BatchSumConfig)
 class SentencePrediction(Criterion):
-    """The loss of a SentencePredictor: of one class or any number, of candidates, or of real values."""
+    """The loss of a SentencePredictor: single label, multi-label, candidates or real values."""
 
     exported = Exported(heads=("sentence",))
     tasks = ("sentence_prediction",)
@@ -139,7 +139,7 @@ class Cloze(Criterion):
         return class_terms(self.scores(model, batch), batch.targets, is_summed)
 
     def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
-        """Return the mean logit of each candidate's tokens (B, K), in full precision; -inf without any."""
+        """Return the mean logit (B, K) of each candidate's tokens in full precision; -inf if none."""
         logits = full_precision(model(batch.tokens, batch.layout, batch.positions))  # (B, 1, V)
         inside = batch.candidates >= 0  # (B, K, T)
         logits = logits.expand(-1, inside.shape[1], -1)

@@ -60,7 +60,7 @@ def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
 
 @register_criterion("language_modeling")
 class LanguageModeling(Criterion):
-    """The mean of the forward and the backward loss per token (Peters et al. 2018, equation of 3.1).
+    """The mean of the forward and the backward loss per token (Peters et al. 2018, section 3.1).
 
     In a row `[CLS] x [SEP]` the forward direction predicts x and [SEP], the backward one x and
     [CLS]. The model is a BiLSTMLM; UsageError for another.

@@ -70,7 +70,7 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
 
 @register_criterion("masked_lm")
 class MaskedLM(Criterion):
-    """The masked-LM loss of a model (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
+    """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     exported = Exported(heads=("lm",))
 
@@ -162,7 +162,10 @@ def log_sums(logits: Tensor) -> Tensor:
 
 
 def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
-    """Return scale * (diag p - p p^T) vector of each row, p its softmax: the loss's Hessian on a vector."""
+    """Return the product of the loss's Hessian and a vector, by row.
+
+    That is scale * (diag p - p p^T) vector, where p is the softmax of the row.
+    """
     out = torch.empty_like(logits)
     for at in blocks(logits):
         p = torch.sub(logits[at], log_sum[at]).exp_()

@@ -25,7 +25,7 @@ PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one
 def environment_of(
     rank: int, count: int, port: int, host: str = HOST, step: Step | None = None
 ) -> dict[str, str]:
-    """Return the environment of a replica: the variables of torchrun, and its share of the cores."""
+    """Return the environment of a replica: torchrun's variables and its share of the cores."""
     cores = max(1, usable_cores() // count)
     variables = (step or Step()).variables(rank, count)
     variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
@@ -113,7 +113,7 @@ def watch(
 def outcome_of(
     children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
 ) -> tuple[int, str] | None:
-    """Return exit code and message of the first replica of all nodes that failed, if one did here."""
+    """Return exit code and message of the first replica to fail on any node, if one failed here."""
     first = failed(children)
     if first is None:
         return None
@@ -151,5 +151,5 @@ def program(root: Path | None = None) -> list[str]:
 
 
 def python(folder: str, code: str) -> list[str]:
-    """Return the start of a command line that runs Python `code` with `folder` first on the path."""
+    """Return the beginning of a command that runs Python `code` with `folder` first in sys.path."""
     return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {folder!r}; {code}"]

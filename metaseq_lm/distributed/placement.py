@@ -238,7 +238,7 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def whole(tensors: Sequence[Tensor], sent_as: Sequence[torch.dtype] | None = None) -> list[Tensor]:
-    """Return the whole tensors of some shards; ordinary tensors as they are. A call of all replicas.
+    """Return the full tensors of shards; ordinary tensors are unchanged. A collective call.
 
     They travel, rounded, as the dtypes `sent_as`.
     """
@@ -263,7 +263,7 @@ def start_gather(
     group: dist.ProcessGroup,
     tag: int = 0,
 ) -> Callable[[], list[Tensor]]:
-    """Begin to gather some shards, as `dtypes`, in one message; the result waits for the whole tensors.
+    """Start gathering shards, as `dtypes`, in one message; the result waits for the full tensors.
 
     Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on
     a GPU, where looking at it would wait for the device, the tensors are NaN then.

@@ -51,7 +51,7 @@ def rank() -> int:
 
 
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
-    """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """Join the process group of the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
     In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed
     by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
@@ -79,7 +79,10 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
 
 
 def choose_gpu(environment: Mapping[str, str], count: int) -> int:
-    """Return the number of the GPU for this process, of `count`; UsageError if there are too few."""
+    """Return the index of this process's GPU among `count`.
+
+    Raises UsageError if there are fewer GPUs than processes.
+    """
     number = int(environment.get("LOCAL_RANK", "0"))
     if count == 1 and step_of(environment).local_tasks > 1:
         return 0  # with srun --gpus-per-task=1 a task sees only its own GPU
@@ -116,7 +119,10 @@ def finish() -> None:
 
 
 def fail(error: MetaseqError) -> None:
-    """Tell the other replicas why this one stops; sets `error.is_printed` if another has printed it."""
+    """Send the error that stops this replica to the others.
+
+    Sets `error.is_printed` if another replica has printed it.
+    """
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
     with contextlib.suppress(RuntimeError):  # the replica that held the store is gone
@@ -240,7 +246,7 @@ def sum_within(tensor: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """Begin to fill `gathered` with the `part` of each replica of a group, in the order of their ranks.
+    """Start filling `gathered` with the `part` of each replica of a group, in rank order.
 
     Call the result to wait for it.
     """
@@ -263,7 +269,7 @@ def new_group(rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def _flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all entries of some tensors as one vector for a collective, then copy it back to them."""
+    """Yield all entries of some tensors as one vector for a collective, then copy it back."""
     flat = torch.cat([t.reshape(-1) for t in tensors])
     with together():
         yield flat

@@ -29,7 +29,7 @@ def received() -> int:
 
 
 def votes() -> list[float]:
-    """Return 1.0 for the last signal received and 0.0 for the others, to be summed over replicas."""
+    """Return 1.0 for the last signal received and 0.0 for the others, to sum over replicas."""
     return [float(received() == number) for number in SIGNALS]
 
 

@@ -1,4 +1,4 @@
-"""The step of `srun` that this process is a task of: its place among the tasks, and how they meet."""
+"""The `srun` step of this process: its rank among the tasks, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Meeting:
         return True
 
     def report(self, code: int, message: str) -> tuple[int, str]:
-        """Tell the others how this task ended, if it is the first to end badly; return how that did."""
+        """Report how this task ended if it is the first to fail; return the first failure."""
         if self.step.tasks > 1 and self.store is not None:
             with contextlib.suppress(RuntimeError, ValueError):  # the first task is gone
                 text = self.store.compare_set("outcome", "", json.dumps([code, message]))
@@ -205,7 +205,7 @@ class Meeting:
         return None
 
     def leave(self) -> None:
-        """Say that this task is over; the first waits for the others, which may still need the store."""
+        """Mark this task as ended; the first waits for the others, which may need its store."""
         if self.step.tasks == 1 or self.store is None:
             return
         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""What a forward pass carries: random numbers by row, precision, and whether to compute blocks again.
+"""State of a forward pass: random numbers by row, precision, and recomputation of blocks.
 
 The engine sets it up, models read it: neither imports the other.
 """
@@ -50,7 +50,7 @@ def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) 
 
 @functools.cache
 def cuda_kernels(device_type: str) -> ModuleType | None:
-    """Return the kernels that draw row noise on a CUDA device; None without one or without Triton."""
+    """Return the kernels for row noise on a CUDA device; None without a device or Triton."""
     if device_type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from metaseq_lm.forward import cuda_noise
@@ -59,7 +59,7 @@ def cuda_kernels(device_type: str) -> ModuleType | None:
 
 
 class Noise:
-    """The random numbers of one pass of one micro-batch, drawn in the order the model asks for them.
+    """The random numbers of a pass over one micro-batch, drawn in the order of the model's calls.
 
     Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
     tensor that asks must hold the rows in its leading dimensions.
@@ -214,7 +214,7 @@ class TracedNoise(Noise):
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What the layers of a model need to know about the forward pass that they are in; set by the engine.
+    """The settings of the current forward pass that layers read; set by the engine.
 
     Attributes:
         noise: The random numbers of the pass.

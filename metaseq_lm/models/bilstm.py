@@ -1,4 +1,4 @@
-"""Language model of two stacks of LSTMs, one for each direction (ELMo, Peters et al. 2018, section 3.1).
+"""Language model of a forward and a backward stack of LSTMs (ELMo, Peters et al. 2018, 3.1).
 
 Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V
 vocabulary.
@@ -131,7 +131,7 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
 
 
 def differentiable() -> contextlib.AbstractContextManager[None]:
-    """Return a context without cuDNN where second derivatives are wanted, which it does not have."""
+    """Return a context without cuDNN, which lacks second derivatives, where they are needed."""
     if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()

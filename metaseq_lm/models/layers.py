@@ -140,7 +140,7 @@ class Embedding(nn.Embedding):
 
 
 def lookup(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return the rows of a table (V, D) for ids (..., S), or of C tables (C, V, D) for ids (C, ..., S)."""
+    """Look up ids (..., S) in a table (V, D), or ids (C, ..., S) in C tables (C, V, D)."""
     if weight.dim() == 2:
         return F.embedding(ids, weight)
     copies, size, width = weight.shape
@@ -150,7 +150,7 @@ def lookup(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """Dropout whose masks belong to the rows of the batch, not to the order of calls (see Noise)."""
+    """Dropout with masks by row of the batch, independent of the order of calls (see Noise)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Dropout(nn.Module):
 
 
 class ScalarMix(nn.Module):
-    """scale * sum_j softmax(weights)_j h_j (their equation 1), then dropout; at first the plain mean.
+    """scale * sum_j softmax(weights)_j h_j (equation 1), then dropout; initially the mean.
 
     `layers` is how many h_j there are, the embeddings among them, `width` is X. Without the layer
     norms and the penalty of the weights that they name as options.

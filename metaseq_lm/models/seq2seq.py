@@ -54,7 +54,7 @@ class Beam:
 def beam_search(
     step: Step, reorder: Reorder, state: Any, limits: Tensor, beam: Beam
 ) -> tuple[Tensor, Tensor]:
-    """Return the best hypothesis of each row, int64 (B, L) padded behind its end, and its score (B,).
+    """Return the best hypothesis of each row, int64 (B, L) padded at the end, and its score (B,).
 
     `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the
     limit only the end may follow. In each step the 2K best continuations of a row are looked at:
@@ -106,7 +106,7 @@ def beam_search(
 
 
 def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
-    """Return log-probabilities (B, K, V) without banned tokens, and in rows at their limit only the end."""
+    """Mask banned tokens, and all but the end in rows at their limit, in log-probs (B, K, V)."""
     banned = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
     banned[list(beam.banned)] = True
     only = torch.ones_like(banned)
@@ -152,7 +152,7 @@ class EncoderDecoderConfig:
 
 @dataclass
 class Memory:
-    """What the decoder knows of the source: states (B, S, D), padding (B, S), its own first states."""
+    """Decoder input: source states (B, S, D), padding (B, S), and initial decoder states."""
 
     states: Tensor
     padding: Tensor

@@ -2,7 +2,7 @@
 
 The CNN is that of Miyato et al. 2017 ("Conv-Large"): 9 convolutions, 2 poolings, for images of 32 x
 32. Shapes: B images, C channels, H height and W width of the images, n x n places of the features,
-    D
+D
 of them at each place, K classes.
 """
 

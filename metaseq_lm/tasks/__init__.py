@@ -102,7 +102,7 @@ class Task:
         return logs
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return metrics over all batches of a split, exact over replicas, and its predictions, if any.
+        """Return metrics over all batches of a split, exact over replicas, and any predictions.
 
         A call of all replicas, in evaluation mode.
         """
@@ -154,7 +154,10 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
 
 
 def model_class(config: RunConfig, base: type) -> Any:
-    """Return the class of the configured model; UsageError that names the choices if it is no `base`."""
+    """Return the class of the configured model.
+
+    Raises UsageError, with the choices, if it is not a subclass of `base`.
+    """
     classes = {name: entry.value for name, entry in sorted(MODELS.entries.items())}
     choices = [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, base)]
     model = config.model._name
@@ -171,7 +174,7 @@ def with_epochs(
     epochs: float,
     between: float = 0.0,
 ) -> RunConfig:
-    """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
+    """Return `config` with trainer.max_update set for `epochs` of `examples`; 0 changes nothing.
 
     An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
     epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises

@@ -87,7 +87,7 @@ class ClozeTask(LabelledSetTask):
         return encoder_weights(weights, self.run_config) | head
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
+        """Return the metrics, the main one first, the loss, and the rows of `labelled_split`."""
         ((split, batches),) = passes.items()
 
         def scored(batch: ClozeBatch) -> tuple[Tensor, Terms]:

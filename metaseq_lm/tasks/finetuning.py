@@ -166,7 +166,7 @@ def listed(samples: Any, outputs: Tensor) -> Outputs:
 
 
 def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
-    """Return the metrics of a split from the outputs of all samples, then the other `logs`, and its rows.
+    """Return a split's metrics from the outputs of all samples and the other `logs`, and its rows.
 
     Without labels there are only the `prediction_rows`.
     """
@@ -302,5 +302,5 @@ class LabelledSetTask(OneSetTask):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
+        """Return metrics and predictions of the runs' mean probabilities (or real values)."""
         return ensemble_of(self.labelled(split).data, members)

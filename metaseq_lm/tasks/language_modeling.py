@@ -115,7 +115,7 @@ class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 @register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
 class WordLanguageModelingTask(LanguageModelingTask):
-    """One stream of rows `<start> words <end>`; the criterion is language_modeling, the model bilstm_lm.
+    """One stream of rows `<start> words <end>` for criterion language_modeling and model bilstm_lm.
 
     Perplexities are of the words that the model knows, <unk> being one of them.
     """

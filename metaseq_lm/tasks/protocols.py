@@ -30,7 +30,7 @@ Kinds = list[tuple[float, dict[str, int]]]
 
 @runtime_checkable
 class Prepares(Protocol):
-    """Completes the configuration of a training run from its data, such as the number of updates."""
+    """Completes the configuration of a training run from its data, e.g. the number of updates."""
 
     @classmethod
     def prepare(cls, run_config: RunConfig) -> RunConfig:
@@ -58,7 +58,7 @@ class HasSamples(Protocol):
     """Logs example outputs of the model as texts after each validation."""
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
-        """Return the texts. All replicas call it, in evaluation mode; those of the first are logged."""
+        """Return the texts. Called by all replicas in eval mode; the first one's are logged."""
 
 
 @runtime_checkable

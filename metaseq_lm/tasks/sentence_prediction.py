@@ -145,7 +145,7 @@ class SentencePredictionTask(LabelledSetTask):
         return self.config.pooler_activation if self.config.pooled else TANH
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError if a kept head has another activation, other classes or another order."""
+        """Raise UsageError if a kept head has another activation or other (ordered) classes."""
         activation = facts.get("pooler_activation", TANH)
         if self.config.keep_head and activation != self._activation:
             raise UsageError(
@@ -159,7 +159,7 @@ class SentencePredictionTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
+        """Return the metrics, the main one first, the loss, and the rows of `labelled_split`."""
         ((split, batches),) = passes.items()
         data = self.labelled(split).data
 

@@ -115,7 +115,7 @@ class SquadTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the official scores, the mean loss of a window, its parts; one `_row` a question."""
+        """Return official scores, the mean loss of a window and its parts, and question rows."""
         ((split, batches),) = passes.items()
 
         def judge(batch: AnswerBatch) -> tuple[Terms, list[WindowAnswers]]:
@@ -136,7 +136,7 @@ class SquadTask(LabelledSetTask):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return official scores and rows of the mean of the runs' probabilities: `mean_answers`."""
+        """Return official scores and rows of the runs' mean probabilities: see `mean_answers`."""
         rows = mean_answers(members, self.config.n_best)
         rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
         texts = {row["id"]: best_text(row) for row in rows}
@@ -176,7 +176,7 @@ class SquadTask(LabelledSetTask):
         return answers
 
     def _odds(self, answers: Answers) -> float:
-        """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
+        """Return the no-answer odds: its logit, or (BERT) its score minus the best span's."""
         return answers.null - (0.0 if self.config.answerability else answers.best_score)
 
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:

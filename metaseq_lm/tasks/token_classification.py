@@ -111,7 +111,7 @@ class TokenClassificationTask(OneSetTask):
         return TokenClassifier(sizes, len(vocabulary), vocabulary.pad, head)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the scores of the set, the main one as "score" too, and the loss; `prediction_rows`."""
+        """Return the scores, the main one also as "score", the loss and `prediction_rows`."""
         ((split, batches),) = passes.items()
         rows = self.labelled(split)
         data = rows.data
@@ -142,7 +142,7 @@ class TokenClassificationTask(OneSetTask):
         return Scored(metrics, lambda: prediction_rows(self.config.labelled, data, labels))
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) and the report of conlleval."""
+        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) and conlleval's report."""
         return prediction_files(self.config.labelled, self.labelled(split).data, rows)
 
 

@@ -52,7 +52,10 @@ class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 @register_task("translation", dataclass=TranslationConfig)
 class TranslationTask(Task):
-    """One stream of sentence pairs, the default update. DATA is the set, DATA/NAME of preprocess."""
+    """One stream of sentence pairs, the default update.
+
+    DATA is the set, DATA/NAME of preprocess.
+    """
 
     criterions = (Translation,)
 

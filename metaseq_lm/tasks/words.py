@@ -1,4 +1,4 @@
-"""Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependency trees.
+"""Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependencies.
 
 Also their official scores, files of predictions, and a language model beside them. Facts follow
 Clark et al. 2018. Shapes: B rows, S positions, C classes.
@@ -230,7 +230,7 @@ class WordTask(Task):
         return nn.ModuleDict({PRIMARY: self.build_module(self.some_split(name), encoder)})
 
     def build_module(self, data: WordSet, encoder: ViewsEncoder, **view: Any) -> nn.Module:
-        """Return a module for the classes of a set; `view` are options of a module, what it sees."""
+        """Return a module for the classes of a set; `view` has its options, such as its input."""
         options, classes = self.config, len(data.label_names)
         if data.form != TREES:
             return TaggingModule(encoder, classes, options.hidden_dim, **view)
@@ -238,7 +238,7 @@ class WordTask(Task):
         return ParsingModule(encoder, classes, encoder.dropout, *sizes, **view)
 
     def some_split(self, name: str) -> WordSet:
-        """Return a split of a set: a data folder without a training split is good for evaluation."""
+        """Return a split of a set; a data folder without training split is valid for evaluation."""
         return self.labelled(name, sorted(Manifest.load(self.data / name).splits)[0])
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class WordTask(Task):
         return super().update(engine, model, batches)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return "score", the mean of the sets' main scores, all scores, the loss; `prediction_rows`.
+        """Return "score" (the mean main score of the sets), all scores, loss and predictions.
 
         With several sets names begin with the set's; what begins with "raw_" is of the weights
         themselves, everything else of the averaged ones.
@@ -299,7 +299,7 @@ class WordTask(Task):
         name: str,
         batches: Iterable[list[Any]],
     ) -> tuple[Logs, dict[str, list[Predicted]]]:
-        """Return the terms of the first of a model's nets on a set, and what each predicts, by prefix."""
+        """Return the terms of a model's first net on a set, and its predictions, by prefix."""
 
         def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, Predicted]]]:
             predicted: list[tuple[str, Predicted]] = []
@@ -325,7 +325,7 @@ class WordTask(Task):
 
 
 class OneSetTask(WordTask):
-    """An encoder of words and one labelled set of a `form`; raises UsageError for a set of another."""
+    """A word encoder and one labelled set of a `form`; UsageError for a set of another form."""
 
     form = ""
 
@@ -481,7 +481,7 @@ def prediction_rows(
 
 
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
+    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U.
 
     Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the
     file is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: when one is the best, saving, pruning, finding one to resume from."""
+"""Checkpoints of a training run: selecting the best, saving, pruning and choosing one to resume."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Checkpointer:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Entries of every manifest: configuration, data, tokenizer and facts at the start of the run."""
+        """Entries of every manifest: configuration, data, tokenizer and start of the run."""
         config = self.parts.config
         return {
             "config": mask_options(as_dict(config)),
@@ -246,7 +246,7 @@ class Checkpointer:
 
 
 class BestCheckpoint:
-    """The best value of trainer.best_checkpoint_metric, its update, and the number of validations since."""
+    """Best value of trainer.best_checkpoint_metric, its update, and the validations since then."""
 
     def __init__(self, options: TrainerConfig) -> None:
         self.metric: str = options.best_checkpoint_metric
@@ -290,7 +290,7 @@ class BestCheckpoint:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Raise MetaseqError if the disk has no room for two checkpoints with two moments per weight."""
+    """Raise MetaseqError if the disk cannot hold two checkpoints with two moments per weight."""
     size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
     needed, free = int(2.2 * size), free_bytes(folder)
     if free < needed:

@@ -1,4 +1,4 @@
-"""The task, the networks and the engine of a run, built from its configuration, and their evaluation."""
+"""Task, networks and engine of a run, built from its configuration, and their evaluation."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
 def check_compilable(
     config: RunConfig, task: Task, model: nn.Module, device: str, sharded: bool
 ) -> None:
-    """Raise UsageError that names what of a run engine.compile=true cannot compile, or what is missing."""
+    """Raise UsageError that names what engine.compile=true cannot compile or is missing."""
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
     ]
@@ -224,7 +224,7 @@ def choose_device(name: str) -> str:
 
 
 def set_heap(largest: int, retain: bool = False) -> None:
-    """Let glibc take blocks above `largest` bytes from the system, and `retain` freed memory below."""
+    """Make glibc map blocks above `largest` bytes and `retain` freed memory below that size."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, largest)  # M_MMAP_THRESHOLD
@@ -291,7 +291,7 @@ def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this process in bytes: GPU memory on a GPU, resident size on CPU."""
+    """Return the peak memory of this process in bytes: of the GPU, or resident size on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -92,7 +92,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
 
 
 def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
-    """Return by how much a dry run divides the batches: on a CPU, all keep DRY_ROWS rows or are whole."""
+    """Return the divisor of a dry run's batches: on a CPU all have DRY_ROWS rows or are whole."""
     if parts.engine.device.type != "cpu":
         return 1
     needed = [streams[name] for _, needs in kinds_of(parts.task) for name in needs]

@@ -1,4 +1,4 @@
-"""Use of checkpoints: reopening a run to evaluate or export it, and starting a run from its weights."""
+"""Use of checkpoints: reopening a run for evaluation or export, and starting from its weights."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def other_heads(
 
 
 def check_source(stored: Checkpoint, config: RunConfig) -> None:
-    """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
+    """Raise UsageError if a checkpoint has another tokenizer or other layers than the run."""
     check_tokenizer(stored, config.data)
     model = (stored.manifest.get("config") or {}).get("model") or {}
     for key in SHAPELESS:

@@ -110,7 +110,7 @@ class TrainingRun:
             self.log.close(failed=sys.exc_info()[0] is not None)
 
     def _check_sources(self) -> None:
-        """Raise MetaseqError if a finished run started from other weights than its sources have now."""
+        """Raise MetaseqError if a finished run's sources have other weights than at its start."""
         folder, source = Path(self.config.save_dir), self.config.init_from
         if self.initialisation.is_outdated:
             raise MetaseqError(
@@ -143,7 +143,7 @@ class TrainingRun:
         self.record("finished", metrics=metrics)
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of the best checkpoint, if there is one, and load its weights if needed."""
+        """Add the metrics of the best checkpoint, if any, and load its weights if needed."""
         best = self.checkpointer.folder / "best"
         if not best.exists():
             return

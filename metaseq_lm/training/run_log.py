@@ -51,7 +51,7 @@ class RunLog:
             )
 
     def open_loggers(self, update: int) -> None:
-        """Open TensorBoard's event file and the loggers of engine.loggers, of a run at an update."""
+        """Open TensorBoard's event file and the loggers of engine.loggers at an update of a run."""
         options = self.config.engine
         names = ["tensorboard"] * options.tensorboard + list(options.loggers)
         if self.folder is not None and names:
@@ -112,7 +112,7 @@ class RunLog:
 
 
 class Window:
-    """Means of the logs since the last line; the values stay on their device until they are read."""
+    """Means of the logs since the last line; values stay on their device until they are read."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}

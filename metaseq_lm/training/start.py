@@ -15,7 +15,7 @@ from metaseq_lm.training.restore import Initialisation, initialise_from
 
 
 def initialise(parts: Parts) -> Initialisation:
-    """Load the weights of init_from, unless the run has a checkpoint, which holds those it goes on with.
+    """Load the weights of init_from, unless the run has a checkpoint of its weights.
 
     init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is
     not the one that the run started from, otherwise errors as `initialise_from`.

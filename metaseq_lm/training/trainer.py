@@ -23,7 +23,7 @@ MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chan
 
 
 class Trainer:
-    """Runs a task's updates from where the checkpoints left off. All methods are calls of all replicas."""
+    """Runs a task's updates from the last checkpoint on. All methods are collective calls."""
 
     def __init__(self, parts: Parts, checkpointer: Checkpointer, log: RunLog) -> None:
         self.parts, self.checkpointer, self.log = parts, checkpointer, log
@@ -256,7 +256,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved state; raises KeyError if a part is missing, ValueError if one does not fit."""
+        """Load a saved state; raises KeyError for a missing part, ValueError for other shapes."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.flops.load_state_dict(state["flops"])

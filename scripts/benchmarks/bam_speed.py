@@ -1,4 +1,4 @@
-"""An update of BAM on eight labelled sets, teachers' outputs stored, against plain fine-tuning on one."""
+"""BAM on eight labelled sets, with stored teacher outputs, against fine-tuning on one."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def synchronise(device: str) -> None:
 
 
 def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> float:
-    """Return the FLOPs per second of a product of two square bf16 matrices, the best of `rounds`."""
+    """Return the FLOPs per second of a square bf16 matrix product, the best of `rounds`."""
     a, b = torch.randn(2, size, size, device=device).bfloat16()
     out = torch.empty_like(a)
     best = float("inf")
@@ -94,7 +94,7 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
 
 
 def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
-    """Return tokens/s beside those at `peak` FLOPs per second; the ratio is the share of the peak."""
+    """Return tokens/s beside those at `peak` FLOPs per second, and their ratio."""
     speeds = [r.tokens / r.seconds for r in rounds]
     limits = [peak * r.tokens / r.flops for r in rounds]
     shares = [r.flops / r.seconds / peak for r in rounds]

@@ -67,7 +67,7 @@ def made_up_data(folder: Path, vocab: int = VOCAB) -> dict[str, Path]:
 
 
 def options_of(kind: str, rows: int) -> list[str]:
-    """Return the overrides of a kind of update; the meta head has the share of rows of the defaults."""
+    """Return the overrides of an update kind; the meta head has the default share of rows."""
     more = [f"task.meta_head_batch_size={max(rows // 4, 1)}"] if kind == "tartan_meta" else []
     return [*SIZES, *KINDS[kind], *more]
 

@@ -1,4 +1,4 @@
-"""Soft labels at NLP size (6 layers, width 256): what a micro-step costs in plain masked-LM steps."""
+"""Soft labels at NLP size (6 layers, width 256): a micro-step in units of masked-LM steps."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ from metaseq_lm.runs import checkpoint
 
 
 class Disk:
-    """What `action` does in a folder: events (inode, changed names) and (inode, content at fsync)."""
+    """What `action` does in a folder: events (inode, changed names) and (inode,
+    content at fsync).
+    """
 
     def __init__(self, root: Path, action: Callable[[], object]) -> None:
         self.root = root
@@ -52,7 +54,9 @@ class Disk:
         return call
 
     def look(self) -> None:
-        """Write down the names that changed since the last look; 0 stands for a name that is gone."""
+        """Write down the names that changed since the last look; 0 stands for a name
+        that is gone.
+        """
         for folder, folders, files in os.walk(self.root):
             now = {name: self.inode(Path(folder, name)) for name in (*folders, *files)}
             before = self.names.get(self.inode(Path(folder)), {})

@@ -66,7 +66,9 @@ def refused(capsys: pytest.CaptureFixture, *words: str, say: str) -> None:
 
 @pytest.mark.parametrize("words", [[], ["data"], ["data", *MLM, *START]])
 def test_unchanged(words: list[str], work: Path) -> None:
-    """With the stored configuration or the whole command: bitwise equal to one run of four updates."""
+    """With the stored configuration or the whole command: bitwise equal to one run of
+    four updates.
+    """
     main(["train", "data", "--save-dir", "whole", *MLM, *START, "--max-update", "4"])
     go_on(*words)
     whole, resumed = last("whole"), last()

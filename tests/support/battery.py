@@ -327,7 +327,9 @@ def exact(*more: str) -> list[str]:
 
 
 def dropped(*more: str) -> list[str]:
-    """Return overrides for six such updates with dropout, whose masks belong to rows, not to calls."""
+    """Return overrides for six such updates with dropout, whose masks belong to rows,
+    not to calls.
+    """
     on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
     return exact(*on, "trainer.max_update=6", *more)
 
@@ -341,7 +343,9 @@ def train(config: RunConfig) -> dict[str, Tensor]:
 
 
 def shift_weights(run: Path) -> None:
-    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it were another."""
+    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it
+    were another.
+    """
     path = manifests.resolve(str(run), prefer="best")
     stored = checkpoint.load(path)
     weights = {name: weight + 1 for name, weight in stored.weights.items()}

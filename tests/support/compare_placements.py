@@ -126,7 +126,9 @@ def micro_batch(case: Case, processes: int) -> str:
 
 
 def train_group(count: int, runs: Sequence[Run], data: Path, place: Path) -> Weights:
-    """Train some runs on so many processes, which must agree to the last bit; return their weights."""
+    """Train some runs on so many processes, which must agree to the last bit; return
+    their weights.
+    """
     arguments = (str(data), str(place), min(count, 2), runs)
     real_runs.on_replicas(count, battery.replicated, *arguments, seconds=10_000)
     first, *others = (

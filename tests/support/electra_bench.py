@@ -119,7 +119,9 @@ def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
 
 
 class Seen:
-    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms` and the `loss`."""
+    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms`
+    and the `loss`.
+    """
 
     def __init__(self, model: Electra, how: Any, batch: ElectraBatch, root: int = 1) -> None:
         self.tokens: Tensor = batch.tokens

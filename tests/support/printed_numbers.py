@@ -5,9 +5,8 @@ A source is a bash block whose commands print numbers: those that read an archiv
 without `--out`), which are run. A comment before a block says more:
 
     <!-- test: print -->                               run all of its commands
-    <!-- test: printed in examples/electric/toy.txt -->  run none: they train, and the file has what they
-                                                         printed, below the command in a line "$
-                                                         COMMAND"
+    <!-- test: printed in examples/electric/toy.txt -->  run none: they train; the file has what
+                                                         they printed, below "$ COMMAND"
 
 What a page says has to be in what its sources print:
 
@@ -30,9 +29,9 @@ for the rest of its section:
     <!-- numbers: of the paper -->
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
     <!-- numbers: of this page -->          what any source of the page prints: for summaries
-    <!-- numbers: not archived -->          measured, but no file holds what was printed; the page says "not archived"
-    <!-- numbers: of the linked pages -->   what the sources of the results pages print to which the row,
-                                            the paragraph or else the section links
+    <!-- numbers: not archived -->          measured, but no file holds what was printed
+    <!-- numbers: of the linked pages -->   what the sources of the linked results pages print: links of the
+                                            row, the paragraph or else the section
 """
 
 import contextlib
@@ -157,7 +156,9 @@ def same(number: Number, printed: float) -> bool:
 
 @dataclass(frozen=True)
 class Item:
-    """A table, block or paragraph of a page: its first line and text, its section and its origin."""
+    """A table, block or paragraph of a page: its first line and text, its section and
+    its origin.
+    """
 
     kind: str
     line: int
@@ -167,7 +168,9 @@ class Item:
 
 
 def parse(page: Path) -> Iterator[Item]:
-    """Yield the items of a page; sections are those of second level, by the line of their heading."""
+    """Yield the items of a page; sections are those of second level, by the line of
+    their heading.
+    """
     lines = page.read_text(encoding="utf-8").splitlines()
     section, number = 0, 0
     origins: dict[int, str] = {}  # by the level of the heading that a comment stands below

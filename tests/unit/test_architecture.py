@@ -1,4 +1,6 @@
-"""The rules of the layout, read off the source: who may import whom, and how large things may be."""
+"""The rules of the layout, read off the source: who may import whom, and how large
+things may be.
+"""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Print the scores of the class that is most frequent in training, of each labelled set, as JSON lines.
+"""Print the scores of the majority class of each labelled set as JSON lines.
 
   python baseline.py DATA [SET ...] [--split test]
 

@@ -138,12 +138,12 @@ class BamDistill(Criterion):
         return losses
 
     def teacher_outputs(self, model: nn.Module, batch: TokenBatch, name: str) -> Tensor:
-        """Return a teacher's logits (B, K_k), or its real values (B, 1) on the scale of the labels."""
+        """Return a teacher's logits (B, K_k), or real values (B, 1) on the scale of the labels."""
         scores = self.scores(model, batch, [name])[name]
         return scores if scores.shape[-1] > 1 else self.final(model, name, scores)
 
     def final(self, model: nn.Module, name: str, scores: Tensor) -> Tensor:
-        """Return probabilities (B, K_k), or values (B, 1) on the scale of the labels, as float64."""
+        """Return probabilities (B, K_k), or values (B, 1) on the labels' scale, in float64."""
         if scores.shape[-1] == 1:
             values: Tensor = model.unscaled(name, scores.double())  # type: ignore[operator]
             return values

@@ -177,7 +177,7 @@ class BamTask(Task):
         return {"labels": self.labels, "teachers": hashes}
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError unless init_from has the heads to keep, with the same classes in order."""
+        """Raise UsageError unless init_from has the heads to keep, with the same class order."""
         if not self.config.keep_head:
             return
         labels = checkpoint.labels_of(facts, source)
@@ -361,7 +361,7 @@ class BamTask(Task):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities or values, by set."""
+        """Return metrics and predictions, by set, of the runs' mean probabilities or values."""
         metrics_by_set: dict[str, Logs] = {}
         rows: list[dict[str, Any]] = []
         members_by_set = [by_set(member) for member in members]
@@ -375,7 +375,7 @@ class BamTask(Task):
 
 
 def with_score(metrics: Logs) -> Logs:
-    """Return the metrics of a set with the paper's as "score"; sets without one keep the official."""
+    """Return the metrics of a set, the paper's as "score"; without one, the official score."""
     paper = [metrics[name] for name in PAPER_METRICS if name in metrics]
     return metrics | {"score": paper[0]} if paper else metrics
 

@@ -208,7 +208,7 @@ def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
 
 
 def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
-    """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
+    """Return a teacher's outputs (rows, K) on a set's training rows without dropout, and the cost.
 
     Call on all replicas: each computes its share of every batch. Raises Interrupted.
     """

@@ -1,4 +1,4 @@
-"""Criterions on words: gold labels on labelled sentences, the primary module's predictions on others.
+"""Criterions on words: gold labels, or the primary module's predictions on unlabelled sentences.
 
 The teacher is the primary module on the whole sentence, without dropout and gradient. The modules
 of the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et
@@ -127,7 +127,7 @@ class Unlabelled(WordLabels):
     def term(
         self, model: WordNet, views: Views, batch: WordBatch, name: str, module: str, target: Tensor
     ) -> Terms:
-        """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
+        """Return the cross-entropy of a set's module to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
         if shift:  # pairs of words only: <start> predicts nothing
             target = shifted(target, shift) * batch.scored.unsqueeze(-1)
@@ -160,7 +160,7 @@ class CrossViewConfig(UnlabelledConfig):
 
 @register_criterion("cvt_aux", dataclass=CrossViewConfig)
 class CrossView(Unlabelled):
-    """Auxiliary modules with restricted views learn the primary one's predictions, equally weighted.
+    """Auxiliary modules with restricted views learn from the primary one, with equal weights.
 
     On unlabelled sentences the encoder gets a gradient, the primary modules do not.
     """

@@ -120,7 +120,7 @@ def gaussian(like: Tensor) -> Tensor:
 
 
 def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the gradient (B, ...) of a loss, a sum over rows, at a step of norm `xi` towards `start`.
+    """Return the gradient (B, ...) of a loss, summed over rows, after a step `xi` along `start`.
 
     From a random `start` this is one step of power iteration for the direction that raises the loss
     most. Parameters get no gradient.

@@ -120,7 +120,7 @@ class ConsistentImages(ImageClassification):
         return {"consistency": Term(losses.sum(), UNLABELLED, self.config.weight)}
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
-        """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
+        """Return the student's loss (B,) on images, given the teacher's log-probs (B, K)."""
         return divergence(target, net(images))
 
     def perturbation(
@@ -205,7 +205,7 @@ class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random order of the indices of `labels` (N,) whose every prefix is class-balanced."""
+    """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
     rank = np.empty(len(labels), np.int64)  # within its class
@@ -217,7 +217,7 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
 
 @register_task("cvt_vision", dataclass=CVTVisionTaskConfig)
 class CVTVisionTask(Task):
-    """Updates on labelled and unlabelled images; with image_classification on labelled ones only."""
+    """Updates on labelled and unlabelled images; labelled ones only for image_classification."""
 
     criterions = (ImageClassification,)
 
@@ -267,7 +267,7 @@ class CVTVisionTask(Task):
     def training_batch(
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
     ) -> ImageBatch:
-        """Return augmented and normalised images (B, C, H, W) and targets (B,); the size is `size`."""
+        """Return augmented, normalised images (B, C, H, W) and targets (B,); the size is `size`."""
         options, images = self.config, part.images[samples]
         if options.translate:
             u = random_streams.uniforms(keys, 0, 2)

@@ -114,7 +114,7 @@ class Corrupting(Criterion):
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
-    """Return log-probabilities of the noise: (B, S, V) of two towers, (V,) of a fixed distribution."""
+    """Return the noise's log-probabilities: (B, S, V) of two towers, or (V,) if it is fixed."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
     logits = model.cloze_noise(batch)
@@ -241,7 +241,7 @@ class ReplacedTokenDetection(Corrupting):
         return real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
-        """Return which rows stay uncorrupted, (B,), drawn by row; None without criterion.contrast."""
+        """Return which rows stay uncorrupted, (B,); None without criterion.contrast."""
         if not self.config.contrast:
             return None
         count, device = len(batch.tokens), batch.tokens.device
@@ -381,7 +381,7 @@ class AdversarialElectra(Corrupting):
         samples: Tensor,
         rewards: tuple[Tensor, Tensor],
     ) -> Terms:
-        """Return the losses of policy and baseline; `rewards` (B, M) come with the used positions."""
+        """Return the losses of policy and baseline from `rewards` (B, M) at the used positions."""
         reward, counted = rewards
         log_probs = full_precision(slots).log_softmax(-1)
         chosen = log_probs.gather(-1, samples.unsqueeze(-1)).squeeze(-1)
@@ -414,7 +414,7 @@ class ElectricConfig(NoiseConfig):
 
 @register_criterion("electric_nce", dataclass=ElectricConfig)
 class Electric(Corrupting):
-    """Electric (Clark 2021, section 5.1.5), an energy E for every token by noise-contrastive estimation.
+    """Electric (Clark 2021, section 5.1.5): token energies E by noise-contrastive estimation.
 
     P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise.
 

@@ -93,7 +93,7 @@ class Wnli(Criterion):
         return self.terms(model, self.scores(model, batch), batch)
 
     def scores(self, model: nn.Module, batch: CandidateBatch) -> Tensor:
-        """Return the scores (B, K) of the candidates in full precision, -inf where there is none."""
+        """Return the scores (B, K) of the candidates in full precision, -inf at padding."""
         logits = full_precision(model(batch.tokens, batch.layout, batch.segments))
         inside = batch.candidate.to(logits.dtype)
         means = -(logits * inside).sum(-1) / inside.sum(-1)
@@ -134,12 +134,12 @@ def label_probabilities(scores: Tensor) -> Tensor:
 
 @dataclass
 class WnliTaskConfig(CutRowsConfig, OneSetConfig):
-    """The set glue/WNLI and its batches; a sample has about ten rows (defaults: Clark et al. 2020)."""
+    """Data of the set glue/WNLI; a sample has about ten rows (defaults: Clark et al. 2020)."""
 
 
 @register_task("wnli", dataclass=WnliTaskConfig)
 class WnliTask(LabelledSetTask):
-    """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
+    """A pre-trained discriminator on WNLI; samples without candidates get the majority label."""
 
     exported = True
     criterion: Wnli

@@ -103,7 +103,7 @@ class CandidateRows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The length of the longest row of each usable sample with its special tokens, int64 (N,)."""
+        """The longest row of each usable sample, with special tokens, int64 (N,)."""
         longest = [max(map(len, choice.tokens)) + 2 for choice in self.choices.values()]
         return np.array(longest, np.int64)
 
@@ -155,7 +155,7 @@ class CandidateRows:
         return Choice(list(tokens), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` in place of the pronoun and its span; None if it has no token.
+        """Return the tokens with `text` as the pronoun, and its span; None if it has no token.
 
         A long sentence is cut to the tokens around it.
         """
@@ -171,7 +171,7 @@ class CandidateRows:
         return tokens, (max(first - cut, 0), min(last - cut, self.max_tokens))
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CandidateBatch:
-        """Return all candidates of the usable samples `samples` (B,); the size "rows" counts samples."""
+        """Return all candidates of the usable samples `samples` (B,); "rows" counts samples."""
         vocabulary, numbers = self.tokenizer.vocabulary, self.usable[samples]
         choices = [self.choices[number] for number in numbers.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])

@@ -55,7 +55,7 @@ class MetaOptions:
 def meta_update(
     engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], config: MetaOptions
 ) -> Logs:
-    """Do one meta update of the optimizer "main"; `batches` are k inner batches, then the test batch.
+    """Do one meta update of the optimizer "main" on k inner batches and the test batch.
 
     Returns the logs of the test batch at theta_k, and "inner_loss_j", the loss of inner batch j at
     theta_j. If a loss or gradient is not finite, the parameters do not change and the engine

@@ -179,7 +179,7 @@ class HardLabels(PairCriterion):
         return {"reinforce": Term(total, "tokens", weight)}
 
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
-        """Return the point (P,) from which the student's next step is measured, given its `weights`.
+        """Return the parameters (P,) that the student's next step starts from, given its `weights`.
 
         That is the weights themselves or, as in the paper, the weights after weight decay alone.
         """
@@ -243,7 +243,7 @@ class SoftLabels(PairCriterion):
 def reward_of(
     kind: str, step: Tensor, query_gradient: Tensor, query_loss: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (reward, dot product) of a student step theta0 - theta1 and the query gradient (eq. 8).
+    """Return reward and dot product of a step theta0 - theta1 and the query gradient (eq. 8).
 
     A reward that is not finite, or a cosine outside [-1, 1], counts as 0: that sample is skipped.
     """

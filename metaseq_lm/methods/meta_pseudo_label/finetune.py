@@ -1,4 +1,4 @@
-"""Fine-tuning the student on one labelled set in the common format: its LM head predicts label tokens.
+"""Fine-tuning of the student on one labelled set: its LM head predicts label tokens.
 
 Shapes: B batch, S length, V vocabulary, K classes.
 """
@@ -298,7 +298,7 @@ def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]
 
 
 def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the text of the most probable answer over all windows of each sample, "" if there is none."""
+    """Return the most probable answer of each sample over all its windows, "" for none."""
     texts = {}
     for sample, windows in by_sample(answers).items():
         _, tokens = max(windows, key=lambda answer: answer[0])
@@ -307,7 +307,7 @@ def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[
 
 
 def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored:
-    """Return F1 and EM of ReCoRD, their mean first and as "score", the rest of `logs`, and the rows.
+    """Return F1 and EM of ReCoRD with their mean as "score" first, the other `logs`, and the rows.
 
     Rows have "index", "gold" (a list; None in a split without labels) and "predicted".
     """

@@ -43,7 +43,7 @@ def teacher_of(model: nn.Module) -> TransformerLM:
 
 
 class VirtualModel:
-    """Calls `module` with weights taken from a vector (..., P), or from vectors of several copies (C, P).
+    """Calls `module` with weights from a vector (..., P), or from one vector per copy (C, P).
 
     The vector holds the parameters in the order of `module.named_parameters()`, a tied one once.
     """
@@ -113,7 +113,10 @@ class Moments:
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
-    """Return copies of an AdamW optimizer's moments as vectors (P,); errors as in `decoupled_decay`."""
+    """Return an AdamW optimizer's moments, copied as vectors (P,).
+
+    Raises as `decoupled_decay` does.
+    """
     decays = decoupled_decay(optimizer)
     weight_decay: Tensor | float = decays[0]
     if len(set(decays)) > 1:
@@ -174,7 +177,7 @@ def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moment
 
 
 class AdamWStep(torch.autograd.Function):
-    """theta', m' and v' of theta, g, m and v, with the derivative in closed form, itself differentiable.
+    """Map theta, g, m and v to theta', m' and v', with a closed-form, differentiable derivative.
 
     m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  theta' = (1 - lr decay) theta - size m' / d
     with d = sqrt(v') / root + eps; `Moments.corrections` are size and root. Autograd through these

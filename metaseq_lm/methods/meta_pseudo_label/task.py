@@ -198,7 +198,7 @@ class MetaPseudoLabelTask(TextTask):
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Sample pairs; the student learns each in turn and earns a reward; REINFORCE the teacher."""
+        """Sampled pairs; the student learns each and earns a reward; REINFORCE for the teacher."""
         criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
         parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
@@ -256,7 +256,7 @@ class MetaPseudoLabelTask(TextTask):
         batches: Batches,
         micro_step: int,
     ) -> Logs:
-        """Return the reward of the student's step from `origin` (P,): virtual support step, query gradient.
+        """Return the reward of a virtual support step from `origin` (P,), by the query gradient.
 
         The student is left moved; the caller restores it.
         """
@@ -307,7 +307,7 @@ class MetaPseudoLabelTask(TextTask):
     def unroll(
         self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches, copies: int
     ) -> tuple[Vector, Tensor, Logs]:
-        """Two virtual student steps for each of C micro-steps, the query loss, and back through the steps.
+        """Differentiate the query loss through two virtual student steps of each of C micro-steps.
 
         Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the
         logs. Passes have numbered random streams, so that the noise of a micro-step does not depend
@@ -372,7 +372,7 @@ class MetaPseudoLabelTask(TextTask):
     def pretrain_step(
         self, engine: Engine, theta: Tensor, grad: Tensor
     ) -> tuple[Tensor, Moments | None]:
-        """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
+        """Return the virtual student after a step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
         if self.criterion.config.fidelity == "paper":
             grad = grad * self.config.batches_per_update

@@ -41,7 +41,7 @@ class MultiTaskConfig:
 
 @dataclass
 class MetaConfig(MultiTaskConfig):
-    """META-TARTAN: the task weights, a softmax of logits, follow the end task's development loss."""
+    """META-TARTAN: learns the task weights, a softmax, from the end task's development loss."""
 
     weight_lr: float = option(1e-2, "rate of the weights' logits (0 = MT-TARTAN)", at_least=0)
     similarity: str = option(

@@ -1,4 +1,4 @@
-"""The batches of the tasks: masked texts of the labelled set, masked lines of a corpus, labelled rows.
+"""Batches of the tasks: masked texts of the labelled set, masked corpus lines, labelled rows.
 
 Shapes: B rows, S length.
 """
@@ -74,7 +74,7 @@ def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
 
 
 def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> Rows:
-    """Return `count` lines of a corpus, masked: see `drawn_lines`. A line is a row, cut if too long."""
+    """Return `count` masked lines of a corpus (see `drawn_lines`), one a row, truncated."""
     lines = drawn_lines(corpus, count, seed, name)
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
@@ -84,7 +84,7 @@ def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: 
 
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
-    """Return `count` random lines of a corpus in break mode eos (0 = all), by sample number, ascending.
+    """Return `count` random lines (0 = all) of a corpus in break mode eos, in ascending order.
 
     They are drawn without replacement. Raises UsageError if there are fewer.
     """

@@ -91,7 +91,7 @@ class TartanConfig(
 
 @register_task("tartan", dataclass=TartanConfig)
 class TartanTask(EndTaskAware):
-    """One encoder, an LM head for each auxiliary task, a head for the end task, and the meta head."""
+    """One encoder with an LM head per auxiliary task, a head for the end task and a meta head."""
 
     exported = (
         "it trains the heads of several objectives at once, and a class of transformers has one; "

@@ -126,7 +126,7 @@ def build_head_optimizer(
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head; weight decay applies to all its parameters."""
+    """Return an optimizer of the run's kind for one head; weight decay applies to all of it."""
     options = replace(
         optimizer,
         lr=lr,

@@ -105,7 +105,7 @@ def document_positions(documents: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) with one projection for queries, keys and values."""
+    """Multi-head self-attention (Vaswani et al. 2017) with a joint projection to q, k and v."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An encoder with one head that scores whole rows, or with a head for each of several labelled sets.
+"""An encoder with one head on whole rows, or with a head for each of several labelled sets.
 
 Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of set k: its classes, or
 1 for real values.
@@ -96,7 +96,7 @@ RANGES = "ranges."  # of real-valued labels, in models that have such sets
 
 
 def module_name(name: str) -> str:
-    """Return the name of a module of a set: a module cannot have a child called "values" or "type"."""
+    """Return the module name of a set: a module cannot have a child called "values" or "type"."""
     return f"set_{name}"
 
 
@@ -110,7 +110,7 @@ def set_of(weight: str, folder: str) -> str:
 
 
 class SetHeads(nn.Module):
-    """BERT's tanh layer on the first state, if `pooled`, dropout, and a linear layer for each set."""
+    """Dropout and a linear layer per set on the first state, after a tanh layer if `pooled`."""
 
     def __init__(
         self, width: int, outputs: Mapping[str, int], dropout: float, pooled: bool

@@ -1,4 +1,4 @@
-"""Transformer encoder with language-model heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
+"""Transformer encoder with LM heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
 
 Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
 leading axes before S.
@@ -80,7 +80,7 @@ class TransformerConfig:
 
 
 class Layer(nn.Module):
-    """One encoder layer: attention, then a two-layer GELU network, each with a residual connection."""
+    """An encoder layer: attention and a two-layer GELU network, each with a residual connection."""
 
     is_gathered_alone = True  # of a sharded model: see distributed/layers.py
 
@@ -116,7 +116,7 @@ class Layer(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of token, learned position and segment embeddings, normalised in a post-LN encoder."""
+    """The sum of token, position and segment embeddings, normalised in a post-LN encoder."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ class TokenHead(nn.Module):
 
 
 class SpanPairHead(nn.Module):
-    """Dropout and a linear layer on the first state and the mean states of two spans, side by side."""
+    """Dropout and a linear layer on the concatenated first state and mean states of two spans."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -372,7 +372,7 @@ class SpanPairHead(nn.Module):
         self.glorot = [self.out]
 
     def forward(self, x: Tensor, spans: Tensor) -> Tensor:
-        """Return scores (B, K) of rows (B, S, D); `spans` (B, 2, 2) are begins and ends (exclusive)."""
+        """Return scores (B, K) of rows (B, S, D); `spans` (B, 2, 2) are first and last + 1."""
         at = torch.arange(x.shape[1], device=x.device)
         inside = (at >= spans[..., :1]) & (at < spans[..., 1:])  # (B, 2, S)
         means = inside.to(x.dtype) @ x / inside.sum(-1, keepdim=True).to(x.dtype)

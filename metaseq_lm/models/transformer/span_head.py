@@ -111,7 +111,7 @@ class SpanHead(nn.Module):
 
 
 class AnswerabilityHead(nn.Module):
-    """The logit of "there is no answer", from [CLS] and the mean state under the start probabilities."""
+    """The no-answer logit, from [CLS] and the mean state under the start probabilities."""
 
     def __init__(self, width: int, hidden: int = HIDDEN) -> None:
         super().__init__()

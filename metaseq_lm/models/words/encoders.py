@@ -1,4 +1,4 @@
-"""Encoders of words with views: LSTMs (Clark et al. 2018), a Transformer with attention masks, or none.
+"""Word encoders with views: LSTMs (Clark et al. 2018), a masked Transformer, or none.
 
 Shapes: B rows, S positions, E width of embedded words.
 """

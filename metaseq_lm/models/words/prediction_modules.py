@@ -38,7 +38,7 @@ class Views(NamedTuple):
     extra: Tensor | None = None
 
     def of(self, name: str) -> list[Tensor]:
-        """Return the states of a view; "full" has both directions concatenated, `both`, and `extra`.
+        """Return the states of a view; "full" is both directions concatenated, `both`, and `extra`.
 
         Without those of width 0.
         """
@@ -103,7 +103,7 @@ IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
 
 
 class Projection(nn.Module):
-    """The sum of one linear map of each of the states of a view, H units, without a nonlinearity."""
+    """The sum of a linear map, to H units, of each state of a view, without a nonlinearity."""
 
     def __init__(self, encoder: ViewsEncoder, view: str, hidden: int) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class WordEmbeddingConfig:
 
 
 def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of an integer table (N, M) on a CPU, and the index of each row's own.
+    """Return the distinct rows of an integer table (N, M) on a CPU, and each row's index in them.
 
     As torch.unique(dim=0) in another order, in a fifth of its time.
     """

@@ -58,7 +58,7 @@ class WordNet(nn.Module):
         return list(cast(nn.ModuleDict, self.heads[name]))[1:]
 
     def label(self, name: str, metric: str) -> str:
-        """Return the name of a metric of a set in the log, with the set's name if there are several."""
+        """Return the log name of a metric of a set, with the set's name if there are several."""
         return metric if len(self.heads) == 1 else f"{name}_{metric}"
 
     def shift_of(self, name: str, module: str) -> int:

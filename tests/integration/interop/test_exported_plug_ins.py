@@ -1,4 +1,6 @@
-"""Runs of plug-ins: refused by name unless they declare what a class computes, and then compared."""
+"""Runs of plug-ins: refused by name unless they declare what a class computes, and
+then compared.
+"""
 
 import json
 import sys

@@ -1,4 +1,6 @@
-"""The `sweep` command without a run: definition, names, refusals, dry run, and what reaches sbatch."""
+"""The `sweep` command without a run: definition, names, refusals, dry run, and what
+reaches sbatch.
+"""
 
 import json
 import os
@@ -451,8 +453,8 @@ PAYLOADS = [
 STRINGS = ["partition", "constraint", "account", "qos", "setup"]
 FIXED = re.compile(
     r"|#!/bin/bash|# (Parameters|setup|command)|export SUBMITIT_EXECUTOR=slurm|srun --unbuffered .*"
-    r"|#SBATCH --(cpus-per-task|job-name|nodes|ntasks-per-node|open-mode|output|error|signal|time|wckey"
-    r"|partition|constraint|account|qos)=\S+"
+    r"|#SBATCH --(cpus-per-task|job-name|nodes|ntasks-per-node|open-mode|output|error|signal|time"
+    r"|wckey|partition|constraint|account|qos)=\S+"
 )
 
 

@@ -79,7 +79,9 @@ def test_sets_share_the_weights_of_the_encoder_only(
 def test_the_states_are_those_of_the_language_model(
     sentences: Path, reader: Path, tmp_path: Path
 ) -> None:
-    """Without its dropout even in training, of both directions, all layers, the embeddings first."""
+    """Without its dropout even in training, of both directions, all layers, the
+    embeddings first.
+    """
     run = build(sentences, tmp_path, reader, "engine.precision=fp64")
     saved = checkpoint.load(reader).weights
     own = run.model.language_model.state_dict()

@@ -1,4 +1,6 @@
-"""Tagging and parsing as tasks of the core: scores, files, shares of the labels, a frozen encoder."""
+"""Tagging and parsing as tasks of the core: scores, files, shares of the labels, a
+frozen encoder.
+"""
 
 import json
 from pathlib import Path

@@ -71,7 +71,9 @@ def deferring(kind: dict, defers: bool) -> tuple[nn.Linear, Engine]:
 
 
 def gradient(model: nn.Module, number: int) -> list[Tensor | None]:
-    """Return the gradient of an update of a model of one layer; the norm is clipped in every other."""
+    """Return the gradient of an update of a model of one layer; the norm is clipped
+    in every other.
+    """
     torch.manual_seed(number)
     return [torch.randn(p.shape) * 10.0 ** -(2 * (number % 2)) for p in model.parameters()]
 

@@ -245,7 +245,9 @@ def test_layers_are_whole_in_turn() -> None:
 
 
 def gather_ahead() -> None:
-    """As one of two replicas, note when the layers of three passes are gathered, awaited and used."""
+    """As one of two replicas, note when the layers of three passes are gathered,
+    awaited and used.
+    """
     process_group.initialise("cpu", 60)
     rank = process_group.rank()
     (model, engine), (copy, at_once) = build("shard"), build("shard", layers=False)

@@ -1,4 +1,6 @@
-"""Modules on views: tagging and parsing scores by loops, classes of trees, averages, dropout rates."""
+"""Modules on views: tagging and parsing scores by loops, classes of trees, averages,
+dropout rates.
+"""
 
 import pytest
 import torch

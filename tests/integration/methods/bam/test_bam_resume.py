@@ -33,7 +33,9 @@ def stages_of(data: Path, out: Path) -> tuple[StageRun, ...]:
 
 
 def finished(stages: tuple[StageRun, ...]) -> int:
-    """Train the stages as a job does, again from the first one after each stop; return the stops."""
+    """Train the stages as a job does, again from the first one after each stop;
+    return the stops.
+    """
     for stops in range(9):
         for stage in stages:
             code = main(["train", *stage.arguments])

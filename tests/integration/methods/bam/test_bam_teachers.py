@@ -206,7 +206,9 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> 
 def test_classes_in_another_order_are_refused(
     use: str, teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
 ) -> None:
-    """The rows and their number of classes are the same, and every output would mean the other one."""
+    """The rows and their number of classes are the same, and every output would mean
+    the other one.
+    """
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     manifest = Manifest.load(data / "words")
     manifest.details["labels"].reverse()

@@ -215,7 +215,9 @@ def logits_of_both(lm: Any, model: Any) -> tuple[Tensor, Tensor]:
 def test_the_second_stage_starts_from_the_first(
     model: list[str], ragged: Path, tmp_path: Path
 ) -> None:
-    """The frozen generator is the very masked LM; the discriminator has its encoder, a fresh head."""
+    """The frozen generator is the very masked LM; the discriminator has its encoder,
+    a fresh head.
+    """
     lm, electra = stages(ragged, tmp_path, model)
     torch.testing.assert_close(*logits_of_both(lm, electra), rtol=0, atol=1e-12)
     wanted = dict(lm.encoder.named_parameters())

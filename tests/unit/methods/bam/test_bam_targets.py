@@ -116,7 +116,9 @@ def test_annealing_goes_from_teacher_to_gold() -> None:
 
 @pytest.mark.parametrize("weight, share", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)])
 def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float) -> None:
-    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at every update."""
+    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at
+    every update.
+    """
     criterion = BamDistill(
         BamDistillConfig(annealing=False, distill_weight=weight, total_updates=10)
     )

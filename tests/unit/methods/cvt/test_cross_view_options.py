@@ -131,7 +131,9 @@ def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) 
 
 @pytest.mark.parametrize("more", [[], ["criterion.unlabelled_dropout=0.2"]], ids=["", "paper"])
 def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_path: Path) -> None:
-    """As in the example: without a rate for unlabelled sentences its dropouts stay what they are."""
+    """As in the example: without a rate for unlabelled sentences its dropouts stay
+    what they are.
+    """
     sizes = [f"model.encoder_{part}=8" for part in ("embed_dim", "ffn_embed_dim")]
     sizes += [
         "model.encoder_attention_heads=2",

@@ -92,7 +92,9 @@ def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixtur
 def test_sets_are_the_evidence_not_seeds(
     claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are not tested."""
+    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are
+    not tested.
+    """
     names = ("chunk", "dep", "ncbi", "pos")
     for seed in (1, 2, 3):
         for name in names:

@@ -1,4 +1,6 @@
-"""Cross-view training of images: splits, teacher and students, perturbations, what each step moves."""
+"""Cross-view training of images: splits, teacher and students, perturbations, what
+each step moves.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Strategic masking: which tokens are drawn, what becomes of them, and who learns from which loss."""
+"""Strategic masking: which tokens are drawn, what becomes of them, and who learns
+from which loss.
+"""
 
 import math
 

@@ -342,7 +342,9 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
 
 
 def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> None:
-    """The fit of update 2 starts where that of update 1 ended; reset, it starts from a draw (B8.3)."""
+    """The fit of update 2 starts where that of update 1 ended; reset, it starts from
+    a draw (B8.3).
+    """
     for reset in (False, True):
         how = ["criterion.meta_head_steps=3", f"criterion.algorithm_1={not reset}"]
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
