@@ -243,12 +243,12 @@ def options_with(
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
-    return {
-        prefix + item.name: item.metadata[key]
-        for prefix, schema in schemas
-        for item in fields(schema)
-        if key in item.metadata
-    }
+    values = {}
+    for prefix, schema in schemas:
+        for item in fields(schema):
+            if key in item.metadata:
+                values[prefix + item.name] = item.metadata[key]
+    return values
 
 
 def names_runs(key: str) -> bool:

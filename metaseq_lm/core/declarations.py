@@ -87,12 +87,12 @@ class Module:
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
         """The module and the name there of each name that the top level imports from a module."""
-        return {
-            alias.asname or alias.name: (self.absolute(node), alias.name)
-            for node in self.tree.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
+        imports = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    imports[alias.asname or alias.name] = (self.absolute(node), alias.name)
+        return imports
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """Return the dotted name of the module that names are imported from."""
@@ -105,15 +105,16 @@ class Module:
     @cached_property
     def registrations(self) -> list[tuple[str, ast.Call, ast.ClassDef | ast.FunctionDef]]:
         """The kind of each registration, its decorator, and what is registered."""
-        return [
-            (call.func.id.removeprefix("register_"), call, node)
-            for node in self.tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef)
-            for call in node.decorator_list
-            if isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Name)
-            and call.func.id.startswith("register_")
-        ]
+        registrations = []
+        for node in self.tree.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                continue
+            for call in node.decorator_list:
+                name = call.func if isinstance(call, ast.Call) else None
+                if isinstance(name, ast.Name) and name.id.startswith("register_"):
+                    assert isinstance(call, ast.Call)
+                    registrations.append((name.id.removeprefix("register_"), call, node))
+        return registrations
 
 
 class Sources:
@@ -374,11 +375,11 @@ def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
         kind: Registry(kind.replace("_", " ")) for kind in KINDS
     }
     sources = Sources({"metaseq_lm": PACKAGE, **{n.split(".")[0]: p for n, p in plug_ins.items()}})
-    named = [
-        (kind, name, ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for kind, name in DECORATOR.findall(file.read_text(encoding="utf-8"))
-    ]
+    named = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module_name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for kind, name in DECORATOR.findall(file.read_text(encoding="utf-8")):
+            named.append((kind, name, module_name))
     for plug_in in plug_ins:
         for module in sources.plug_in(plug_in):
             for kind, call, _ in module.registrations:

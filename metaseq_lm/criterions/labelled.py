@@ -139,7 +139,7 @@ class Cloze(Criterion):
         return class_terms(self.scores(model, batch), batch.targets, is_summed)
 
     def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
-        """Return the mean logit (B, K) of each candidate's tokens in full precision; -inf if none."""
+        """Return the mean logit (B, K) of candidates' tokens in full precision; -inf if none."""
         logits = full_precision(model(batch.tokens, batch.layout, batch.positions))  # (B, 1, V)
         inside = batch.candidates >= 0  # (B, K, T)
         logits = logits.expand(-1, inside.shape[1], -1)

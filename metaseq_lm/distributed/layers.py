@@ -56,12 +56,14 @@ class LayersInTurn:
         order: Order,
     ) -> None:
         self.layers, self.leaves, self.gather, self.order = layers, leaves, gather, order
-        self.shards = [list({id(s): s for _, _, s in slots}.values()) for _, slots in layers]
-        self.storages = {
-            leaves[id(s)].untyped_storage()._cdata: (number, leaves[id(s)])
-            for number, shards in enumerate(self.shards)
-            for s in shards
-        }
+        self.shards: list[list[nn.Parameter]] = []
+        self.storages: dict[int, tuple[int, Tensor]] = {}
+        for number, (_, slots) in enumerate(layers):
+            shards = list({id(shard): shard for _, _, shard in slots}.values())
+            self.shards.append(shards)
+            for shard in shards:
+                leaf = leaves[id(shard)]
+                self.storages[leaf.untyped_storage()._cdata] = (number, leaf)
         self.filled: list[int] = []
         self.recent = (torch.is_grad_enabled(), NONE, NONE)
         # The layer that is expected next, on its way.

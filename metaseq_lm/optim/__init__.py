@@ -132,15 +132,12 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return step count and moments, placed as their parameters."""
         numbers = self._numbers()
-        state = {
-            number: {
-                name: self._placed(moment, numbers[number])
-                if isinstance(moment, Tensor)
-                else moment
-                for name, moment in slots.items()
-            }
-            for number, slots in self.local_state()["state"].items()
-        }
+        state: dict[int, dict[str, Any]] = {}
+        for number, slots in self.local_state()["state"].items():
+            state[number] = {}
+            for name, value in slots.items():
+                is_moment = isinstance(value, Tensor)
+                state[number][name] = self._placed(value, numbers[number]) if is_moment else value
         return {"updates": self.updates, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

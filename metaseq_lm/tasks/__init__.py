@@ -92,9 +92,8 @@ class Task:
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""
-        micro_batches = [
-            micro for stream in batches.values() for batch in stream for micro in batch
-        ]
+        all_batches = itertools.chain.from_iterable(batches.values())
+        micro_batches = list(itertools.chain.from_iterable(all_batches))
         grads, logs = engine.gradients(
             lambda batch: self.criterion(model, batch), micro_batches, engine.parameters("main")
         )

@@ -312,7 +312,9 @@ class WordTask(Task):
             return terms, predicted
 
         logs, predictions = judged(engine, batches, judge)
-        by_net = {net: [row for prefix, row in predictions if prefix == net] for net in nets}
+        by_net: dict[str, list[Predicted]] = {net: [] for net in nets}
+        for prefix, row in predictions:
+            by_net[prefix].append(row)
         # The official accuracy takes the place of the term.
         return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
@@ -434,10 +436,11 @@ def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Pred
     columns = [part.tolist() for part in parts]
     lengths = batch.lengths.tolist()
     assert batch.samples is not None
-    return [
-        (sample, [column[row][1 : lengths[row] + 1] for column in columns])
-        for row, sample in enumerate(batch.samples.tolist())
-    ]
+    rows = []
+    for row, sample in enumerate(batch.samples.tolist()):
+        end = lengths[row] + 1
+        rows.append((sample, [column[row][1:end] for column in columns]))
+    return rows
 
 
 def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
@@ -447,7 +450,7 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
     """
     ordered = sorted(predictions)
     samples = [sample for sample, _ in ordered]
-    parts = [[columns[i] for _, columns in ordered] for i in range(len(ordered[0][1]))]
+    parts = [list(part) for part in zip(*(columns for _, columns in ordered), strict=True)]
     if data.form == TREES:
         scores, main = score_trees(data, samples, parts[1], parts[0]), "las"
     else:

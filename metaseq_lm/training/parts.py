@@ -54,10 +54,8 @@ class Parts:
 
     def place(self, batches: Batches) -> Batches:
         """Return the batches of an update on the engine's device, in its precision."""
-        return {
-            name: [self.engine.to_device(batch) for batch in stream]
-            for name, stream in batches.items()
-        }
+        to_device = self.engine.to_device
+        return {name: [*map(to_device, stream)] for name, stream in batches.items()}
 
     @contextlib.contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -189,14 +187,11 @@ def check_parts(config: RunConfig) -> None:
     if not any(Path(config.data).iterdir()):
         return
     values = flatten(as_dict(config))
-    sources = [values.get(key) for key in options_with("source", config)]
-    paths = [
-        path
-        for source in sources
-        for path in ([source] if isinstance(source, str) else source or [])
-    ]
-    if not all(Path(path).exists() for path in paths):
-        return
+    for key in options_with("source", config):
+        source = values.get(key) or []
+        paths = [source] if isinstance(source, str) else source
+        if not all(Path(path).exists() for path in paths):
+            return
     task = build_task(prepare_config(config))
     with torch.device("meta"), contextlib.suppress(RuntimeError):
         task.build_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -112,7 +113,8 @@ class Prefetcher:
 
 def sample_numbers(batches: Batches) -> dict[str, list[Any]]:
     """Return the numbers of the samples in an update, by stream."""
-    return {
-        name: [micro.samples.tolist() for batch in stream for micro in batch]
-        for name, stream in batches.items()
-    }
+    numbers = {}
+    for name, stream in batches.items():
+        micro_batches = itertools.chain.from_iterable(stream)
+        numbers[name] = [micro.samples.tolist() for micro in micro_batches]
+    return numbers

@@ -30,8 +30,8 @@ for the rest of its section:
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
     <!-- numbers: of this page -->          what any source of the page prints: for summaries
     <!-- numbers: not archived -->          measured, but no file holds what was printed
-    <!-- numbers: of the linked pages -->   what the sources of the linked results pages print: links of the
-                                            row, the paragraph or else the section
+    <!-- numbers: of the linked pages -->   what the sources of the results pages print to which
+                                            the row, the paragraph or the section links
 """
 
 import contextlib

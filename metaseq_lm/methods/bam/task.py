@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option, with_default
@@ -322,10 +322,11 @@ class BamTask(Task):
         # A tensor: torch.compile would compile anew for each number.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
         share = torch.full((), number, dtype=torch.float64, device=engine.device)
-        annealed = {
-            name: [[micro.replace(gold_share=share) for micro in batch] for batch in stream]
-            for name, stream in batches.items()
-        }
+
+        def with_share(batch: Sequence[Batch]) -> list[Batch]:
+            return [micro.replace(gold_share=share) for micro in batch]
+
+        annealed = {name: [*map(with_share, stream)] for name, stream in batches.items()}
         return super().update(engine, model, annealed)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -382,12 +383,14 @@ def with_score(metrics: Logs) -> Logs:
 
 def summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
     """Return the mean "score" and "loss" of the sets, if all have one, then every set's metrics."""
-    sets = metrics_by_set.values()
-    kinds = [kind for kind in ("score", "loss") if sets and all(kind in m for m in sets)]
-    means = {kind: float(np.mean([metrics[kind] for metrics in sets])) for kind in kinds}
-    return means | {
-        f"{n}_{k}": v for n, metrics in metrics_by_set.items() for k, v in metrics.items()
-    }
+    result: dict[str, Any] = {}
+    for kind in ("score", "loss"):
+        values = [metrics[kind] for metrics in metrics_by_set.values() if kind in metrics]
+        if values and len(values) == len(metrics_by_set):
+            result[kind] = float(np.mean(values))
+    for name, metrics in metrics_by_set.items():
+        result |= {f"{name}_{key}": value for key, value in metrics.items()}
+    return result
 
 
 def by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

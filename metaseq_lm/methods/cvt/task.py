@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs, WordBatch
+from metaseq_lm.core.batch import Batch, Logs, WordBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
@@ -165,10 +165,11 @@ class CVTTask(WordTask):
         # A tensor: torch.compile would compile anew for each number.
         dtype = PRECISIONS[engine.precision]
         weight = torch.full((), number, dtype=dtype, device=engine.device)
-        return {
-            name: [[part.replace(weight=weight) for part in batch] for batch in stream]
-            for name, stream in batches.items()
-        }
+
+        def weighted(batch: Sequence[Batch]) -> list[Batch]:
+            return [part.replace(weight=weight) for part in batch]
+
+        return {name: [*map(weighted, stream)] for name, stream in batches.items()}
 
 
 class EveryOther:

@@ -135,8 +135,12 @@ class CandidateRows:
         antecedents = [] if entailed else known.get((row["sentence"], *row["pronoun"]), [])
         right = {phrase_key(text): text for text in antecedents if phrase_key(text) != query}
         if training and right:
-            others = [t for t in others if not any(overlap(phrase_key(t), r) for r in right)]
-            others += right.values()
+            wrong = []
+            for text in others:
+                key = phrase_key(text)
+                if not any(overlap(key, antecedent) for antecedent in right):
+                    wrong.append(text)
+            others = [*wrong, *right.values()]
         encoded = {
             number: (text, tokens)
             for number, text in enumerate((row["query"], *others))

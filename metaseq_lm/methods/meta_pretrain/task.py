@@ -5,6 +5,7 @@ Each task prepares its data as an ordinary task does; only its updates are meta 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,10 +69,10 @@ class MetaLearned(Task):
         return one_gradient * (self.config.inner_steps + 1)
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        mixed = [
-            [micro for name in self.sources for micro in batches[name][number]]
-            for number in range(self.config.inner_steps + 1)
-        ]
+        mixed = []
+        for number in range(self.config.inner_steps + 1):
+            parts = (batches[name][number] for name in self.sources)
+            mixed.append(list(itertools.chain.from_iterable(parts)))
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
     def eager_reason(self) -> str:

@@ -190,11 +190,11 @@ class TokenLabelsTask(LabelledSetTask):
             scored = labelled_split(rows.data, mean_scores(answers), logs)
 
         def rows_with_text() -> list[dict[str, Any]]:
-            columns = rows.data.inputs
-            return [
-                row | {"text": [tokenizer.decode(c[row["index"]].tolist()) for c in columns]}
-                for row in scored.rows()
-            ]
+            result = []
+            for row in scored.rows():
+                ids = (column[row["index"]].tolist() for column in rows.data.inputs)
+                result.append(row | {"text": [tokenizer.decode(tokens) for tokens in ids]})
+            return result
 
         return Scored(scored.metrics, rows_with_text)
 

@@ -263,10 +263,8 @@ class MetaPseudoLabelTask(TextTask):
         loss, config = partial(losses.labelled, student), criterion.config
         parameters = engine.parameters("student")
         step = origin - vectors.flat(parameters).detach()
-        support, query = (
-            [micro_step_of(batch, micro_step) for batch in batches[name][0]]
-            for name in ("support", "query")
-        )
+        support = [micro_step_of(batch, micro_step) for batch in batches["support"][0]]
+        query = [micro_step_of(batch, micro_step) for batch in batches["query"][0]]
         for _ in range(config.inner_steps):
             grads, _ = engine.gradients(loss, support, parameters)
             engine.move("student", vectors.clip(grads, config.inner_clip_norm), -config.inner_lr)
@@ -286,10 +284,9 @@ class MetaPseudoLabelTask(TextTask):
             student = VirtualModel(student_of(model))
             for low in range(0, copies, at_once):
                 chosen = slice(low, min(low + at_once, copies))
-                part = {
-                    name: [[copies_of(batch, chosen) for batch in stream[0]]]
-                    for name, stream in batches.items()
-                }
+                part = {}
+                for name, stream in batches.items():
+                    part[name] = [[copies_of(batch, chosen) for batch in stream[0]]]
                 count = chosen.stop - chosen.start
                 part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
                 meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
@@ -436,13 +433,14 @@ def format_pairs(
     assert batch.padding is not None
     named = zip(("x", "x\u0302", "y\u0302"), (batch.original, *pair))
     texts = [(name, tokens[0]) for name, tokens in named]
-    return [
-        "\n".join(
+    samples = []
+    for row, padding in enumerate(batch.padding[0]):
+        lines = [
             f"{name}  {readable(tokens[row, ~padding].tolist(), tokenizer)}"
             for name, tokens in texts
-        )
-        for row, padding in enumerate(batch.padding[0])
-    ]
+        ]
+        samples.append("\n".join(lines))
+    return samples
 
 
 def readable(tokens: Iterable[int], tokenizer: Tokenizer) -> str:

@@ -273,10 +273,11 @@ def fit_meta_head(
     if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
         states = engine.map(partial(states_of, model), batches, rng_key="fit")
         shared = ("targets", "head", "sizes", "rows", "samples", "stream")
-        batches = [
-            StateBatch(states=s, **{field: getattr(batch, field) for field in shared})
-            for batch, s in zip(batches, states, strict=True)
-        ]
+        state_batches = []
+        for batch, batch_states in zip(batches, states, strict=True):
+            values = {field: getattr(batch, field) for field in shared}
+            state_batches.append(StateBatch(states=batch_states, **values))
+        batches = state_batches
     previous = float("inf")
     logs: Logs = {}
     for step in range(config.meta_head_steps):
