@@ -34,7 +34,7 @@ from metaseq_lm.core.batch import as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.images import normalised
-from metaseq_lm.methods.cvt.vision import CVTVisionTask, PlaceHeads
+from metaseq_lm.methods.cvt.vision import CVTVisionTask, PositionHeads
 from metaseq_lm.reporting.folders import read_runs
 from metaseq_lm.reporting.significance import FEWEST, detectable
 from metaseq_lm.training.parts import build_parts
@@ -68,9 +68,9 @@ def features_of(net: nn.Module, task: CVTVisionTask, split: str) -> tuple[Tensor
     return torch.cat(parts), torch.from_numpy(images.labels)
 
 
-def train_probes(features: Tensor, classes: Tensor, count: int) -> PlaceHeads:
+def train_probes(features: Tensor, classes: Tensor, count: int) -> PositionHeads:
     """Return softmax layers over `count` classes, each trained on the features of one place."""
-    probes = PlaceHeads(features[0, 0].numel(), features.shape[1], count)
+    probes = PositionHeads(features[0, 0].numel(), features.shape[1], count)
     nn.init.zeros_(probes.weight)
     optimizer = torch.optim.LBFGS(
         probes.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe"

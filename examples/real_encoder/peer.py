@@ -140,7 +140,7 @@ def train_both(parts: Parts, model: nn.Module, updates: int) -> Iterator[Update]
     optimizer, schedule = optimizer_of(model, parts)
     label_range = parts.model.state_dict().get("label_range")
     for number in range(updates):
-        batches = parts.place({name: [stream.micro_batches(number, Shard())]})
+        batches = parts.to_device({name: [stream.micro_batches(number, Shard())]})
         start = time.process_time()
         parts.engine.begin(number)
         loss = float(parts.task.update(parts.engine, parts.model, batches)["loss"])

@@ -124,7 +124,7 @@ def outcome_of(
     if code >= 0:
         return meeting.report(code, "")
     number = meeting.step.number * len(children) + first
-    process = f"process {children[first].pid}{meeting.place()}"
+    process = f"process {children[first].pid}{meeting.node_suffix()}"
     meeting.explain(number, f"{process} was killed by {signal.Signals(-code).name}")
     return meeting.report(
         1,

@@ -21,7 +21,7 @@ TOGETHER = (
 )
 
 
-NONE = -1  # in place of the number of a layer
+NONE = -1  # no layer
 # Which layer follows the last two, with gradients and without; NONE if it was not always the same.
 Order = dict[tuple[bool, int, int], int]
 
@@ -31,7 +31,7 @@ class SavedWeight:
 
     def __init__(self, layer: int, leaf: Tensor, saved: Tensor) -> None:
         self.layer, self.leaf = layer, leaf.detach()
-        self.place = saved.size(), saved.stride(), saved.storage_offset()
+        self.view = saved.size(), saved.stride(), saved.storage_offset()
 
 
 class LayersInTurn:
@@ -151,7 +151,7 @@ class LayersInTurn:
         if isinstance(saved, Tensor):
             return saved
         self._fill(saved.layer)
-        return saved.leaf.as_strided(*saved.place)
+        return saved.leaf.as_strided(*saved.view)
 
 
 def without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -189,7 +189,7 @@ class Meeting:
             with contextlib.suppress(RuntimeError):
                 self.store.set(f"failed/{rank}", reason)
 
-    def place(self) -> str:
+    def node_suffix(self) -> str:
         """Return " on NODE" for messages, "" on a single machine."""
         return f" on {machine()}" if self.step.tasks > 1 else ""
 

@@ -78,16 +78,16 @@ def beam_search(
             alive[:, 0] = 0.0
         vocabulary = log_probs.shape[-1]
         every = (alive.unsqueeze(-1) + log_probs).flatten(1)  # (B, K V)
-        scores, places = every.topk(min(2 * size, every.shape[1]), dim=1)
-        origin, words = places // vocabulary, places % vocabulary
+        scores, indices = every.topk(min(2 * size, every.shape[1]), dim=1)
+        origin, words = indices // vocabulary, indices % vocabulary
         ended = words == beam.end
         # Of those that end the best one is the best of all rows' hypotheses so far, or is not.
         length = torch.tensor(at + 1, device=device)
         worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
-        top, place = worth.max(1)
+        top, index = worth.max(1)
         better = top > best_score
         ending = tokens.gather(
-            1, origin.gather(1, place[:, None])[..., None].expand(-1, 1, max_length)
+            1, origin.gather(1, index[:, None])[..., None].expand(-1, 1, max_length)
         )
         ending = ending.squeeze(1).clone()
         ending[:, at] = beam.end

@@ -1,9 +1,8 @@
 """Networks for small images: wide residual networks (Zagoruyko and Komodakis 2016), and a CNN.
 
-The CNN is that of Miyato et al. 2017 ("Conv-Large"): 9 convolutions, 2 poolings, for images of 32 x
-32. Shapes: B images, C channels, H height and W width of the images, n x n places of the features,
-D
-of them at each place, K classes.
+The CNN is "Conv-Large" of Miyato et al. 2017: 9 convolutions, 2 poolings, for images of 32 x 32.
+Shapes: B images, C channels, H height and W width of the images, n x n positions of the features,
+D features per position, K classes.
 """
 
 import contextlib
@@ -112,7 +111,7 @@ class Block(nn.Module):
 
 @register_model("wide_resnet", dataclass=WideResNetConfig)
 class WideResNet(nn.Module):
-    """Three groups of (depth - 4) / 6 blocks, then the mean over all places.
+    """Three groups of (depth - 4) / 6 blocks, then the mean over all positions.
 
     Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
     UsageError for a depth that is not 6 n + 4.
@@ -190,12 +189,12 @@ class Convolution(nn.Sequential):
 
 @register_model("conv_large", dataclass=ConvLargeConfig)
 class ConvLarge(nn.Module):
-    """Three stages of three convolutions; poolings halve the places between them.
+    """Three stages of three convolutions; each of the poolings between them halves the resolution.
 
-    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
-    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4);
+    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 positions, of which
+    the corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4);
     batch norm adds, in training, the mean and variance of each channel over the batch. The head
-    "primary" is on the mean of all places; other heads may be added.
+    "primary" is on the mean of all positions; other heads may be added.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:
@@ -228,6 +227,6 @@ class ConvLarge(nn.Module):
         return logits
 
 
-def places(size: int) -> int:
-    """Return n, the places of a side of the features of images of `size` x `size` pixels."""
+def feature_size(size: int) -> int:
+    """Return the side n of the feature maps of images of `size` x `size` pixels."""
     return size // 2 // 2 - 2

@@ -399,19 +399,19 @@ def with_sizes(config: RunConfig) -> RunConfig:
     """
     if not config.task.elmo:
         return replace(config, task=replace(config.task, elmo_sizes=[]))
-    place = manifests.resolve(config.task.elmo, prefer="best")
-    source = checkpoint.load(place)
+    source_path = manifests.resolve(config.task.elmo, prefer="best")
+    source = checkpoint.load(source_path)
     model = (source.manifest.get("config") or {}).get("model") or {}
     if model.get("_name") != LANGUAGE_MODEL:
         raise UsageError(
-            f"task.elmo: {place} has model {model.get('_name')}; give a run of --task "
+            f"task.elmo: {source_path} has model {model.get('_name')}; give a run of --task "
             f"word_language_modeling --criterion language_modeling --model {LANGUAGE_MODEL}"
         )
     then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
     if then != now or f"{ENCODER}ids" not in source.weights:
         raise UsageError(
-            f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} "
-            f"and {now}); train it on this folder, or make the folder with its vocabulary: "
+            f"task.elmo: {source_path} was trained on another vocabulary than {config.data} has "
+            f"({then} and {now}); train it on this folder, or make the folder with its vocabulary: "
             "preprocess --words --tokenizer-from FOLDER"
         )
     words = len(source.weights[f"{ENCODER}tokens.weight"])

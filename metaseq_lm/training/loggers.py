@@ -78,11 +78,11 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        place = run.folder / "tb"
-        place.mkdir(parents=True, exist_ok=True)
+        folder = run.folder / "tb"
+        folder.mkdir(parents=True, exist_ok=True)
         # By the number, a run that is resumed within a second does not overwrite its file.
-        number = sum(1 for _ in place.iterdir())
-        self.writer = EventsWriter(str(place / "events"), f".{number:04d}")
+        number = sum(1 for _ in folder.iterdir())
+        self.writer = EventsWriter(str(folder / "events"), f".{number:04d}")
         # TensorBoard drops later points, which a killed process logged, and shows those that
         # follow.
         start = SessionLog(status=SessionLog.START)
@@ -165,14 +165,18 @@ class MLflow:
         self.client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
-        place = experiment.experiment_id if experiment else self.client.create_experiment(name)
-        earlier = self.client.search_runs([place], f"tags.metaseq_lm_id = '{run.id}'")
+        experiment_id = (
+            experiment.experiment_id if experiment else self.client.create_experiment(name)
+        )
+        earlier = self.client.search_runs([experiment_id], f"tags.metaseq_lm_id = '{run.id}'")
         if earlier:
             self.run_id = earlier[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
             return
         tags = {"metaseq_lm_id": run.id}
-        self.run_id = self.client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        self.run_id = self.client.create_run(
+            experiment_id, run_name=run.name, tags=tags
+        ).info.run_id
         options = [Param(key, str(value)[:500]) for key, value in run.options.items()]
         for first in range(0, len(options), 100):  # MLflow takes no more at once
             self.client.log_batch(self.run_id, params=options[first : first + 100])

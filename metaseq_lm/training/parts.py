@@ -52,7 +52,7 @@ class Parts:
         """The fingerprint of the data in use; MetaseqError if a file differs from the manifest."""
         return fingerprint_of_run(self.config.data, vars(self.config.task))
 
-    def place(self, batches: Batches) -> Batches:
+    def to_device(self, batches: Batches) -> Batches:
         """Return the batches of an update on the engine's device, in its precision."""
         to_device = self.engine.to_device
         return {name: [*map(to_device, stream)] for name, stream in batches.items()}

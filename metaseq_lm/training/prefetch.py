@@ -32,8 +32,7 @@ class Prefetcher:
         workers: number of threads.
         timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its
             thread.
-        place: what the threads do with the batches of an update in the end, such as moving them to
-            a GPU.
+        transfer: moves the batches of an update to a device; called in the threads.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Prefetcher:
         shard: Shard,
         workers: int = 0,
         timeout: float = 600.0,
-        place: Callable[[Batches], Batches] | None = None,
+        transfer: Callable[[Batches], Batches] | None = None,
     ) -> None:
         self.needs = needs
         self.streams = streams
@@ -52,7 +51,7 @@ class Prefetcher:
         self.shard = shard
         self.workers = workers
         self.timeout = timeout
-        self.place = place
+        self.transfer = transfer
         self.threads: dict[int, int] = {}  # update: the thread that prepares it
 
     def _plan(self, update: int, positions: dict[str, int]) -> Plan:
@@ -69,7 +68,7 @@ class Prefetcher:
         for name, number in plan:
             micro_batches = self.streams[name].micro_batches(number, self.shard)
             batches.setdefault(name, []).append(micro_batches)
-        batches = self.place(batches) if self.place else batches
+        batches = self.transfer(batches) if self.transfer else batches
         del self.threads[update]
         return batches
 

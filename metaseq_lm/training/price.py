@@ -119,7 +119,7 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Ite
         empty = [name for name, stream in batches.items() if not all(stream)]
         if empty and divisor > 1:
             raise UsageError(f"batches of stream '{empty[0]}' cannot be divided by {divisor}")
-        yield parts.place(batches)
+        yield parts.to_device(batches)
 
 
 def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, float]:

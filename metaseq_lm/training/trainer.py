@@ -63,7 +63,7 @@ class Trainer:
                     shard,
                     engine.workers,
                     engine.timeout,
-                    self.parts.place,
+                    self.parts.to_device,
                 )
                 try:
                     self._make_updates(prefetcher)

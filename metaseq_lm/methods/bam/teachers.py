@@ -84,14 +84,14 @@ def resolve(name: str) -> Teacher:
     stored = sorted(folder.glob(f"*{SUFFIX}"))
     if stored:
         return Teacher(name, folder, dict.fromkeys(f.name.removesuffix(SUFFIX) for f in stored))
-    place = manifests.resolve(name, prefer="best")
+    source = manifests.resolve(name, prefer="best")
     results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
     if (results or {}).get("status") != "finished":
         raise UsageError(
             f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let "
             "it come to its end, or name one of its checkpoints"
         )
-    manifest = manifests.read_manifest(place)
+    manifest = manifests.read_manifest(source)
     config = manifest.get("config")
     task = config.get("task") if isinstance(config, dict) else None
     kind = task.get("_name") if isinstance(task, dict) else None
@@ -101,11 +101,11 @@ def resolve(name: str) -> Teacher:
             "or several), or a folder of its outputs"
         )
     # A checkpoint outside a run folder has its outputs inside itself.
-    in_run = place.parent.name == "checkpoints"
-    outputs = place.parent.parent / FOLDER / place.name if in_run else place / FOLDER
+    in_run = source.parent.name == "checkpoints"
+    outputs = source.parent.parent / FOLDER / source.name if in_run else source / FOLDER
     weights = manifests.hash_of_weights(manifest)
-    labels = checkpoint.labels_of(manifest.get("facts"), place)
-    return Teacher(name, outputs, labels, place, weights)
+    labels = checkpoint.labels_of(manifest.get("facts"), source)
+    return Teacher(name, outputs, labels, source, weights)
 
 
 def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
@@ -269,8 +269,8 @@ def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
         )
     header = header | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(header)})
-    for place in path.parents[:2]:
-        check_folder(place)
+    for parent in path.parents[:2]:
+        check_folder(parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

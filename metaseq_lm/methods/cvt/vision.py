@@ -46,8 +46,8 @@ from metaseq_lm.models.vision import (
     POSITIONAL,
     ConvLarge,
     check_whole_batches,
+    feature_size,
     frozen_statistics,
-    places,
 )
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
@@ -56,7 +56,7 @@ from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 from metaseq_lm.tasks.protocols import Kinds
 
 UNLABELLED = "unlabelled"
-PLACES = "places"  # name of the auxiliary heads
+POSITION_HEADS = "places"  # name of the auxiliary heads
 NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
 PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
 
@@ -167,18 +167,18 @@ class CVTVision(ConsistentImages):
     config: CVTVisionConfig
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
-        logits = net.heads[PLACES](net.features(images))
+        logits = net.heads[POSITION_HEADS](net.features(images))
         return divergence(target.unsqueeze(1), logits).mean(1)
 
 
-class PlaceHeads(nn.Module):
-    """A softmax layer of its own for every place of the features."""
+class PositionHeads(nn.Module):
+    """A separate softmax layer for each position of the features."""
 
-    def __init__(self, places: int, width: int, classes: int) -> None:
+    def __init__(self, positions: int, width: int, classes: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(width)
-        self.weight = nn.Parameter(torch.empty(places, classes, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(places, classes))
+        self.weight = nn.Parameter(torch.empty(positions, classes, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(positions, classes))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (B, P, K) of features (B, D, n, n), P = n n, row by row."""
@@ -312,7 +312,7 @@ class CVTVisionTask(Task):
         images = load_images(self.data, "train")
         _, height, width, channels = images.images.shape
         sizes = self.run_config.model
-        if height != width or places(height) < 1 or channels != sizes.channels:
+        if height != width or feature_size(height) < 1 or channels != sizes.channels:
             raise UsageError(
                 f"{self.data}: images of {height} x {width} pixels and {channels} channels; the "
                 f"model is for square ones of 12 or more and {sizes.channels} channels "
@@ -326,7 +326,9 @@ class CVTVisionTask(Task):
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
-            net.heads[PLACES] = PlaceHeads(places(height) ** 2, net.outputs, len(images.names))
+            net.heads[POSITION_HEADS] = PositionHeads(
+                feature_size(height) ** 2, net.outputs, len(images.names)
+            )
         return AveragedNet(net, self.config.average_decay)
 
     def needs(self, update: int) -> dict[str, int]:

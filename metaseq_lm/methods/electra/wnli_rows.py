@@ -221,5 +221,5 @@ def _is_valid(row: dict[str, Any]) -> bool:
     if not isinstance(texts, list) or not isinstance(pronoun, list):
         return False
     valid = all(isinstance(text, str) and text for text in (row.get("query"), *texts))
-    valid = valid and len(pronoun) == 2 and all(type(place) is int for place in pronoun)
+    valid = valid and len(pronoun) == 2 and all(type(position) is int for position in pronoun)
     return valid and 0 <= pronoun[0] < pronoun[1] <= len(sentence)

@@ -129,8 +129,8 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     original = batch.original.clone()
     original[..., 0] = task_token
     masked, padding = batch.tokens, batch.layout.padding_of(batch.tokens)
-    both = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
-    hidden = teacher.encoder(both, batch.layout.repeated(2))
+    inputs = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
+    hidden = teacher.encoder(inputs, batch.layout.repeated(2))
     x_targets = masked.masked_fill(padding, -1)
     of_original, of_masked = hidden.unbind(-3)
     x_logits = teacher.predict(hidden, head="x")

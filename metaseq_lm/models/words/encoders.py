@@ -65,8 +65,8 @@ class CNNBiLSTM(ViewsEncoder):
     def encode(self, x: Tensor, layout: Layout) -> Views:
         lengths = layout.lengths(x[..., 0])
         ahead, back = self._layer(0, x, lengths)
-        both = self._layer(1, torch.cat([ahead, back], -1), lengths)
-        return Views(ahead, back, torch.cat(both, -1))
+        upper = self._layer(1, torch.cat([ahead, back], -1), lengths)
+        return Views(ahead, back, torch.cat(upper, -1))
 
     def _layer(self, number: int, x: Tensor, lengths: Tensor) -> list[Tensor]:
         # Reversed within the lengths, so that padding comes last for both directions.
@@ -138,8 +138,8 @@ class TransformerViews(ViewsEncoder):
         x = self.dropout(x + self.positions.weight[:length])
         ahead = self.ahead(x, replace(layout, reach="causal"))
         back = self.back(x, replace(layout, reach="anticausal"))
-        both = self.full(self.merge(torch.cat([ahead, back], -1)), layout)
-        return Views(ahead, back, both)
+        merged = self.full(self.merge(torch.cat([ahead, back], -1)), layout)
+        return Views(ahead, back, merged)
 
 
 @dataclass

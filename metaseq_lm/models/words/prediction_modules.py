@@ -26,25 +26,25 @@ class Views(NamedTuple):
     Attributes:
         ahead: Position t knows the words up to t, (B, S, D).
         back: Position t knows the words from t on, (B, S, D).
-        both: Position t knows all words; states of the upper layer, (B, S, F).
+        merged: Position t knows all words; states of the upper layer, (B, S, F).
         layers: States of the layers of a language model beside the encoder, if there is one.
         extra: The mix of these layers that the module at hand gets, (B, S, X).
     """
 
     ahead: Tensor
     back: Tensor
-    both: Tensor
+    merged: Tensor
     layers: Sequence[Tensor] = ()
     extra: Tensor | None = None
 
     def of(self, name: str) -> list[Tensor]:
-        """Return the states of a view; "full" is both directions concatenated, `both`, and `extra`.
+        """Return the states of a view; "full" is [ahead, back] concatenated, `merged` and `extra`.
 
         Without those of width 0.
         """
         if name == FULL:
             extra = [] if self.extra is None else [self.extra]
-            every = [torch.cat([self.ahead, self.back], -1), self.both, *extra]
+            every = [torch.cat([self.ahead, self.back], -1), self.merged, *extra]
             return [states for states in every if states.shape[-1]]
         return [{AHEAD: self.ahead, BACK: self.back}[name]]
 

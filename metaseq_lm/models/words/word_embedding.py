@@ -123,8 +123,8 @@ class CharacterCNN(nn.Module):
         are few characters, so the products are computed per character, not per position of a text.
         """
         products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
-        places = words.shape[1] - len(products) + 1
-        parts = [F.embedding(words[:, k : k + places], table) for k, table in enumerate(products)]
+        length = words.shape[1] - len(products) + 1
+        parts = [F.embedding(words[:, k : k + length], table) for k, table in enumerate(products)]
         filtered: Tensor = sum(parts[1:], parts[0]) + layer.bias
         return filtered
 
