@@ -19,9 +19,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
-# What the tokens of a row see: all of them, themselves and those before, themselves and those
-# behind, or a prefix from both sides and the rest causally. A tensor of reaches holds indices into
-# this.
+# Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, or a
+# bidirectional prefix and earlier ones. A tensor of reaches holds indices into this.
 REACHES = ("both", "causal", "anticausal", "prefix")
 
 
@@ -30,7 +29,7 @@ class Layout:
     """Visibility between the tokens of rows (..., S); attention derives its masks from it.
 
     Attributes:
-        padding: True at padding, which nobody sees, boolean (..., S); None if there is none.
+        padding: True at padding, which is not attended to, boolean (..., S); None without padding.
         documents: Number of each token's document (..., S), rising along a row, where several are
             packed into one: tokens see their document only, whose positions start at 0. None for
             one document a row.
@@ -181,7 +180,7 @@ class SequenceBatch(Batch):
 
     @property
     def padding(self) -> Tensor | None:
-        """True at padding, boolean (B, S); None if there is none."""
+        """True at padding, boolean (B, S); None without padding."""
         return self.layout.padding
 
 
@@ -291,7 +290,7 @@ class Term:
         per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches
             and replicas; None for a sum over the global batch.
         weight: A number or (C,); 0 for a term that is logged only.
-        is_summed: Whether the sum itself, not the mean, is what the gradient is of. Logs show the
+        is_summed: Whether the gradient is that of the sum instead of the mean. Logs show the
             mean.
     """
 
@@ -318,7 +317,7 @@ def number_of(mask: Tensor) -> Tensor:
 
 
 def count_targets(targets: Any) -> dict[str, Any]:
-    """Return the sizes of targets (..., B, M), -1 where there is none: how many, and rows with any.
+    """Return the sizes of targets (..., B, M), -1 for none: their number, and rows with targets.
 
     Those of an array are integers, those of a tensor tensors of its leading axes.
     """

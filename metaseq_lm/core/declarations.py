@@ -104,7 +104,7 @@ class Module:
 
     @cached_property
     def registrations(self) -> list[tuple[str, ast.Call, ast.ClassDef | ast.FunctionDef]]:
-        """The kind of each registration, its decorator, and what is registered."""
+        """The kind of each registration, its decorator, and the class or function."""
         registrations = []
         for node in self.tree.body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -118,7 +118,7 @@ class Module:
 
 
 class Sources:
-    """The modules of packages, and the values of what they declare.
+    """The modules of packages and the values of their declarations.
 
     Args:
         roots: The folder of each package by its name, or the file of one that is a single module.
@@ -217,7 +217,7 @@ class Sources:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
     ) -> Any:
-        """Return what a function returns whose body is assignments and a return."""
+        """Evaluate a function whose body is assignments and a return statement."""
         parameters = [argument.arg for argument in function.args.args]
         names = {**dict(zip(parameters, arguments)), **keywords}
         for node in function.body if names.keys() == set(parameters) else []:
@@ -363,7 +363,7 @@ class DeclaredEntry(Entry[Any]):
 
 
 def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
-    """Return registries of what the package and plug-ins declare, by kind.
+    """Return registries of the declarations of the package and plug-ins, by kind.
 
     Args:
         plug_ins: The folder or file of each plug-in's package by the dotted name of the plug-in.
@@ -395,7 +395,7 @@ def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
 
 @contextlib.contextmanager
 def wrong_as_unreadable(module: Module) -> Iterator[None]:
-    """Raise UnreadableError for what a wrong expression of a module raises."""
+    """Convert the exceptions of an invalid expression to UnreadableError."""
     try:
         yield
     except (

@@ -33,7 +33,7 @@ class UsageError(MetaseqError):
 
 
 class MissingError(MetaseqError):
-    """A path that was typed is not there, or is not what the command needs."""
+    """A given path does not exist, or is not of the kind that the command needs."""
 
     exit_code = UsageError.exit_code
 

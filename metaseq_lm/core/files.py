@@ -50,7 +50,7 @@ def check_folder(path: Path) -> None:
 
 
 def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
-    """Return the JSON object in an untrusted file; ValueError if there is none."""
+    """Return the JSON object in an untrusted file; ValueError for other content."""
     try:
         content = json.loads(read_bounded(path, limit))
     except RecursionError as error:
@@ -143,7 +143,7 @@ def as_text(value: Any) -> Any:
 def as_numbers(value: Any, depth: int = 20) -> Any:
     """Return a JSON value with numbers in the place of the texts that `to_json` made of them.
 
-    What is nested deeper than `depth` stays as it is: an untrusted file may nest without end.
+    Values nested deeper than `depth` are unchanged: an untrusted file may nest without bound.
     """
     if isinstance(value, dict) and depth:
         return {key: as_numbers(item, depth - 1) for key, item in value.items()}
@@ -219,7 +219,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by `content`, or leave it as it was."""
+    """Replace the file at `path` by `content` atomically."""
     require_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -100,7 +100,7 @@ def load_config(
 
 
 def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:
-    """Return the folder and the name of the primary config; UsageError if there is none."""
+    """Return folder and name of the primary config; UsageError if it does not exist."""
     name = config_name or "base"
     if config_dir is None:
         return FOLDER, name
@@ -183,7 +183,7 @@ def fill_store() -> None:
 
 @cache
 def name_node(group: str, name: str) -> ConfigNode:
-    """Return the config that a choice of a registered name stands for: the name alone."""
+    """Return the config of a registered name without a file: the name alone."""
     return ConfigNode(f"{name}.yaml", OmegaConf.create({"_name": name}), group, None, None)
 
 
@@ -225,7 +225,7 @@ def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
 
 
 def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
-    """Return the config file that sets a key: the last in Hydra's order, None if there is none."""
+    """Return the config file that sets a key, the last in Hydra's order; None if unset."""
     key = key.partition("[")[0]  # of a list, not of its entry
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):

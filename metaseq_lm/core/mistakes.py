@@ -14,7 +14,7 @@ from yaml import MarkedYAMLError, YAMLError
 from metaseq_lm.core.registry import ALL, nearest
 from metaseq_lm.core.synonyms import answer
 
-# What reading and composing configs raises.
+# Exceptions of reading and composing configs.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
 
 

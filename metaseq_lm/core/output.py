@@ -23,7 +23,7 @@ def is_quiet() -> bool:
 
 
 def show_progress(text: str) -> None:
-    """Print what is no result on standard output, unless only results are printed."""
+    """Print a message that is not a result, unless only results are printed."""
     if not _quiet:
         show(text)
 
@@ -55,7 +55,7 @@ def inert(value: Any) -> Any:
 
 
 def escape_markdown(text: str) -> str:
-    """Return the text so that Markdown shows it as it is; which_moon_10 needs no escape."""
+    """Escape a text for Markdown; names such as which_moon_10 need no escape."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 

@@ -1,4 +1,4 @@
-"""One registry class; tasks, criterions, models, optimizers, suites and so on are instances."""
+"""Registries of tasks, criterions, models, optimizers, suites and so on."""
 
 import difflib
 import re

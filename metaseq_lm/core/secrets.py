@@ -1,4 +1,4 @@
-"""Command lines and options without the secrets that may stand in them, to be kept in files.
+"""Removal of secrets from command lines and options before they are stored.
 
 What is recognised is said in docs/promises.md; a secret in free text, without a name, is not.
 """
@@ -37,7 +37,7 @@ INNER = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# What services give out, by the beginnings that they chose to be found by; private keys (RFC 7468).
+# Tokens of services, by their documented prefixes, and private keys (RFC 7468).
 ISSUED = re.compile(
     r"(?s:-----BEGIN [A-Z\d ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z\d ]+-----|.*))"
     r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -90,7 +90,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 def hidden_options(options: Any, name: str = "") -> list[str]:
-    """Return the dotted names of the options of whose values `mask_options` replaced something."""
+    """Return the dotted names of the options whose values `mask_options` has masked."""
     if isinstance(options, dict):
         pairs = [(f"{name}.{key}" if name else str(key), value) for key, value in options.items()]
         return [hidden for key, value in pairs for hidden in hidden_options(value, key)]

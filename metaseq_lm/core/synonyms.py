@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Synonyms(NamedTuple):
-    """One of our options, what other tools call it, and how it differs from theirs, if it does.
+    """An option, its names in other tools, and the difference to theirs, if any.
 
     The option is a key of the configuration, or a flag of some command.
     """
@@ -200,12 +200,12 @@ def normal(word: str) -> str:
 
 
 def answer(word: str, flags: Sequence[str] = (), flag_keys: Mapping[str, str] | None = None) -> str:
-    """Return a hint " Here it is ..." for a word of another tool, "" if it is none.
+    """Return a hint " Here it is ..." for another tool's option, "" for other words.
 
     Args:
         word: A flag, or a key with its group or without.
         flags: The flags of the command.
-        flag_keys: The keys that flags of the command stand for, by flag; None if it takes no keys.
+        flag_keys: The keys that flags of the command set, by flag; None if it takes no keys.
     """
     spelling = normal(word)
     for flag in flags:

@@ -25,7 +25,7 @@ ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 
 
 @dataclass
 class BatchSumConfig:
-    """How the losses of a batch are put together.
+    """Reduction of the losses of a batch.
 
     The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
     step has that norm. An evaluation has no batch: there it is the mean over samples.
@@ -75,7 +75,7 @@ class SentencePrediction(Criterion):
         return self.terms(model, self.scores(model, batch), batch.targets)
 
     def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
-        """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
+        """Return the scores (B, K) of a batch, in full precision; -inf for absent candidates."""
         scores = full_precision(model(batch.tokens, batch.layout, batch.segments, batch.spans))
         return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
 

@@ -37,7 +37,7 @@ class CausalLM(Criterion):
         return log_probs.masked_fill(~batch.scored, 0.0)
 
     def losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Return the loss of the token behind each one (B, S), 0 where there is none."""
+        """Return the loss of the next token at each position (B, S), 0 without one."""
         logits = model(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, V)
         return cross_entropy(logits, next_tokens(batch))
 

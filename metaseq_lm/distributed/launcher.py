@@ -45,7 +45,7 @@ def usable_cores() -> int:
 
 
 def run(count: int, arguments: Sequence[str]) -> int:
-    """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code that stands for all.
+    """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code of the run.
 
     Each task of a step of `srun` starts `count`, and they all make one process group. Signals are
     passed on to all replicas. Raises MetaseqError naming a replica that was killed.

@@ -22,12 +22,12 @@ TOGETHER = (
 
 
 NONE = -1  # no layer
-# Which layer follows the last two, with gradients and without; NONE if it was not always the same.
+# The layer that follows the last two, with and without gradients; NONE if that varied.
 Order = dict[tuple[bool, int, int], int]
 
 
 class SavedWeight:
-    """What the backward pass needs of a layer's leaf: where it lies in the leaf's memory."""
+    """A tensor saved for the backward pass: size, strides and offset in a layer's leaf."""
 
     def __init__(self, layer: int, leaf: Tensor, saved: Tensor) -> None:
         self.layer, self.leaf = layer, leaf.detach()
@@ -45,7 +45,7 @@ class LayersInTurn:
         layers: Each layer's module and the slots of its parameters.
         leaves: The leaves by the id of their shards, without memory.
         gather: Begins to gather the shards of a layer; its result waits for their whole values.
-        order: What earlier passes have shown, and this one adds to.
+        order: The order of layers in earlier passes, which this one extends.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LayersInTurn:
         return hook
 
     def _fill(self, number: int) -> None:
-        """Let a layer's leaves have their values, and another layer's lose their memory."""
+        """Fill the leaves of a layer, and free the memory of another layer's."""
         if number in self.filled:
             return
         self._learn(number)
@@ -136,7 +136,7 @@ class LayersInTurn:
         self.recent = (self.recent[0], self.recent[2], number)
 
     def _look_ahead(self) -> None:
-        """Begin to gather the layer that has always come next."""
+        """Start gathering the layer that has always been next."""
         number = self.order.get(self.recent, NONE)
         if number != NONE and number not in self.filled:
             self.ahead = number, self.gather(self.shards[number], number)
@@ -155,7 +155,7 @@ class LayersInTurn:
 
 
 def without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a tensor whose memory is still to come."""
+    """Return a tensor without allocated memory."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor

@@ -94,7 +94,7 @@ class Placement:
         self._shard(model, mesh)
         if layers:
             self._find_layers(model)
-            # Not the mesh's, where a gather would stand in line behind sums of gradients.
+            # Not the mesh's, in which a gather would queue after reductions of gradients.
             self.gathers = process_group.new_group(mesh.mesh.tolist())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
@@ -118,7 +118,7 @@ class Placement:
                 inside = {id(m) for m in module.modules()}
                 outside = {id(shard) for owner, _, shard in self.slots if id(owner) not in inside}
                 slots = [s for s in self.slots if id(s[0]) in inside and id(s[2]) not in outside]
-                # A layer whose weights other modules share has none of its own.
+                # A layer that shares weights with other modules is not gathered separately.
                 if any(is_sharded(shard) for _, _, shard in slots):
                     self.layers.append((module, slots))
 
@@ -128,7 +128,7 @@ class Placement:
         return list({id(shard): shard for _, _, shard in self.slots}.values())
 
     def leaf(self, parameter: Tensor) -> Tensor:
-        """Return the leaf that stands for a parameter during a pass, or the parameter itself."""
+        """Return the gathered leaf of a parameter during a pass, or the parameter itself."""
         return self.leaves.get(id(parameter), parameter)
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
@@ -140,7 +140,7 @@ class Placement:
 
     @contextlib.contextmanager
     def whole(self, write: bool = False, low: bool = False) -> Iterator[None]:
-        """Let the model hold whole parameters inside; with `write` the shards take their changes.
+        """Gather full parameters inside the context; `write` copies changes back to the shards.
 
         With `low`, for a pass under autocast, those that it rounds to bfloat16 are rounded already.
         """
@@ -157,7 +157,7 @@ class Placement:
 
     @contextlib.contextmanager
     def by_layer(self, low: bool = False) -> Iterator[None]:
-        """Let the model hold whole parameters inside, those of a layer only while it computes.
+        """Gather full parameters inside the context, those of a layer only while it computes.
 
         With `low`, for a pass under autocast, those of layers that it rounds are bfloat16 tensors.
         For passes without second derivatives in which all replicas call the same layers in the same
@@ -175,7 +175,7 @@ class Placement:
         return torch.bfloat16 if low and id(shard) in self.rounded else shard.dtype
 
     def _gather_layer(self, shards: Sequence[Tensor], number: int) -> Callable[[], list[Tensor]]:
-        """Begin to gather the shards of layer `number`; the result waits for their whole values."""
+        """Start gathering the shards of layer `number`; the result waits for the full tensors."""
         sharded = [shard for shard in shards if is_sharded(shard)]
         dtypes = [self.leaves[id(shard)].dtype for shard in sharded]
         wait = start_gather(sharded, dtypes, self.gathers, number)
@@ -188,7 +188,7 @@ class Placement:
 
     @contextlib.contextmanager
     def _holding(self, shards: Sequence[nn.Parameter], low: bool) -> Iterator[None]:
-        """Let the modules hold whole leaves instead of some shards."""
+        """Replace some shards in the modules by full leaves."""
         tensors = whole(shards, [self._sent_as(shard, low) for shard in shards])
         self.leaves = {
             # In float32 even where it was rounded: gradients of micro-batches are added up in it.
@@ -306,7 +306,7 @@ def aligned_bytes(tensor: Tensor) -> Tensor:
 
 
 def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return `whole` of the tensors of a vector; what is None stays."""
+    """Return `whole` of the tensors of a vector, None for None."""
     present = iter(whole([v for v in vector if v is not None]))
     return [None if v is None else next(present) for v in vector]
 

@@ -190,7 +190,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         return ReplicaLost(f"replica 0 {words[ending]}; {remedy}")
     parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {remedy}")
-    # Of the waiting replicas the first prints the message; a failed one prints its own.
+    # The first waiting replica prints the message; a failed replica prints its message.
     lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
     return lost
 
@@ -215,7 +215,7 @@ class Pending:
 
 
 def start_sum(flat: Tensor) -> Pending:
-    """Begin to sum a tensor over the replicas in place."""
+    """Start an in-place sum of a tensor over the replicas."""
     with together():
         return Pending(dist.all_reduce(flat, async_op=True))
 
@@ -223,7 +223,7 @@ def start_sum(flat: Tensor) -> Pending:
 def start_scattered_sum(
     part: Tensor, flat: Tensor, shards: dist.ProcessGroup, replicas: dist.ProcessGroup
 ) -> Pending:
-    """Begin to sum `flat` over all processes; `part` will be this shard of it.
+    """Start summing `flat` over all processes; `part` receives this shard of it.
 
     The sum over `shards` is divided among them, then each part is summed over its `replicas`.
     """

@@ -92,7 +92,7 @@ def end_with_parent() -> None:
 
 
 def follow_parent() -> None:
-    """Ask for SIGTERM when the process that started this one dies (Linux only)."""
+    """Request SIGTERM when the parent process dies (Linux only)."""
     if sys.platform.startswith("linux"):
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -184,7 +184,7 @@ class Meeting:
         return code, message
 
     def explain(self, rank: int, reason: str) -> None:
-        """Tell the replicas of all nodes why one of them is gone."""
+        """Report the reason of a replica's end to the replicas of all nodes."""
         if self.step.tasks > 1 and self.store is not None:
             with contextlib.suppress(RuntimeError):
                 self.store.set(f"failed/{rank}", reason)
@@ -194,7 +194,7 @@ class Meeting:
         return f" on {machine()}" if self.step.tasks > 1 else ""
 
     def outcome(self) -> tuple[int, str] | None:
-        """Return what a task reported, None if all are well; asks once a second."""
+        """Return the failure that a task reported, None without one; polls once a second."""
         if self.step.tasks == 1 or time.monotonic() < self.last_look + 1:
             return None
         self.last_look = time.monotonic()

@@ -1,4 +1,4 @@
-"""Vectors of parameters: lists of tensors, where None means that there is no gradient.
+"""Vectors of parameters: lists of tensors, with None for a missing gradient.
 
 The tensors may be shards, DTensors of which a process holds some rows (see distributed.placement);
 numbers such as a norm are those of the whole.

@@ -26,7 +26,7 @@ ON_THE_WAY = 2  # buckets that are summed at the same time
 
 @dataclass(frozen=True)
 class GlobalCount:
-    """What all replicas' micro-batches of a global batch have together.
+    """Totals over all replicas' micro-batches of a global batch.
 
     Attributes:
         totals: Every size summed over them, a number or (C,) per copy.
@@ -149,7 +149,7 @@ class Reduction:
         """Start the sum of the next bucket, with `numbers` appended."""
         bucket = self.buckets[len(self.sums)]
         if len(self.waits) == ON_THE_WAY:
-            self.waits.pop(0)()  # which lets go of its whole gradients
+            self.waits.pop(0)()  # this frees its full gradients
         parts = [self._take(at) for at in bucket]
         like = self.wrt[bucket[0]] if bucket else None
         if is_dtensor(like) and is_sharded(like):

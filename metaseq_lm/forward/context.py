@@ -115,7 +115,7 @@ class Noise:
         self._masks = {}
 
     def at(self, position: int) -> Noise:
-        """Return the numbers from `position` on: a copy, unless this one is there."""
+        """Return the numbers from `position` on, a copy unless it is the current position."""
         if position == self.position:
             return self
         noise = copy.copy(self)
@@ -171,7 +171,7 @@ def scale_of(p: float) -> float:
 
 
 def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
-    """Return the multiplier of a dtype that stands for what a mask keeps."""
+    """Return the multiplier, of a dtype, of the entries that a mask keeps."""
     return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
 
 
@@ -264,7 +264,7 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
-    # Shards stand for weights that the block's call puts together each time.
+    # Shards are gathered to full weights by each call of the block.
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = context.noise.position if context.noise is not None else 0
     runs = 0

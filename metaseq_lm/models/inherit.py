@@ -16,7 +16,7 @@ INHERIT = "inherit"
 
 @dataclass
 class InheritConfig:
-    """What is not to be as in the checkpoint."""
+    """Options that replace the checkpoint's."""
 
     changes: list[str] = field(
         default_factory=list,

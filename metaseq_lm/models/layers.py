@@ -59,7 +59,7 @@ class GELULinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Not by autocast, whose copy would have no graph in other uses of the weight.
+        # Not by autocast: its cached copy would have no graph in other uses of the weight.
         return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
 
     @staticmethod
@@ -108,7 +108,7 @@ class Embedding(nn.Embedding):
     """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
 
     No gradient reaches the padding row from the input side; it may be trained through a tied head.
-    A `padding_row` (D,), given through functional_call, stands for that constant when the weights
+    A `padding_row` (D,), given through functional_call, replaces that constant when the weights
     are displaced: finite differences cannot see a detached tensor.
     """
 

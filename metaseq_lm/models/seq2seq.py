@@ -81,7 +81,7 @@ def beam_search(
         scores, indices = every.topk(min(2 * size, every.shape[1]), dim=1)
         origin, words = indices // vocabulary, indices % vocabulary
         ended = words == beam.end
-        # Of those that end the best one is the best of all rows' hypotheses so far, or is not.
+        # The best finished hypothesis replaces the row's best so far if its score is higher.
         length = torch.tensor(at + 1, device=device)
         worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
         top, index = worth.max(1)
@@ -116,7 +116,7 @@ def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
 
 
 def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
-    """Return whether no hypothesis (B, K) that goes on can become better than the best of its row.
+    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row.
 
     Log-probabilities only fall, and a penalty above 0 helps most at the row's limit (one below 0,
     not at all).
@@ -216,12 +216,12 @@ class LSTMEncoderDecoder(nn.Module):
         self.add_head(PRIMARY)
 
     def add_head(self, name: str, attention_dropout: float = 0.0) -> None:
-        """Add a head with attention and softmax of its own on the decoder's states."""
+        """Add a head with separate attention and softmax on the decoder's states."""
         self.heads[name] = AttentionHead(self.width, len(self.target.weight), attention_dropout)
         draw_uniform(self.heads[name])
 
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:
-        """Return what the decoder needs of source rows (B, S); states at padding are arbitrary."""
+        """Encode source rows (B, S) for the decoder; states at padding are arbitrary."""
         lengths = layout.lengths(tokens)
         counts = lengths.cpu()  # where torch wants them; once for all layers
         x, first = self.dropout(self.source(tokens)), []

@@ -39,7 +39,7 @@ class WideResNetConfig:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation whose running statistics can be left alone for a while.
+    """Batch normalisation whose running statistics can be frozen temporarily.
 
     While `frozen`, training uses the statistics of the batch as ever but does not remember them.
     """

@@ -41,13 +41,13 @@ class Optimizer:
         self.base = [float(group["lr"]) for group in inner.param_groups]
         # In the order of the model, whatever the groups: vectors of gradients are in this order.
         self.parameters = list(parameters)
-        # What `inner` steps: the rows that this process holds of sharded parameters.
+        # The tensors that `inner` updates: the local rows of sharded parameters.
         self.local = list(parameters) if local is None else list(local)
         self.is_sharded = any(map(is_dtensor, self.parameters))
 
     @property
     def takes_found_inf(self) -> bool:
-        """Whether `step` can leave it to the device to skip a step; torch's fused optimizers do."""
+        """Whether the device can skip a step in `step`, as torch's fused optimizers do."""
         return bool(self.inner.defaults.get("fused"))
 
     @property
@@ -61,7 +61,7 @@ class Optimizer:
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
     def load_gradient(self, gradient: Vector) -> Tensor:
-        """Put a gradient into the `.grad` of `local`, and return its norm.
+        """Set the `.grad` of `local` and return the gradient's norm.
 
         Its tensors, in the order of `parameters`, are whole or placed as these. The norm is that of
         all processes' parts.
@@ -84,7 +84,7 @@ class Optimizer:
     def step(self, found_inf: Tensor | None = None) -> None:
         """Step the parameters that have a `.grad` in `local`, at the scheduled rate.
 
-        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are;
+        With a `found_inf` of 1.0, a scalar on the device, parameters and moments do not change;
         the host does not read it. Only for an optimizer that `takes_found_inf`.
         """
         factor = self.schedule(self.updates + 1)

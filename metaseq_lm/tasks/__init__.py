@@ -1,4 +1,4 @@
-"""What a task is: data, nets, and the order of the updates as straight-line code in one method."""
+"""Base class of tasks: data, networks, and the order of the updates in one method."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
-# What one update gets: per stream a list of global batches, each a list of micro-batches.
+# The input of an update: per stream a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Any]]]  # of a Batch of some kind, which the task knows
-# What an evaluation gets: per stream all global batches, once.
+# The input of an evaluation: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 
 
 class Scored(NamedTuple):
-    """What an evaluation gives: metrics, the same on all replicas, and rows for a predictions file.
+    """The result of an evaluation: metrics, equal on all replicas, and rows of predictions.
 
     `rows` makes one dict per example when it is called; no rows where a task predicts nothing.
     """
@@ -176,7 +176,7 @@ def with_epochs(
     """Return `config` with trainer.max_update set for `epochs` of `examples`; 0 changes nothing.
 
     An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
-    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises
+    epochs between validations; 0 leaves trainer.validate_interval_updates unchanged. Raises
     UsageError for less than one update.
     """
     per_epoch = -(-examples // batch_size)

@@ -41,7 +41,7 @@ HEAD = "heads.lm."
 
 @dataclass
 class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConfig):
-    """Which set, and how it is batched: a sample is a blank."""
+    """The set and its batches: a sample is a blank."""
 
     tokens_per_sample: int = with_default(
         RowsConfig,

@@ -1,4 +1,4 @@
-"""What fine-tuning tasks share: loading a pre-trained encoder, and scoring labelled sets.
+"""Shared code of fine-tuning tasks: loading a pre-trained encoder, scoring labelled sets.
 
 Shapes: N samples, K classes or candidates.
 """
@@ -265,7 +265,7 @@ def ensemble_of(
 
 @dataclass
 class OneSetConfig(EpochsConfig, BatchConfig, LabelledSetConfig):
-    """Which labelled set, and how much of it."""
+    """The labelled set and the share of it."""
 
 
 class OneSetTask(TextTask):

@@ -30,7 +30,7 @@ from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationCon
 
 @dataclass
 class LanguageModelingConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
-    """How the corpus is cut into rows."""
+    """The rows of the corpus."""
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -69,7 +69,7 @@ class LanguageModelingTask(TextTask):
 
 @register_task("causal_lm", dataclass=LanguageModelingConfig)
 class CausalLMTask(LanguageModelingTask):
-    """One stream of rows `[CLS] x [SEP]`, a Transformer whose tokens see those before them."""
+    """One stream of rows `[CLS] x [SEP]` and a causal Transformer."""
 
     criterions = (CausalLM,)
     exported = True

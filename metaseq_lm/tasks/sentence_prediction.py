@@ -62,7 +62,7 @@ class SentencePredictionConfig(
     ValidateEpochsConfig,
     OneSetConfig,
 ):
-    """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
+    """The labelled set, its batches and the head (defaults: Clark et al. 2020)."""
 
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     pooler_activation: str = option(

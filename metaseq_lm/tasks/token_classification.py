@@ -56,7 +56,7 @@ class TokenClassificationConfig(
     ValidateEpochsConfig,
     OneSetConfig,
 ):
-    """Which tagged set, how it is batched, and the head."""
+    """The tagged set, its batches and the head."""
 
     labelled: str = with_default(
         LabelledSetConfig,

@@ -108,7 +108,7 @@ class TranslationTask(Task):
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the best translation of each source row, ids (B, L) padded behind [SEP].
 
-        Its length is bounded by the row's own source, so what it is depends on no other row.
+        Its length is bounded by that of its source, so it does not depend on other rows.
         Special tokens other than [UNK] are not generated.
         """
         vocabulary = self.tokenizers[1].vocabulary

@@ -94,7 +94,7 @@ class ParserConfig:
 
 
 class WordTask(Task):
-    """One or several labelled sets, each with a stream and heads of its own name.
+    """One or several labelled sets, each with a stream and heads of the same name.
 
     Starting from another run it takes the encoder, the averaged one if there is, and fresh heads.
     """
@@ -222,7 +222,7 @@ class WordTask(Task):
         return facts
 
     def further_costs(self) -> Costs:
-        """Return what the language model of task.elmo has cost."""
+        """Return the cost of the language model of task.elmo."""
         return ancestors(self.config.elmo, prefer="best") if self.config.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
@@ -347,7 +347,7 @@ class OneSetTask(WordTask):
 
 @dataclass
 class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
-    """Which tagged set, batches, heads and averaged weights."""
+    """The tagged set, batches, heads and averaged weights."""
 
     labelled: str = with_default(
         LabelledSetConfig, "labelled", "", "tagged set in DATA (preprocess --tagged NAME)"
@@ -364,7 +364,7 @@ class TaggingTask(OneSetTask):
 
 @dataclass
 class ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
-    """Which treebank, batches, heads and averaged weights."""
+    """The treebank, batches, heads and averaged weights."""
 
     labelled: str = with_default(
         LabelledSetConfig, "labelled", "", "treebank in DATA (preprocess --treebank NAME)"

@@ -104,7 +104,7 @@ class Checkpointer:
     def _begin(
         self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
     ) -> str:
-        """Begin to write a checkpoint; return an error message or "", the same on all replicas."""
+        """Start writing a checkpoint; return an error message or "", the same on all replicas."""
         first, trouble = process_group.rank() == 0, ""
         weights, files, manifest = self.parts.model.state_dict(), {}, {}
         shards = checkpoint.take_shards({"weights": weights, "state": state})
@@ -130,7 +130,7 @@ class Checkpointer:
         return trouble
 
     def outdate(self) -> str:
-        """Let the next save write a checkpoint of this update again; errors as in `save`."""
+        """Make the next save rewrite a checkpoint of this update; raises as `save` does."""
         trouble = self.finish()
         self.saved_at = -1
         return trouble

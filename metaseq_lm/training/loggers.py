@@ -1,4 +1,4 @@
-"""Where a run's values go besides log.jsonl: TensorBoard, trackio, Weights & Biases, MLflow."""
+"""Loggers of a run besides log.jsonl: TensorBoard, trackio, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoggedRun:
     Attributes:
         folder: The run folder.
         config: The run's configuration.
-        update: The update from which it goes on.
+        update: The update from which it continues.
     """
 
     folder: Path
@@ -43,7 +43,7 @@ class LoggedRun:
 
     @property
     def id(self) -> str:
-        """What a logger finds the run by when it is resumed; stored in the run folder."""
+        """The logger's identifier of the run, stored in the run folder to resume it."""
         file = self.folder / ID_FILE
         stored = file.read_text(errors="replace").strip() if file.is_file() else ""
         if not re.fullmatch("[0-9a-f]{32}", stored):

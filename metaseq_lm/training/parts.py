@@ -92,7 +92,7 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     if config.engine.parallel != "replicate":
-        # Parameters that are put together and let go in turn would leave holes in the heap.
+        # Gathering and releasing parameters in turn would fragment the heap.
         set_heap(1 << 20)
     elif config.engine.retain_heap:
         set_heap(1 << 30, retain=True)  # can save a quarter of the time of an update on a CPU
@@ -165,7 +165,7 @@ def check_compilable(
 
 
 def set_up_compiler() -> None:
-    """Let torch.compile take numbers of Python, such as rates of dropout, as constants.
+    """Make torch.compile treat Python numbers, such as dropout rates, as constants.
 
     It would trace them as symbols, find that it cannot, and then trace and compile all again. What
     changes between updates is a tensor.

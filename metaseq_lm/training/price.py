@@ -35,7 +35,7 @@ from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 
-# A dry run on a CPU computes a part of a batch that has at least so many rows: a whole update of a
+# A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
 DRY_ROWS = 8
 
@@ -104,7 +104,7 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
 
 
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
-    """Begin an update of each kind of the task, and yield its batches on the engine's device.
+    """Start an update of each kind of the task and yield its batches on the engine's device.
 
     Of each batch the share that a replica would have if there were `divisor` times as many.
     """

@@ -1,4 +1,4 @@
-"""Where a training run reports: the screen, log.jsonl and loggers such as TensorBoard."""
+"""Outputs of a training run: the screen, log.jsonl and loggers such as TensorBoard."""
 
 from __future__ import annotations
 

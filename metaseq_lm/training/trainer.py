@@ -36,7 +36,7 @@ class Trainer:
         self.best = BestCheckpoint(self.options)
         self.last_valid: dict[str, float] = {}
         self.window = Window()
-        # Of updates that the device may have refused: the numbers of their samples.
+        # Sample numbers of the updates that the device may have refused.
         self._unchecked: dict[int, dict[str, list[Any]]] = {}
         self.stopped_by = ""  # the limit that ended the run
         self._validated_at = -1

@@ -22,7 +22,7 @@ LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
 
 @dataclass
 class BamDistillConfig:
-    """How gold labels and teacher outputs are mixed."""
+    """The mixture of gold labels and teacher outputs."""
 
     annealing: bool = option(
         True, "teacher annealing: the weight of the gold label grows linearly from 0 to 1"

@@ -49,7 +49,7 @@ class UnlabelledWeightConfig:
     )
 
     def weight_after(self, updates: int) -> float:
-        """Return the weight so many updates after task.labelled_first; it is never 0."""
+        """Return the weight, never 0, at a number of updates after task.labelled_first."""
         if not self.unlabelled_warmup:
             return self.unlabelled_weight
         return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
@@ -77,7 +77,7 @@ class Unlabelled(WordLabels):
 
     @property
     def unlabelled(self) -> bool:
-        """Whether unlabelled sentences are used at all."""
+        """Whether unlabelled sentences are used."""
         return True
 
     def modules(self, form: str) -> list[str]:
@@ -267,7 +267,7 @@ class VirtualAdversarial(Unlabelled):
     config: VATConfig
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates."""
+        """Return why torch.compile cannot run the updates."""
         return "the loss contains a gradient, the adversarial direction"
 
     def student_terms(

@@ -1,4 +1,4 @@
-"""What the methods on words, translation and images share.
+"""Code shared by the methods on words, translation and images.
 
 That is: what each auxiliary module on words sees (Clark et al. 2018, code; the modules are in
 metaseq_lm/models/words/prediction_modules.py), averaged weights, and perturbations of the student's

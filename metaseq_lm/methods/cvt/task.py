@@ -127,7 +127,7 @@ class CVTTask(WordTask):
 
     @cached_property
     def _shares(self) -> np.ndarray:
-        """Where each labelled set's part of [0, 1) ends."""
+        """The upper bound of each labelled set's interval of [0, 1)."""
         sizes = np.sqrt([float(len(self.chosen(name))) for name in self.names])
         return np.cumsum(sizes / sizes.sum())
 
@@ -159,7 +159,7 @@ class CVTTask(WordTask):
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def weighed(self, engine: Engine, updates: int, batches: Batches) -> Batches:
-        """Return unlabelled batches with the weight that their loss has after so many updates."""
+        """Return unlabelled batches with the weight of their loss at a number of updates."""
         assert isinstance(self.criterion, Unlabelled)
         number = self.criterion.config.weight_after(updates - self.config.labelled_first)
         # A tensor: torch.compile would compile anew for each number.

@@ -79,7 +79,7 @@ class ConsistencyConfig:
 
 @dataclass
 class CVTVisionConfig(ConsistencyConfig):
-    """As for VAT, but without perturbation by default."""
+    """Options of VAT, without perturbation by default."""
 
     perturbation: str = option(
         NONE,
@@ -98,7 +98,7 @@ class ConsistentImages(ImageClassification):
     config: ConsistencyConfig
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates, if so."""
+        """Return why torch.compile cannot run the updates, "" if it can."""
         adversarial = self.config.perturbation == ADVERSARIAL
         return "the loss contains a gradient, the adversarial direction" if adversarial else ""
 
@@ -126,10 +126,10 @@ class ConsistentImages(ImageClassification):
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return what is added to the images (B, C, H, W): of norm `radius` for each, or nothing.
+        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros.
 
         Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
-        small random displacement, without dropout, whose noise would drown so small a change.
+        small random displacement, without dropout, whose noise would exceed such a change.
         """
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)

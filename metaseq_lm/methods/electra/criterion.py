@@ -277,7 +277,7 @@ class ReplacedTokenDetection(Corrupting):
 
 @register_criterion("replace_mlm", dataclass=NoiseConfig)
 class ReplaceMLM(Corrupting):
-    """A masked LM whose chosen positions hold samples in place of [MASK] (Clark 2021, 5.4.3)."""
+    """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
     exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
     heads = ("lm",)

@@ -87,7 +87,7 @@ class ElectraConfig(TransformerConfig):
         """Return the noise model's sizes: width, heads and feed-forward width scale together."""
         width = round(self.encoder_embed_dim * self.generator_size)
         ffn_width = round(self.encoder_ffn_embed_dim * width / self.encoder_embed_dim)
-        # A frozen noise model is a copy of what the first stage trained, embeddings included.
+        # A frozen noise model is a copy of the first stage's, including embeddings.
         separate = self.sharing == "none" and not self.freeze_generator
         return replace(
             self,

@@ -78,7 +78,7 @@ class StrategicMLM(Criterion):
 
 @torch.no_grad()
 def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose other tokens, by weights whose logarithms are (B, S), and hide them as the batch does.
+    """Choose tokens again, by log-weights (B, S), and mask them as the batch does.
 
     Each row keeps its number of chosen tokens and what became of them: [MASK], another token, or
     nothing. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.

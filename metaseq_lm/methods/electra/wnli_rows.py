@@ -56,7 +56,7 @@ class Choice:
 
 
 class CandidateRows:
-    """One split of WNLI, each sample the rows of its candidates.
+    """One split of WNLI; a sample is the rows of its candidates.
 
     A sample is `usable` if its pronoun was found and there is a candidate beside the query. For an
     entailment the query is positive. Otherwise it is the query of an entailment about the same
@@ -205,7 +205,7 @@ class CandidateRows:
             present=as_tensor(present),
             positive=as_tensor(positive),
             targets=None if self.entailed is None else self.entailed[numbers].astype(np.int64),
-            # The model sees more rows than samples: each has random numbers of its own.
+            # The model gets more rows than samples: each has separate random numbers.
             rows=words(keys, 0, present.shape[1])[present],
             samples=numbers,
             sizes={"rows": len(samples)},

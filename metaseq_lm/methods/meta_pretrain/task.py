@@ -76,7 +76,7 @@ class MetaLearned(Task):
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates, if so."""
+        """Return why torch.compile cannot run the updates, "" if it can."""
         exact = self.config.second_order == "exact"
         return "task.second_order=exact differentiates gradients again" if exact else ""
 

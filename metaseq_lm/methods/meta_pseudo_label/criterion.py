@@ -148,7 +148,7 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
 
 
 class PairCriterion(Criterion):
-    """What both kinds of labels share: validation scores the student as a masked LM."""
+    """Base class for soft and hard labels: validation scores the student as a masked LM."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         """Return the student's masked-LM terms."""
@@ -220,7 +220,7 @@ class SoftLabels(PairCriterion):
         self.difference_step = 0.0 if exact else config.difference_step
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates."""
+        """Return why torch.compile cannot run the updates."""
         return "gradients are differentiated again"
 
     def distil(

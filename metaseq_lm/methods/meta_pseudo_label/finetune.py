@@ -76,7 +76,7 @@ class TokenLabelCriterion(Criterion):
 
 @dataclass
 class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
-    """Which labelled set, and how it is batched (paper table 6)."""
+    """The labelled set and its batches (paper table 6)."""
 
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
     batch_size: int = with_default(BatchConfig, "batch_size", 4)

@@ -68,7 +68,7 @@ class VirtualModel:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Return the views of `vector` (..., P) that stand for the parameters."""
+        """Return views of `vector` (..., P), one for each parameter."""
         lead = vector.shape[:-1]
         pieces = vector.split(self.sizes, dim=-1)
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
@@ -102,7 +102,7 @@ class Moments:
 
     @property
     def remaining(self) -> Tensor | float:
-        """What weight decay leaves of a parameter."""
+        """The factor by which weight decay multiplies a parameter."""
         return 1 - self.lr * self.weight_decay
 
     @property

@@ -182,7 +182,7 @@ class MetaPseudoLabelTask(TextTask):
         return self._update(engine, model, batches)
 
     def update_mlm(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """One masked-LM step of the student; where due, the reward its step would have earned."""
+        """Do a masked-LM step of the student; at intervals, log the reward of such a step."""
         student = student_of(model)
         (unlabelled,) = batches["unlabelled"]
         parameters = engine.parameters("student")

@@ -177,7 +177,7 @@ def update(
     total: Vector = [None] * len(body)
     for weight, gradient in zip(weights, gradients.values(), strict=True):
         factors = [1.0 if algorithm_1 and not encoder else weight for encoder in in_encoder]
-        # The end task's gradient goes on with that of its head, which has a step of its own.
+        # The end task's gradient continues into its head, which has a separate step.
         weighted = [None if g is None else g * factor for g, factor in zip(gradient, factors)]
         total = vectors.add(total, weighted)
     engine.step(BODY, total)

@@ -26,12 +26,12 @@ BOTH, CAUSAL, ANTICAUSAL, PREFIX = range(len(REACHES))
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Which keys the queries of rows see, in the form that attention kernels take.
+    """The keys visible to the queries of rows, as attention kernels take them.
 
     Attributes:
         mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden,
             or by `is_causal` alone.
-        is_causal: Whether a query sees itself and what is before it, which the fused kernel knows
+        is_causal: Whether a query sees itself and earlier keys, which the fused kernel supports
             without a mask. Then `mask` is None.
     """
 
@@ -129,7 +129,7 @@ class SelfAttention(nn.Module):
         explicit = current_context().double_backward or (self.training and self.dropout.p > 0)
         if explicit:
             scores = visibility.hide((q * (1 / math.sqrt(q.shape[-1]))) @ k.mT)
-            # Under autocast softmax would return fp32, twice the memory of what the product takes.
+            # Under autocast softmax would return fp32, twice the memory of the product's input.
             mixed = self.dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         else:
             mixed = fused_attention(q, k, v, visibility)

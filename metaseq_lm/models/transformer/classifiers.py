@@ -68,7 +68,7 @@ class SentencePredictor(nn.Module):
         return (labels - self.label_range[0]) / self.label_range[1]
 
     def unscaled(self, scores: Tensor) -> Tensor:
-        """Return what the head predicts on the scale of the labels."""
+        """Return the predictions of the head on the scale of the labels."""
         assert self.label_range is not None
         return scores * self.label_range[1] + self.label_range[0]
 
@@ -101,7 +101,7 @@ def module_name(name: str) -> str:
 
 
 def set_of(weight: str, folder: str) -> str:
-    """Return the set whose module below `folder` has this weight, "" if none has.
+    """Return the set whose module below `folder` has this weight, "" for none.
 
     The inverse of `module_name`; sets have no dots in their names.
     """

@@ -20,7 +20,7 @@ OUTPUT_SHARE = 20 / 128
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the FLOPs of a Transformer on one row of `length` tokens."""
+    """The sizes that determine a Transformer's FLOPs on one row of `length` tokens."""
 
     layers: int
     width: int

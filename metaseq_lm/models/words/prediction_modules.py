@@ -128,7 +128,7 @@ def glorot(module: nn.Module) -> None:
 
 
 def shifted(x: Tensor, shift: int) -> Tensor:
-    """Return x (B, S, ...) whose position t holds what was at t + shift (1 or -1), 0 at the end."""
+    """Shift x (B, S, ...): position t of the result is t + shift (1 or -1) of x, 0 at the end."""
     out = x.roll(-shift, 1)
     out[:, -1 if shift > 0 else 0] = 0
     return out

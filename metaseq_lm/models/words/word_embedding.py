@@ -66,7 +66,7 @@ class WordEmbeddingConfig:
         return self.word_embed_dim + extra
 
     def input_width(self, mix: ScalarMix | None) -> int:
-        """Return E, the width of what the encoder reads: with the states of a language model."""
+        """Return E, the encoder's input width, including the states of a language model."""
         return self.embedded_width + (0 if mix is None else mix.width)
 
 

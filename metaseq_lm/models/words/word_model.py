@@ -105,7 +105,7 @@ class WordModel(WordNet):
 
     @property
     def averaged(self) -> WordNet:
-        """The net of averaged weights, or this one if there are none."""
+        """The net of averaged weights, or this net without them."""
         if self.average is None:
             return self
         return self.average.net  # type: ignore[return-value]
@@ -113,7 +113,7 @@ class WordModel(WordNet):
 
 @contextlib.contextmanager
 def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
-    """Set every dropout of `net` to a rate inside the block; None leaves the rates as they are."""
+    """Set every dropout rate of `net` inside the context; None changes nothing."""
     layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
     before = [layer.p for layer in layers]
     for layer in layers:
