@@ -1,4 +1,4 @@
-"""From a dataclass of options to the flags of a command and back: the one way of all commands.
+"""Conversion of dataclasses of options to flags of commands and back.
 
 A field is declared by `option`: its help, range and choices are those of the flag, and a flag that
 is not given has the field's default. Further metadata of a field:

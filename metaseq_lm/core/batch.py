@@ -168,10 +168,10 @@ def on_device(
 
 @dataclass(kw_only=True)
 class SequenceBatch(Batch):
-    """Rows of tokens and how these see each other.
+    """Rows of tokens and the visibility between them.
 
     Attributes:
-        tokens: Token ids (B, S), with the masks of a masked objective in place.
+        tokens: Token ids (B, S), masked for a masked objective.
         layout: Padding, and which tokens see each other.
     """
 

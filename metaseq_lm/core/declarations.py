@@ -56,7 +56,7 @@ HIDING = {
 
 
 class UnreadableError(Exception):
-    """A source may register more than can be read from it; it has to be imported."""
+    """The registrations of a source cannot be read statically; it must be imported."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Module:
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
-        """The module and the name there of each name that the top level imports from a module."""
+        """Module and original name of each name that the top level imports from a module."""
         imports = {}
         for node in self.tree.body:
             if isinstance(node, ast.ImportFrom):
@@ -163,7 +163,7 @@ class Sources:
         raise UnreadableError(f"{module.file}: {name}")
 
     def value(self, node: ast.AST, module: Module, names: Mapping[str, Any] | None = None) -> Any:
-        """Return the value of an expression; `names` are those of a function that it stands in."""
+        """Return the value of an expression; `names` are the local names of its function."""
 
         def of(child: ast.AST) -> Any:
             return self.value(child, module, names)
@@ -325,7 +325,7 @@ def check_decorators(module: Module) -> None:
 
 
 class DeclaredEntry(Entry[Any]):
-    """A registration that is read from the source when its class or its options are asked for."""
+    """A registration that is read from the source on access to its class or options."""
 
     kind: str
     sources: Sources
@@ -410,7 +410,7 @@ def wrong_as_unreadable(module: Module) -> Iterator[None]:
 
 
 def readable_part() -> contextlib.suppress:
-    """Return a context that leaves out what cannot be read."""
+    """Return a context that skips unreadable declarations."""
     return contextlib.suppress(UnreadableError, TypeError)
 
 

@@ -133,7 +133,7 @@ def literal_path(override: str) -> str:
 
 
 def is_choice(override: Override, folder: Path) -> bool:
-    """Return whether an override chooses a config, which is for Hydra, and does not set a value.
+    """Return whether an override selects a config (Hydra's part) instead of setting a value.
 
     A folder beside the user's configs is a group of configs, unless it is called like an option.
     """
@@ -144,7 +144,7 @@ def is_choice(override: Override, folder: Path) -> bool:
 
 
 def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes of `folder/name.yaml` and choices, untyped and unresolved.
+    """Compose `folder/name.yaml` and choices with Hydra, untyped and unresolved.
 
     Raises UsageError for a config that is not there, or cannot be read.
     """
@@ -170,7 +170,7 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
 
 
 def source_of(folder: Path, name: str) -> str:
-    """Return what messages call the files and values that a configuration is composed of."""
+    """Return the description, for messages, of a configuration's files and values."""
     return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 

@@ -70,7 +70,7 @@ def mask(word: str) -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a value of this name is to be masked."""
+    """Return whether a value of this name must be masked."""
     if not NAME.fullmatch(name) or not value.strip("'\""):
         return False
     return not (COUNT.fullmatch(name) and NUMBER.fullmatch(value.strip("'\"")))

@@ -150,9 +150,9 @@ class Cloze(Criterion):
 
 @register_criterion("squad", dataclass=BatchSumConfig)
 class SquadCriterion(Criterion):
-    """Mean of the start's and the end's cross-entropy, plus that of "there is no answer" or is.
+    """Mean cross-entropy of start and end, plus that of the answerability head.
 
-    A question without an answer has both at position 0.
+    A question without an answer has start and end at position 0.
     """
 
     exported = Exported(heads=("span", "answerability"))

@@ -43,7 +43,7 @@ class CausalLM(Criterion):
 
 
 def next_tokens(batch: TokenBatch) -> Tensor:
-    """Return the token behind each one (B, S), IGNORE at the end of a row and of a document."""
+    """Return the next token of each position (B, S), IGNORE at the end of a row or document."""
     padding, documents = batch.layout.padding, batch.layout.documents
     targets = batch.tokens[:, 1:]
     if padding is not None:

@@ -82,7 +82,7 @@ class MaskedLM(Criterion):
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """One pass per scored token, which alone is [MASK] in it (Salazar et al. 2020, section 2).
+        """One pass per scored token, with only that token masked (Salazar et al. 2020, section 2).
 
         The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
         """
@@ -145,7 +145,7 @@ BLOCK = 1 << 18  # numbers of a block
 
 
 def is_large(logits: Tensor) -> bool:
-    """Return whether the derivatives of such logits are those below; a compiler makes its own."""
+    """Return whether to use the derivatives below; a compiler derives its own."""
     return logits.numel() >= LARGE and not torch.compiler.is_compiling()
 
 

@@ -68,7 +68,7 @@ class WordLabels(Criterion):
 
 
 def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
-    """Return the class of each word of a batch (B, S), IGNORE where no word stands."""
+    """Return the class of each word of a batch (B, S), IGNORE elsewhere."""
     assert batch.labels is not None
     if batch.heads is None:
         return batch.labels

@@ -1,4 +1,4 @@
-"""Layers of a sharded model, put together one at a time for the passes without second derivatives.
+"""Sharded layers, gathered one at a time in passes without second derivatives.
 
 The leaves of a layer have memory only while the layer computes, forward or backward: when it is
 called, and when the backward pass asks for a tensor that was saved of a weight. Such a tensor is
@@ -86,7 +86,7 @@ class LayersInTurn:
         self._learn(NONE)
         ahead, self.ahead = self.ahead, None
         if ahead is not None and kind is None:
-            ahead[1]()  # nobody came for it
+            ahead[1]()  # it was not used
 
     def _before(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -121,7 +121,7 @@ class LayersInTurn:
     def _write(self, number: int) -> None:
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead[0] != number:
-            ahead[1]()  # nobody comes for it
+            ahead[1]()  # it will not be used
             ahead = None
         wait = ahead[1] if ahead is not None else self.gather(self.shards[number], number)
         for shard, value in zip(self.shards[number], wait()):

@@ -1,4 +1,4 @@
-"""Parameters that rest as shards, which a pass puts together.
+"""Sharded parameters, gathered for each pass.
 
 Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
@@ -41,7 +41,7 @@ ALIGNMENT = 8  # bytes, of each tensor in a message of several dtypes
 
 
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
-    """Return the mesh (replicas, shards) of engine.parallel; None if parameters rest whole.
+    """Return the mesh (replicas, shards) of engine.parallel; None without sharding.
 
     "shard" divides every parameter among all processes, "hybrid" among those of a node
     (LOCAL_WORLD_SIZE), with a replica on each node. Raises UsageError if nodes differ in processes.
@@ -63,7 +63,7 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
 def build_placement(
     model: nn.Module, parallel: str, device: str, layers: bool = False
 ) -> Placement | None:
-    """Shard a model's parameters as engine.parallel says; None if they rest whole.
+    """Shard a model's parameters as engine.parallel says; None without sharding.
 
     With `layers`, passes can put together those modules one at a time whose class sets
     `is_gathered_alone`. Raises UsageError as `build_mesh`.
@@ -132,7 +132,7 @@ class Placement:
         return self.leaves.get(id(parameter), parameter)
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Take changed shards into the leaves of the pass around this call, if there is one."""
+        """Copy changed shards to the leaves of the current pass, if any."""
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -213,7 +213,7 @@ class Placement:
 
 
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return this process's rows of a tensor that all processes hold; a number rests whole."""
+    """Return this process's rows of a replicated tensor; scalars are not sharded."""
     from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
 
     placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]

@@ -125,7 +125,7 @@ def fail(error: MetaseqError) -> None:
     """
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
-    with contextlib.suppress(RuntimeError):  # the replica that held the store is gone
+    with contextlib.suppress(RuntimeError):  # the replica with the store has ended
         assert _store is not None
         error.is_printed = _store.add(f"said/{error}", 1) > 1
         _store.set(f"failed/{rank()}", str(error))
@@ -183,7 +183,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         _wait(lambda: all(map(reported, others)), GRACE)
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
-        # A replica that timed out first looks gone to the others.
+        # To the others, a replica that timed out first seems to have ended.
         ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
@@ -199,7 +199,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 
 
 class Pending:
-    """A collective on its way; to call it waits for it, and then for what depends on it."""
+    """A pending collective; calling it waits for the collective and then for its dependents."""
 
     def __init__(self, work: Any, then: Callable[[], None] | None = None) -> None:
         self.work, self.then = work, then
@@ -210,7 +210,7 @@ class Pending:
             self.then()
 
     def is_over(self) -> bool:
-        """Return whether the collective itself is over."""
+        """Return whether the collective is complete."""
         return bool(self.work.is_completed())
 
 

@@ -108,7 +108,7 @@ def scale(a: Vector, factor: float | Tensor) -> Vector:
 
 
 def flat(a: Sequence[Tensor | None]) -> Tensor:
-    """Return the entries of `a` in one vector, without those that are None.
+    """Return the entries of `a` except None as one vector.
 
     Of shards it is a DTensor of this process's entries, for `elementwise`, `dot` and `norm`.
     """

@@ -74,7 +74,7 @@ class FiniteCheck:
         self.refused: list[str] = []
         self._update = 0
         self._sum: Any = 0.0  # of all that must be finite in this update
-        # This replica's part of the losses, by update as long as nobody knows whether it is finite.
+        # This replica's part of the losses, by update, until the host knows whether it is finite.
         self._local_losses: dict[int, Any] = {}
         self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
 
@@ -241,7 +241,7 @@ class Engine:
         self.optimizers = optimizers
         self.seed = seed
         self.device = torch.device(device)
-        if self.device.type == "cuda":  # other threads have a current device of their own
+        if self.device.type == "cuda":  # the current device is set by thread
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
         self.placement = placement
@@ -561,7 +561,7 @@ class Engine:
     def _reduction(
         self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
     ) -> Reduction | None:
-        """Return what sums the gradients of `leaves` over replicas, if there are several."""
+        """Return the reduction of the gradients of `leaves` over replicas, if there are several."""
         return Reduction(leaves, wrt, low) if self.replicas > 1 else None
 
     def _collect(

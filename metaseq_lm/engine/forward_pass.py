@@ -148,7 +148,7 @@ class ForwardPasses:
             double_backward: Whether the gradient will itself be differentiated; such a pass has
                 full precision.
         """
-        # Second derivatives and differences of gradients drown in bfloat16's rounding.
+        # bfloat16 is too coarse for second derivatives and differences of gradients.
         is_low = self.is_low and not (double_backward or full_precision)
         with self.parameters(by_layer, is_low):
             yield ForwardPass(self, rng_key, is_low, double_backward)

@@ -83,7 +83,7 @@ class Noise:
         return self._device_keys
 
     def traced_keys(self) -> Tensor:
-        """Return what TracedNoise needs."""
+        """Return the arguments of TracedNoise."""
         keys = self.tensor()
         return torch.cat([keys, keys.new_full((1,), COUNTER_STEP)])
 
@@ -249,7 +249,7 @@ def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Return x in fp32 if it is in half precision, in which a softmax over many classes drowns."""
+    """Return x in fp32 if it is in half precision, too coarse for a softmax over many classes."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

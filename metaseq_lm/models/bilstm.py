@@ -72,7 +72,7 @@ class BiLSTM(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def known(self, tokens: Tensor) -> Tensor:
-        """Return which tokens of the model the `tokens` of the data are."""
+        """Map token ids of the data to token ids of the model."""
         return tokens if self.ids is None else self.ids[tokens]
 
     def states(
@@ -103,10 +103,10 @@ class BiLSTM(nn.Module):
     def forward(
         self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
-        """Return the top states of both directions side by side, (..., S, 2D), of rows (..., S).
+        """Return the concatenated top states of both directions, (..., S, 2D), of rows (..., S).
 
         For heads that look at the first position: there the forward direction has seen nothing
-        but [CLS], so in its place stands its state at the row's last token. Segments are not used.
+        but [CLS], so its position has the state at the row's last token instead. Segments are not used.
         """
         rows = tokens.reshape(-1, tokens.shape[-1])
         ahead, back = (states[-1] for states in self.states(rows, layout))
@@ -116,7 +116,7 @@ class BiLSTM(nn.Module):
 
 
 def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
-    """Return one LSTM layer that starts by remembering: the bias of its forget gate is 1.
+    """Return an LSTM layer whose forget gate has an initial bias of 1.
 
     Its `cells` are projected to `width` unless they are equal; its input has `inputs` or `width`.
     """

@@ -49,7 +49,7 @@ def inherited(config: RunConfig) -> RunConfig:
     if not Path(source).exists() and manifests.newest_manifest(
         Path(config.save_dir, "checkpoints")
     ):
-        source = config.save_dir  # a run that goes on has the same model
+        source = config.save_dir  # a resumed run has the same model
     path = manifests.resolve(source)
     stored = manifests.read_manifest(path).get("config")
     model = stored.get("model") if isinstance(stored, dict) else None

@@ -223,7 +223,7 @@ class AveragedWeights(nn.Module):
 
     @torch.no_grad()
     def move(self, net: nn.Module) -> None:
-        """Take the weights that `net` has now into the average: a <- decay a + (1 - decay) w.
+        """Update the average with the weights of `net`: a <- decay a + (1 - decay) w.
 
         `net` may have more weights than the average.
         """

@@ -25,7 +25,7 @@ from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
 
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
-# (state, hypotheses (B, K) to go on with) -> state
+# (state, hypotheses (B, K) to continue) -> state
 Reorder = Callable[[Any, Tensor], Any]
 
 
@@ -93,7 +93,7 @@ def beam_search(
         ending[:, at] = beam.end
         best = torch.where(better[:, None], ending, best)
         best_score = torch.where(better, top, best_score)
-        # topk orders by score, so a stable sort by "ends" keeps the best K of those that go on.
+        # topk orders by score, so a stable sort by "ends" keeps the best K unfinished ones.
         order = ended.to(torch.int8).argsort(dim=1, stable=True)[:, :size]
         alive = scores.masked_fill(ended, float("-inf")).gather(1, order)
         origin, last = origin.gather(1, order), words.gather(1, order)
@@ -260,7 +260,7 @@ class LSTMEncoderDecoder(nn.Module):
 
         def step(last: Tensor, state: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
             states, state = self.decode(last.reshape(-1, 1), state)
-            # The hypotheses of a row look at one memory as if they were steps of one target.
+            # The hypotheses of a row attend to one memory as if they were steps of one target.
             logits = head(states.view(*last.shape, -1), memory)
             return full_precision(logits).log_softmax(-1), state
 
@@ -277,7 +277,7 @@ class LSTMEncoderDecoder(nn.Module):
 
 
 def draw_uniform(net: nn.Module) -> None:
-    """Draw all weights but biases afresh, uniform in +-0.1."""
+    """Initialise all weights except biases uniformly in +-0.1."""
     for name, parameter in net.named_parameters():
         if "bias" not in name:
             nn.init.uniform_(parameter, -0.1, 0.1)

@@ -54,7 +54,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep all running statistics of `model` inside the block, which is no training of it."""
+    """Freeze all running statistics of `model` inside the context."""
     layers = [m for m in model.modules() if isinstance(m, BatchNorm)]
     for layer in layers:
         layer.frozen = True
@@ -163,9 +163,9 @@ class ConvLargeConfig:
 
 
 class PositionalNorm(LayerNorm):
-    """Normalises the channels of each place by themselves (Li et al. 2019; without its moments).
+    """Normalises over the channels at each position (Li et al. 2019; without its moments).
 
-    Norms that average over an image, such as group norm, would show every place the whole of it.
+    Norms that average over an image, such as group norm, would leak the whole image to every position.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Optimizer:
         return norm
 
     def forget_gradient(self) -> None:
-        """Leave no gradient in the `.grad` of `local`."""
+        """Reset the `.grad` of `local`."""
         for parameter in self.local:
             parameter.grad = None
 
@@ -120,11 +120,11 @@ class Optimizer:
         return dict(zip(numbers, order))
 
     def local_state(self) -> dict[str, Any]:
-        """Return step count and the moments that this process holds; rates come from the config."""
+        """Return step count and local moments; rates come from the configuration."""
         return {"updates": self.updates, "state": self.inner.state_dict()["state"]}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `local_state` returned."""
+        """Load a state of `local_state`."""
         self.updates = state["updates"]
         groups = self.inner.state_dict()["param_groups"]
         self.inner.load_state_dict({"state": state["state"], "param_groups": groups})
@@ -141,7 +141,7 @@ class Optimizer:
         return {"updates": self.updates, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take step count and whole moments, of sharded parameters this process's rows of them.
+        """Load step count and full moments; of sharded parameters only this process's rows.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
@@ -203,7 +203,7 @@ Schedule = Callable[[int], float]
 
 
 def warmup(step: int, warmup_updates: float) -> float:
-    """Rise linearly from 1/W at step 1 to 1 at step W, then stay."""
+    """Increase linearly from 1/W at step 1 to 1 at step W, then stay constant."""
     return min(1.0, step / warmup_updates) if warmup_updates else 1.0
 
 
@@ -221,13 +221,13 @@ class ConstantConfig:
 
 @register_schedule("constant", dataclass=ConstantConfig)
 def constant(config: ConstantConfig) -> Schedule:
-    """Return a schedule that warms up and stays at 1."""
+    """Return a schedule with warm-up to a constant 1."""
     return lambda step: warmup(step, config.warmup_updates)
 
 
 @dataclass
 class InverseSqrtConfig:
-    """Linear warm-up, then a fall like 1/sqrt(step), for ever."""
+    """Linear warm-up, then decay like 1/sqrt(step) without end."""
 
     warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
@@ -252,7 +252,7 @@ def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
 
 @dataclass
 class DampedInverseSqrtConfig:
-    """Linear warm-up, times 1 / (1 + damping sqrt(step)), for ever (Clark et al. 2018)."""
+    """Linear warm-up, times 1 / (1 + damping sqrt(step)) without end (Clark et al. 2018)."""
 
     warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
     damping: float = option(0.005, "how fast the rate falls; with 0 it is constant", at_least=0)

@@ -1,4 +1,4 @@
-"""The registered optimizers: torch's own where they exist, one class of ours.
+"""The registered optimizers: torch's fused ones, and Adam without bias correction.
 
 An optimizer is registered as a function of its options and the named parameters; it makes its
 parameter groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all

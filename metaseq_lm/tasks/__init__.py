@@ -22,7 +22,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 # The input of an update: per stream a list of global batches, each a list of micro-batches.
-Batches = dict[str, list[list[Any]]]  # of a Batch of some kind, which the task knows
+Batches = dict[str, list[list[Any]]]  # of the task's kind of Batch
 # The input of an evaluation: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 

@@ -82,7 +82,7 @@ class ClozeTask(LabelledSetTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the language-model head of any model that calls them so."""
+        """Load the encoder and the language-model head of any model with these names."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return encoder_weights(weights, self.run_config) | head
 

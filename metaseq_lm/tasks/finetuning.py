@@ -239,7 +239,7 @@ def names_of(data: Labels, has_class: np.ndarray) -> list[str]:
 
 
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the file that the benchmark's leaderboard wants for a test or diagnostic split.
+    """Return the benchmark's leaderboard file for a test or diagnostic split.
 
     `rows` are those of `prediction_rows`; there is no file for other sets and splits.
     """
@@ -275,7 +275,7 @@ class OneSetTask(TextTask):
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        """Return the number of training samples, of which an epoch is made."""
+        """Return the number of training samples, which is that of an epoch."""
         return len(LabelledSet(labelled_folder(config), "train"))
 
     @classmethod
@@ -288,7 +288,7 @@ class OneSetTask(TextTask):
         return with_epochs(config, examples, options.batch_size, options.epochs, between)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so."""
+        """Load the encoder of any model with one of this name."""
         return encoder_weights(weights, self.run_config)
 
 
@@ -296,7 +296,7 @@ class LabelledSetTask(OneSetTask):
     """A task on one labelled set, whose rows have scores of classes, candidates or real values."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
+        """Return the benchmark's leaderboard file for a test or diagnostic split."""
         return leaderboard_files(self.labelled(split).data, split, rows)
 
     def ensemble(

@@ -103,7 +103,7 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
 
 @dataclass
 class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches, and the words that the model knows: its softmax over them is most of the cost."""
+    """Batches and the model's words: the softmax over them is most of the cost."""
 
     batch_size: int = with_default(
         BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
@@ -117,7 +117,7 @@ class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 class WordLanguageModelingTask(LanguageModelingTask):
     """One stream of rows `<start> words <end>` for criterion language_modeling and model bilstm_lm.
 
-    Perplexities are of the words that the model knows, <unk> being one of them.
+    Perplexities are over the model's words, including <unk>.
     """
 
     @cached_property

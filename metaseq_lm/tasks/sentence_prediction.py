@@ -126,7 +126,7 @@ class SentencePredictionTask(LabelledSetTask):
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, scale)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so, and with task.keep_head the head."""
+        """Load the encoder of any model, and with task.keep_head the head."""
         chosen = super().pretrained(weights)
         if self.config.keep_head:
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}

@@ -160,7 +160,7 @@ class SquadTask(LabelledSetTask):
     def _decode(
         self, split: str, model: nn.Module, x: Tensor, batch: AnswerBatch
     ) -> list[WindowAnswers]:
-        """Return what each window of a batch says, given its states x (B, S, D)."""
+        """Return the outputs of each window of a batch, given its states x (B, S, D)."""
         assert isinstance(model, SpanModel) and batch.samples is not None
         options, windows = self.config, self.windows(split)
         beam = model.best_spans(x, batch.answer_mask, options.beam)

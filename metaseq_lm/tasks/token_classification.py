@@ -90,7 +90,7 @@ class TokenClassificationTask(OneSetTask):
         return len(tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
-        """Return a split of the set: one without a training split is good for evaluation."""
+        """Return a split of the set; one without training split is valid for evaluation."""
         return self.labelled(sorted(Manifest.load(labelled_folder(self.run_config)).splits)[0])
 
     def build_streams(self, split: str) -> dict[str, Stream]:

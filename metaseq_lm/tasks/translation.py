@@ -1,4 +1,4 @@
-"""Translation of parallel text with an LSTM encoder-decoder; BLEU of what beam search finds.
+"""Translation of parallel text with an LSTM encoder-decoder; BLEU by beam search.
 
 Shapes: B rows, S source and T target positions.
 """
@@ -36,7 +36,7 @@ LENGTH_FACTOR, LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * sourc
 
 @dataclass
 class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches, how much of the labels is used, and how translations are searched and scored."""
+    """Batches, the share of the labels, beam search and scoring."""
 
     batch_size: int = with_default(
         BatchConfig, "batch_size", 64, "mean number of sentence pairs of a batch"

@@ -238,11 +238,11 @@ class WordTask(Task):
         return ParsingModule(encoder, classes, encoder.dropout, *sizes, **view)
 
     def some_split(self, name: str) -> WordSet:
-        """Return a split of a set; a data folder without training split is valid for evaluation."""
+        """Return a split of a set; a folder without training split is valid for evaluation."""
         return self.labelled(name, sorted(Manifest.load(self.data / name).splits)[0])
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of a run of words, the averaged one if it has one."""
+        """Load the encoder of a run of words, the averaged one if it has one."""
         averaged = AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
         encoder = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -315,7 +315,7 @@ class WordTask(Task):
         by_net: dict[str, list[Predicted]] = {net: [] for net in nets}
         for prefix, row in predictions:
             by_net[prefix].append(row)
-        # The official accuracy takes the place of the term.
+        # The official accuracy replaces the term.
         return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -392,7 +392,7 @@ def word_batch(
 
 
 def with_sizes(config: RunConfig) -> RunConfig:
-    """Return `config` with task.elmo_sizes as the run that task.elmo names has them.
+    """Return `config` with task.elmo_sizes set from the run of task.elmo.
 
     So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
     another model or of another vocabulary than the data folder's, CheckpointError if there is none.
@@ -444,7 +444,7 @@ def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Pred
 
 
 def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
-    """Return the scores of a split of which all predictions are known, the main one first.
+    """Return the scores of a split from all its predictions, the main one first.
 
     That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
     """
@@ -461,7 +461,7 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
 def prediction_rows(
     name: str, data: WordSet, predictions: Sequence[Predicted]
 ) -> list[dict[str, Any]]:
-    """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
+    """Return "index", "set", "words", "gold" and "predicted" label names of each sentence.
 
     Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the
     root.

@@ -61,17 +61,17 @@ class Logger(Protocol):
     """A service that is open for a run; its methods may raise any exception."""
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Add one point per value; of a resumed run, an update may come again with equal values."""
+        """Add one point per value; a resumed run may repeat an update with equal values."""
 
     def close(self, failed: bool) -> None:
-        """Send what waits, and mark the run as finished or failed."""
+        """Flush, and mark the run as finished or failed."""
 
 
 class TensorBoard:
     """An event file in the run folder.
 
     Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full
-    disk the next point waits for ever.
+    disk the next point blocks.
     """
 
     def __init__(self, run: LoggedRun) -> None:
@@ -151,7 +151,7 @@ class WandB:
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Send what waits and end the run."""
+        """Flush and end the run."""
         self.run.finish(exit_code=int(failed))
 
 

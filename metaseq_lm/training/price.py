@@ -106,7 +106,7 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
     """Start an update of each kind of the task and yield its batches on the engine's device.
 
-    Of each batch the share that a replica would have if there were `divisor` times as many.
+    Of each batch it takes the share of a replica among `divisor` times as many.
     """
     kinds = kinds_of(parts.task)
     shard = replace(parts.shard, world=divisor * parts.shard.world)
@@ -142,7 +142,7 @@ def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, f
 
 
 def seconds_of_update(estimate: PriceEstimate) -> float:
-    """Make one more update of each kind; return the mean time over the kinds and their batches.
+    """Repeat one update of each kind; return the mean time over the kinds and their batches.
 
     A call of all replicas. It is not that of the first updates, which take longer and are counted.
     """

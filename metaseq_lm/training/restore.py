@@ -81,7 +81,7 @@ class Initialisation:
     is_outdated: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return what checkpoints record of it, for JSON."""
+        """Return its record in checkpoints, for JSON."""
         costs = {} if self.costs is None else {"costs": self.costs}
         return {"start": {"weights": self.weights, **costs}} if self.weights else {}
 

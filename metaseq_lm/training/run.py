@@ -41,7 +41,7 @@ class TrainingRun:
     """Builds a run from its configuration and trains it into `config.save_dir`.
 
     All methods are calls of all replicas. `folder` is None on all but the first. The parts of the
-    run in `reset` (see RESETS) start anew with the options of `config`.
+    run in `reset` (see RESETS) restart with the options of `config`.
     """
 
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
@@ -120,7 +120,7 @@ class TrainingRun:
             )
         stored = manifests.newest_manifest(folder / "checkpoints") or {}
         facts: dict[str, Any] = {}
-        with contextlib.suppress(manifests.CheckpointError):  # a run that it used is gone
+        with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
             facts = facts_of(self.task)
         checkpoint.check_facts(stored.get("facts"), facts, folder)
 
@@ -156,7 +156,7 @@ class TrainingRun:
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.
 
-        A call of all replicas, unless the run "failed" and the others may be gone.
+        A call of all replicas, unless the run "failed" and the others may have ended.
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))

@@ -131,7 +131,7 @@ class Window:
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        """Return sums and counts: a resumed run continues the line of the log that it was at."""
+        """Return sums and counts: a resumed run continues its current line of the log."""
         return {"sums": dict(self.sums), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:

@@ -200,7 +200,7 @@ class Trainer:
             self.save(improved, required=bool(self.stopped_by))
 
     def progress_text(self) -> str:
-        """Return how far the run came, for the message of an interruption."""
+        """Return the progress of the run, for the message of an interruption."""
         if not self.update:
             return "before the first update"
         return f"after update {self.update}; a checkpoint is saved"

@@ -298,7 +298,7 @@ class BamTask(Task):
         return MultiTaskModel(sizes, len(vocabulary), vocabulary.pad, heads, ranges)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder, the pooler if there is one, and with task.keep_head the sets' heads.
+        """Load the encoder, the pooler if there is one, and with task.keep_head the sets' heads.
 
         A kept head keeps the range of labels that it was trained on.
         """
@@ -319,7 +319,7 @@ class BamTask(Task):
 
         It follows the optimizer's count of steps, so a resumed run continues it.
         """
-        # A tensor: torch.compile would compile anew for each number.
+        # A tensor, because torch.compile would recompile for each number.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
         share = torch.full((), number, dtype=torch.float64, device=engine.device)
 

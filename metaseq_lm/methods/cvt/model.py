@@ -81,7 +81,7 @@ class AveragedNet(nn.Module):
         return self.net(*inputs)
 
     def move_average(self) -> None:
-        """Take the weights that the net has now into the average, if there is one."""
+        """Update the average with the current weights, if there is one."""
         if self.average is not None:
             self.average.move(self.net)
 

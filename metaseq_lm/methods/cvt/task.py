@@ -162,7 +162,7 @@ class CVTTask(WordTask):
         """Return unlabelled batches with the weight of their loss at a number of updates."""
         assert isinstance(self.criterion, Unlabelled)
         number = self.criterion.config.weight_after(updates - self.config.labelled_first)
-        # A tensor: torch.compile would compile anew for each number.
+        # A tensor, because torch.compile would recompile for each number.
         dtype = PRECISIONS[engine.precision]
         weight = torch.full((), number, dtype=dtype, device=engine.device)
 

@@ -159,7 +159,7 @@ class VATVision(ConsistentImages):
 
 @register_criterion("cvt_vision", dataclass=CVTVisionConfig)
 class CVTVision(ConsistentImages):
-    """Cross-view training: the students are heads that each see one place of the features.
+    """Cross-view training: the students are heads that each see one position of the features.
 
     The loss is the mean over the heads; criterion.weight, 36 for as many heads, makes it their sum.
     """

@@ -460,7 +460,7 @@ class Electric(Corrupting):
             return math.log(self.config.noise_rate / (1 - self.config.noise_rate))
         k = noised.chosen.sum(-1, keepdim=True)
         n = included.sum(-1, keepdim=True)
-        # A row without either is no evidence, and log 0 would be NaN.
+        # A row without either is ignored, because log 0 would give NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
         return odds if noised.log_q is None else odds.to(noised.log_q)
 

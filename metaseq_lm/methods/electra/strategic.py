@@ -1,4 +1,4 @@
-"""A masked LM whose masks a small net chooses (Clark 2021, section 5.5, a negative result).
+"""A masked LM with masks chosen by a small net (Clark 2021, section 5.5, a negative result).
 
 Shapes: B batch, S length, M chosen positions, V vocabulary.
 """
@@ -24,7 +24,7 @@ from metaseq_lm.models.layers import select
 
 @dataclass
 class StrategicConfig:
-    """The net that guesses which tokens are hard, and how far the draw follows it."""
+    """The net that predicts difficulty, and its influence on the choice of tokens."""
 
     difficulty_weight: float = option(1.0, "weight of that net's own loss", at_least=0)
     sharpness: float = option(
@@ -34,7 +34,7 @@ class StrategicConfig:
 
 @register_criterion("strategic_mlm", dataclass=StrategicConfig)
 class StrategicMLM(Criterion):
-    """A masked LM on the tokens that it is expected to fail at (Clark 2021, section 5.5).
+    """A masked LM on tokens that are predicted to be difficult (Clark 2021, section 5.5).
 
     A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p
     is the masked LM's probability of that token once it is hidden. Training draws as many tokens of

@@ -110,7 +110,7 @@ class ElectraTask(Task):
         return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the weights of a run of this task, or only its encoder from another run.
+        """Load the weights of a run of this task, or only its encoder from another run.
 
         The encoder of a masked LM or discriminator becomes the main encoder; a detection head is
         kept, other heads start fresh. A generator of the same sizes starts from the masked LM and

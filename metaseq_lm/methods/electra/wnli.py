@@ -1,4 +1,4 @@
-"""WNLI as coreference: which candidate, put in place of the pronoun, looks least like a fake.
+"""WNLI as coreference: the candidate that looks least replaced in the pronoun's position.
 
 Clark 2021, section 5.2.4: rules extract the candidates, and the discriminator, with its pre-trained
 head, learns that the tokens of the right one are real and those of the others fake. The source
@@ -115,7 +115,7 @@ class Wnli(Criterion):
 
 
 def query_margin(scores: Tensor) -> Tensor:
-    """Return the query's score less the best other one, (B,), of scores (B, K)."""
+    """Return the query's score minus the best other score, (B,), of scores (B, K)."""
     return scores[:, 0] - scores[:, 1:].amax(-1)
 
 
@@ -178,7 +178,7 @@ class WnliTask(LabelledSetTask):
         return Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the detection head of an ELECTRA run, or of a run of this task."""
+        """Load the encoder and the detection head of an ELECTRA run, or of a run of this task."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return encoder_weights(weights, self.run_config) | head
 

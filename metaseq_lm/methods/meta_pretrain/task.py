@@ -170,7 +170,7 @@ class MetaPretrainPairsTask(MetaLearned):
         return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any pre-trained model."""
+        """Load the encoder of any pre-trained model."""
         return encoder_weights(weights, self.run_config)
 
 

@@ -103,7 +103,7 @@ class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
 class TokenLabelsTask(LabelledSetTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 
-    In training a long row is one window, drawn anew each time; elsewhere all of its windows.
+    In training a long row is one window, drawn each time; elsewhere all of its windows.
     """
 
     exported = True
@@ -162,7 +162,7 @@ class TokenLabelsTask(LabelledSetTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the student of a pair, or all weights if there is no pair."""
+        """Load the student of a pair, or all weights if there is no pair."""
         student = {n[len("student.") :]: w for n, w in weights.items() if n.startswith("student.")}
         return student or weights
 
@@ -199,11 +199,11 @@ class TokenLabelsTask(LabelledSetTask):
         return Scored(scored.metrics, rows_with_text)
 
     def facts(self) -> dict[str, Any]:
-        """Return nothing: classes are words of the vocabulary, whatever their order in a set."""
+        """Return no facts: classes are words of the vocabulary, independent of their order."""
         return {}
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the file that the benchmark's leaderboard wants for a test split."""
+        """Return the benchmark's leaderboard file for a test split."""
         data = self.labelled(split)
         split = data.data.split  # "mini" is a part of "valid"
         if data.token_level:

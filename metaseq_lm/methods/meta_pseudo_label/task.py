@@ -1,4 +1,4 @@
-"""The order of the updates: one method per kind of label, straight down.
+"""The updates, with one method for each kind of label.
 
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.

@@ -208,7 +208,7 @@ class TartanTask(EndTaskAware):
         return model
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the LM heads; a missing LM head starts as the first one."""
+        """Load the encoder and the LM heads; a missing LM head starts as the first one."""
         chosen = encoder_weights(weights, self.run_config)
         for head in set(self.lm_heads.values()):
             prefix = f"heads.{head}."

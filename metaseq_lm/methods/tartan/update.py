@@ -36,7 +36,7 @@ AUXILIARY = "auxiliary."  # prefix of the other streams
 
 
 class EndTaskAware(Task):
-    """Streams of labelled batches, optimizers and update that texts and images have in common.
+    """Streams of labelled batches, optimizers and updates, shared by texts and images.
 
     Attributes:
         members: Streams of the trained tasks, in the order of their logits.
@@ -235,7 +235,7 @@ def meta_similarities(
 
 @contextlib.contextmanager
 def frozen_parameters(net: nn.Module) -> Iterator[None]:
-    """Build no graph for the parameters of `net` inside the block, which saves memory."""
+    """Disable gradients of the parameters of `net` inside the context, which saves memory."""
     trained = [p for p in net.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

@@ -188,7 +188,7 @@ class TartanVisionTask(EndTaskAware):
         return model
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the network, and no head, of a run of this task."""
+        """Load the network, and no head, of a run of this task."""
         return {name: w for name, w in weights.items() if name.startswith("encoder.")}
 
     # ---------------------------------------------------------------- scores

@@ -72,7 +72,7 @@ class Visibility:
 
 
 def reach_mask(layout: Layout, length: int, device: torch.device) -> Tensor:
-    """Return what tokens see by their reach alone, boolean (N or 1, query S, key S)."""
+    """Return the visibility by reach alone, boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
     after = before.mT

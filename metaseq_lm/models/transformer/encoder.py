@@ -200,7 +200,7 @@ class Encoder(nn.Module):
 
 
 def initialise(model: nn.Module, init: str) -> None:
-    """Draw all linear and embedding weights of `model` afresh and zero the biases.
+    """Initialise all linear and embedding weights of `model` and zero the biases.
 
     "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
@@ -281,7 +281,7 @@ class TransformerLM(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or its own."""
+    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or separate."""
 
     def __init__(
         self, width: int, embed_dim: int, vocab_size: int, tied: bool, eps: float = 1e-5
@@ -317,7 +317,7 @@ class SentenceHead(nn.Module):
     """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer before them.
 
     `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it; `activation`
-    takes the place of tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
+    replaces tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
     """
 
     def __init__(

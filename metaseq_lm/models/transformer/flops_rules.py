@@ -1,4 +1,4 @@
-"""FLOPs by the counting rules of the ELECTRA paper, beside the FLOPs that are measured (flops.py).
+"""FLOPs by the counting rules of the ELECTRA paper; flops.py has the measured ones.
 
 One operation is one FLOP (an exponential counts as an addition), a matrix-vector product of m x n
 counts 2 m n, a backward pass as much as a forward pass (so training is twice the forward pass,

@@ -24,11 +24,11 @@ class Views(NamedTuple):
     """The states that prediction modules can see.
 
     Attributes:
-        ahead: Position t knows the words up to t, (B, S, D).
-        back: Position t knows the words from t on, (B, S, D).
-        merged: Position t knows all words; states of the upper layer, (B, S, F).
+        ahead: Position t depends on the words up to t, (B, S, D).
+        back: Position t depends on the words from t on, (B, S, D).
+        merged: Position t depends on all words; states of the upper layer, (B, S, F).
         layers: States of the layers of a language model beside the encoder, if there is one.
-        extra: The mix of these layers that the module at hand gets, (B, S, X).
+        extra: The mix of these layers that the current module gets, (B, S, X).
     """
 
     ahead: Tensor
