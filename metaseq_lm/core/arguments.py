@@ -1,9 +1,9 @@
-"""From a dataclass of options to the flags of a command and back: the one way of all commands.
+"""Conversion of dataclasses of options to flags of commands and back.
 
-A field is declared by `option`: its help, range and choices are those of the flag, and a flag that is
-not given has the field's default. Further metadata of a field:
+A field is declared by `option`: its help, range and choices are those of the flag, and a flag that
+is not given has the field's default. Further metadata of a field:
 
-    metavar     what stands for the value in the help
+    metavar     placeholder of the value in the help
     positional  the option has no flag; its place on the command line counts
     required    the command line must have it
     repeated    of a tuple: the flag is given once for each item

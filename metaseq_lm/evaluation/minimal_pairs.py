@@ -144,7 +144,8 @@ def check_groups(items: Sequence[MinimalPair], scored: Sequence[MinimalPair]) ->
     for group in sorted(empty):
         raise UsageError(
             f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the "
-            "rows of this run; --too-long cut scores their first tokens, or leave them out of the data"
+            "rows of this run; --too-long cut scores their first tokens, or leave them "
+            "out of the data"
         )
 
 

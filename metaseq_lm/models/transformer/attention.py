@@ -1,8 +1,8 @@
 """Self-attention: which tokens see each other, the kernels, positions.
 
-A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what the
-kernels take, once per forward pass of a stack. Packed rows use a boolean mask; a kernel for rows of
-several lengths needs a GPU and is not built in.
+A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
+the kernels take, once per forward pass of a stack. Packed rows use a boolean mask; a kernel for
+rows of several lengths needs a GPU and is not built in.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -26,12 +26,12 @@ BOTH, CAUSAL, ANTICAUSAL, PREFIX = range(len(REACHES))
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Which keys the queries of rows see, in the form that attention kernels take.
+    """The keys visible to the queries of rows, as attention kernels take them.
 
     Attributes:
-        mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden, or
-            by `is_causal` alone.
-        is_causal: Whether a query sees itself and what is before it, which the fused kernel knows
+        mask: True where a key is seen, boolean (N or 1, 1, S or 1, S); None if nothing is hidden,
+            or by `is_causal` alone.
+        is_causal: Whether a query sees itself and earlier keys, which the fused kernel supports
             without a mask. Then `mask` is None.
     """
 
@@ -69,7 +69,7 @@ class Visibility:
 
 
 def reach_mask(layout: Layout, length: int, device: torch.device) -> Tensor:
-    """Return what tokens see by their reach alone, boolean (N or 1, query S, key S)."""
+    """Return the visibility by reach alone, boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
     after = before.mT
@@ -102,7 +102,7 @@ def document_positions(documents: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) with one projection for queries, keys and values."""
+    """Multi-head self-attention (Vaswani et al. 2017) with a joint projection to q, k and v."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class SelfAttention(nn.Module):
         explicit = current_context().double_backward or (self.training and self.dropout.p > 0)
         if explicit:
             scores = visibility.hide((q * (1 / math.sqrt(q.shape[-1]))) @ k.mT)
-            # Under autocast softmax would return fp32, twice the memory of what the product takes.
+            # Under autocast softmax would return fp32, twice the memory of the product's input.
             mixed = self.dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         else:
             mixed = fused_attention(q, k, v, visibility)

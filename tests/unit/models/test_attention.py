@@ -1,4 +1,6 @@
-"""Who sees whom in a layout, by its definition, in both kernels; packed rows; copies; soft inputs."""
+"""Who sees whom in a layout, by its definition, in both kernels; packed rows; copies;
+soft inputs.
+"""
 
 import math
 from collections.abc import Callable
