@@ -106,7 +106,8 @@ class BiLSTM(nn.Module):
         """Return the concatenated top states of both directions, (..., S, 2D), of rows (..., S).
 
         For heads that look at the first position: there the forward direction has seen nothing
-        but [CLS], so its position has the state at the row's last token instead. Segments are not used.
+        but [CLS], so its position has the state at the row's last token instead. Segments are not
+        used.
         """
         rows = tokens.reshape(-1, tokens.shape[-1])
         ahead, back = (states[-1] for states in self.states(rows, layout))

@@ -165,7 +165,8 @@ class ConvLargeConfig:
 class PositionalNorm(LayerNorm):
     """Normalises over the channels at each position (Li et al. 2019; without its moments).
 
-    Norms that average over an image, such as group norm, would leak the whole image to every position.
+    Norms that average over an image, such as group norm, would leak the whole image to every
+    position.
     """
 
     def forward(self, x: Tensor) -> Tensor:
