@@ -47,8 +47,8 @@ class MinimalPair:
 class PairsConfig:
     """How pairs are grouped."""
 
-    groups: list[str] = option(
-        [], "fields of a pair by which results are grouped, the widest first; none: by file"
+    groups: tuple[str, ...] = option(
+        (), "fields of a pair by which results are grouped, the widest first; none: by file"
     )
     first: int = option(0, "only the first pairs of each file (0 = all)", at_least=0)
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
@@ -58,8 +58,8 @@ class PairsConfig:
 class BlimpConfig(PairsConfig):
     """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
 
-    groups: list[str] = option(
-        ["linguistics_term", "UID"],
+    groups: tuple[str, ...] = option(
+        ("linguistics_term", "UID"),
         "fields of a pair by which results are grouped, the widest first",
     )
 

@@ -45,13 +45,10 @@ class Visibility:
         What padding sees does not matter, but it sees something: softmax over nothing is NaN.
         """
         padding = None if layout.padding is None else layout.padding.reshape(-1, length)
-        reach = layout.reach
-        whole_rows = layout.documents is None
-        if whole_rows and padding is None and isinstance(reach, str) and reach == "causal":
-            return cls(is_causal=True)
-        if whole_rows and isinstance(reach, str) and reach == "both":
-            if padding is None:
-                return cls()
+        reach = layout.reach if isinstance(layout.reach, str) else "by row"
+        if layout.documents is None and padding is None and reach in ("both", "causal"):
+            return cls(is_causal=reach == "causal")
+        if layout.documents is None and padding is not None and reach == "both":
             seen = ~padding | padding.all(-1, keepdim=True)
             return cls(seen[:, None, None])
         seen = reach_mask(layout, length, device)
