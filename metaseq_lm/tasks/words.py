@@ -450,7 +450,8 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
     """
     ordered = sorted(predictions)
     samples = [sample for sample, _ in ordered]
-    parts = [list(part) for part in zip(*(columns for _, columns in ordered), strict=True)]
+    columns = [sentence for _, sentence in ordered]
+    parts = [list(part) for part in zip(*columns, strict=True)]
     if data.form == TREES:
         scores, main = score_trees(data, samples, parts[1], parts[0]), "las"
     else:

@@ -124,8 +124,8 @@ class CVTTranslation(SemiSupervisedTranslation):
         for name in self.auxiliary:
             inputs, targets, per = states, batch.targets, "targets"
             if name == FUTURE:
-                # The word at t from the attention vector at t - 1, which does not depend on word
-                # t - 1.
+                # The word at t from the attention vector at t - 1, which is independent of word t -
+                # 1.
                 inputs, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
             logits = net.heads[name](inputs, memory)
             losses = cross_entropy(logits, targets, self.config.label_smoothing)
