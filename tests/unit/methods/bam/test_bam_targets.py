@@ -74,7 +74,7 @@ def by_hand(model: Known, batch: MixedBatch, share: float, temperature: float = 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -> None:
     model, batch = Known(7), batch_of(share)
-    terms = BamDistill(BamDistillConfig(temperature=temperature))(model, batch)
+    terms = BamDistill(BamDistillConfig(total_updates=10, temperature=temperature))(model, batch)
     wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
     for name, value in wanted.items():
         term = terms[f"{name}_part_of_loss"]
@@ -127,7 +127,10 @@ def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float)
 
 def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
     model = Known(7)
-    plain, squashed = BamDistill(BamDistillConfig()), BamDistill(BamDistillConfig(sigmoid=True))
+    plain, squashed = (
+        BamDistill(BamDistillConfig(total_updates=10)),
+        BamDistill(BamDistillConfig(total_updates=10, sigmoid=True)),
+    )
     one, other = plain.scores(model, batch_of(None)), squashed.scores(model, batch_of(None))
     assert torch.equal(other["c"], one["c"].sigmoid()) and torch.equal(other["a"], one["a"])
 
