@@ -95,6 +95,13 @@ class World:
         """
         raise NotImplementedError
 
+    def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
+        """Return one document for each of the keys, uint64 (N,), for a split of a labelled set.
+
+        Override it where probes are not to be trained on what they are tested on.
+        """
+        return self.sample(keys)
+
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """Return the log-probability of each document, (N, S) to (N,), in nats; -inf for none."""
         raise NotImplementedError
@@ -125,7 +132,9 @@ class World:
             log_probs[part] = self.log_probs(filled).reshape(-1, size)
         return normalised(log_probs)
 
-    def posterior(self, name: str, tokens: np.ndarray, left_only: bool = False) -> np.ndarray | None:
+    def posterior(
+        self, name: str, tokens: np.ndarray, left_only: bool = False
+    ) -> np.ndarray | None:
         """Return the probability of each class of a labelled set, (N, K) or (N, S, K).
 
         NaN for tokens without a label. None for a set whose posterior the world does not know.

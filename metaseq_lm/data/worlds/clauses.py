@@ -158,11 +158,12 @@ class Agreement:
     def head_numbers(self, clauses: np.ndarray) -> np.ndarray:
         """Return the number of the head noun at the token before the verb, (M, L).
 
-        Only where the noun there has the other number; NO_LABEL elsewhere.
+        NO_LABEL elsewhere.
         """
         labels = np.full(clauses.shape, NO_LABEL)
-        columns, misleads = self.attractors(clauses)
-        labels[misleads, columns[misleads] - 1] = self.nouns.form(clauses[misleads, 0])
+        columns, _ = self.attractors(clauses)
+        rows = np.flatnonzero(columns >= 0)
+        labels[rows, columns[rows] - 1] = self.nouns.form(clauses[rows, 0])
         return labels
 
     def corrupt(
@@ -386,9 +387,7 @@ class Brackets:
         kind = kinds[rows, pair]
         tokens = np.where(roles < 0, self.closing.token(kind), self.opening.token(kind))
         first = 1 + self.pairs
-        chosen = [
-            pick(self.filler_probs[topics], uniforms[:, first + i]) for i in range(FILLERS)
-        ]
+        chosen = [pick(self.filler_probs[topics], uniforms[:, first + i]) for i in range(FILLERS)]
         order = np.minimum(np.cumsum(is_filler, axis=1) - is_filler, FILLERS - 1)
         fillers = self.fillers.token(np.stack(chosen, axis=1))[rows, order]
         clauses[:, : self.longest] = np.where(is_filler, fillers, tokens)
