@@ -49,7 +49,7 @@ from metaseq_lm.data.worlds.base import (
 
 WORLD_FILE = "world.json"
 PAIRS = "pairs"
-NO_TAG = "_"  # of a word that has no label
+NO_TAG = "unlabelled"  # of a word that has no label
 VALID, TEST = "valid", "test"
 BATCH = 4096  # documents
 RARE = 1000  # documents in vain for one with a label, or that makes a pair
