@@ -228,7 +228,7 @@ class Chain:
         forward[:, 0] = emitted[:, 0] / len(self.transitions)
         for place in range(1, self.length):
             forward[:, place] = forward[:, place - 1] @ self.transitions * emitted[:, place]
-        return forward
+        return np.asarray(forward)
 
     def backward(self, clauses: np.ndarray) -> np.ndarray:
         """Return p(words after t | state at t) of clauses of this kind, (M, length, states)."""
@@ -238,7 +238,7 @@ class Chain:
             backward[:, place] = (emitted[:, place + 1] * backward[:, place + 1]) @ (
                 self.transitions.T
             )
-        return backward
+        return np.asarray(backward)
 
     def log_probs(self, clauses: np.ndarray) -> np.ndarray:
         """Return the log-probability of each clause under each topic, (M, Z)."""

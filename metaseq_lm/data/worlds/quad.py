@@ -246,7 +246,7 @@ class Quad(World):
         log_probs = np.full((len(clauses), self.config.topics), -np.inf)
         for kind in self.kinds:
             np.maximum(log_probs, kind.log_probs(clauses), out=log_probs)
-        return log_probs - np.log(len(self.kinds))
+        return np.asarray(log_probs - np.log(len(self.kinds)))
 
     def topic_log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """Return log p(document, z) of documents (N, S), (N, Z)."""
@@ -257,7 +257,7 @@ class Quad(World):
             of_clauses = self.clause_log_probs(clauses.reshape(-1, self.width))
             sums = of_clauses.reshape(*clauses.shape[:2], -1).sum(axis=1)
             joint[part] = np.where(good[:, None], sums, -np.inf)
-        return joint - np.log(self.config.topics)
+        return np.asarray(joint - np.log(self.config.topics))
 
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         return np.asarray(np.logaddexp.reduce(self.topic_log_probs(tokens), axis=1))
