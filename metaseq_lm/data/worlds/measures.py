@@ -125,34 +125,60 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     """Return the accuracies on a labelled set of what a probe of a model is compared with.
 
     "bayes" takes the most probable class given the whole document, "bayes_left" given the tokens up
-    to the labelled one; they are absent where the world does not know them. "word" takes the class
-    that is the most frequent of the labelled word in train, "majority" that of all words.
+    to the labelled one; they are absent where the world does not know them. "majority" takes the
+    class that is the most frequent in train, "word" (labels of tokens) that of the labelled word,
+    and "bag_of_words" (labels of documents) that of a naive Bayes classifier.
 
     Args:
         world: The world.
         name: The labelled set.
-        train: Documents that "word" and "majority" count.
+        train: Documents that are counted.
         test: Documents that are scored.
     """
     labels, n_classes = test.labels[name], len(world.label_sets[name])
     mask = labels != NO_LABEL
     counted = train.labels[name][train.labels[name] != NO_LABEL]
-    majority = np.bincount(counted, minlength=n_classes).argmax()
+    counts = np.bincount(counted, minlength=n_classes)
     scores: dict[str, Any] = {"labels": int(mask.sum()), "chance": 1 / n_classes}
-    scores["majority"] = float((labels[mask] == majority).mean())
-    if labels.ndim == 2:
-        words = train.tokens[train.labels[name] != NO_LABEL]
+    predictions = {"majority": np.full(mask.sum(), counts.argmax())}
+    if labels.ndim == 1:
+        predictions["bag_of_words"] = naive_bayes(
+            train.select(train.labels[name] != NO_LABEL), name, counts, test, len(world.symbols)
+        )[mask]
+    else:
         table = np.zeros((len(world.symbols), n_classes))
-        np.add.at(table, (words, counted), 1)
-        table[:, majority] += 0.5  # unseen words, and ties
-        scores["word"] = float((table.argmax(axis=1)[test.tokens[mask]] == labels[mask]).mean())
+        np.add.at(table, (train.tokens[train.labels[name] != NO_LABEL], counted), 1)
+        table[:, counts.argmax()] += 0.5  # unseen words, and ties
+        predictions["word"] = table.argmax(axis=1)[test.tokens[mask]]
     for key, left_only in (("bayes", False), ("bayes_left", True)):
-        if left_only and labels.ndim == 1:
-            continue
         posterior = world.posterior(name, test.tokens, left_only)
-        if posterior is not None:
-            scores[key] = float((posterior[mask].argmax(axis=-1) == labels[mask]).mean())
+        if posterior is not None and not (left_only and labels.ndim == 1):
+            predictions[key] = posterior[mask].argmax(axis=-1)
+    for key, predicted in predictions.items():
+        scores[key] = float((predicted == labels[mask]).mean())
     return scores
+
+
+def naive_bayes(
+    train: Documents, name: str, counts: np.ndarray, test: Documents, size: int
+) -> np.ndarray:
+    """Return the class of each document of `test`, (N,), by its words alone, with add-1/2 counts.
+
+    Args:
+        train: Documents that all have a label of the set `name`.
+        name: The labelled set.
+        counts: How often each class occurs in it, (K,).
+        test: Documents that are classified.
+        size: The number of symbols, V.
+    """
+    table = np.full((len(counts), size), 0.5)
+    rows, places = np.nonzero(train.tokens != NO_TOKEN)
+    np.add.at(table, (train.labels[name][rows], train.tokens[rows, places]), 1)
+    log_table = np.log(table / table.sum(axis=1, keepdims=True))
+    rows, places = np.nonzero(test.tokens != NO_TOKEN)
+    words = np.zeros((len(test), size))
+    np.add.at(words, (rows, test.tokens[rows, places]), 1)
+    return np.asarray((words @ log_table.T + np.log(counts + 0.5)).argmax(axis=1))
 
 
 def losses(

@@ -276,6 +276,20 @@ def test_ngram_is_witten_bell_and_sums_to_one() -> None:
     assert np.exp(probs).sum() == pytest.approx(1)
 
 
+def test_baselines_of_labelled_sets() -> None:
+    world = build_world("quad", 11)
+    documents = world.sample(world.keys("baselines", 0, 1200))
+    train, test = documents.select(np.arange(800)), documents.select(np.arange(800, 1200))
+    topic = measures.label_references(world, "topic", train, test)
+    assert topic["chance"] == 1 / 8 and topic["majority"] < 0.2
+    assert 0.4 < topic["bag_of_words"] < topic["bayes"] < 0.85
+    state = measures.label_references(world, "state", train, test)
+    assert state["word"] < state["bayes_left"] < state["bayes"]
+    # The share of each word's most probable state, all states being as frequent.
+    best = world.chain.emissions.max(axis=0).sum() / 6
+    assert state["word"] == pytest.approx(best, abs=4 / np.sqrt(state["labels"]))
+
+
 def test_ties_of_pairs_count_one_half() -> None:
     scores = np.array([-np.inf, 0.0, 1.0]), np.array([-np.inf, 1.0, 0.0])
     assert measures.pair_accuracy(*scores) == 0.5
