@@ -145,6 +145,7 @@ def test_a_folder_with_data_is_not_replaced(
         path.unlink()
     assert main([*QUAD, *SMALL, "--destdir", str(folder)]) == 2
     assert "topic: already holds a data set" in capsys.readouterr().err
+    assert not (folder / "train.bin").exists()
     make(folder, "--overwrite")
     assert contents(folder) == contents(data)
 

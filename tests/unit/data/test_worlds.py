@@ -16,7 +16,8 @@ from metaseq_lm.data.worlds.clauses import balanced
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SHRUNK = dict.fromkeys(("topics", "nouns", "verbs", "fillers", "states", "names"), 2)
 SHRUNK["state_words"] = 3
-ONE_CLAUSE = SHRUNK | {"clauses": 1, "chain": 4, "pairs": 3}
+# Of two states the transitions are symmetric.
+ONE_CLAUSE = SHRUNK | {"clauses": 1, "states": 3, "chain": 4, "pairs": 3}
 SHORT = {"chain": 2, "pairs": 1, "copies": 2, "phrases": 1}
 TWO_CLAUSES = SHRUNK | SHORT | {"clauses": 2, "nouns": 1}
 Words = tuple[str, ...]
@@ -108,29 +109,38 @@ def test_documents_have_their_probability_and_no_others_exist(enumerated) -> Non
 
 def test_drawn_documents_have_the_frequencies_of_the_enumeration(enumerated) -> None:
     world, by_topic = enumerated
-    documents = world.sample(world.keys("frequencies", 0, 6000))
-    size = len(world.symbols)
-    counts = np.zeros((len(documents), size + 2))
-    for row, tokens in enumerate(documents.tokens):
-        counts[row, :size] = np.bincount(tokens[tokens != NO_TOKEN], minlength=size)
-    counts[:, size] = documents.labels["topic"]
-    counts[:, size + 1] = -world.log_probs(documents.tokens)
-    expected = np.zeros(size + 2)
-    numbers = {symbol: number for number, symbol in enumerate(world.symbols)}
-    for document in by_topic[0]:
-        probabilities = [table[document] for table in by_topic]
-        for word in document:
-            expected[numbers[word]] += sum(probabilities)
-        expected[size] += probabilities[1]
-        expected[size + 1] -= sum(probabilities) * np.log(sum(probabilities))
-    errors = counts.std(axis=0) / np.sqrt(len(documents)) + 1e-12
-    distance = (counts.mean(axis=0) - expected) / errors
-    assert (np.abs(distance) < 4.5).all()
+    size, numbers = len(world.symbols), {word: i for i, word in enumerate(world.symbols)}
+    kinds = [block.first for block in (world.agreement.nouns, world.chain.words)]
+
+    def counted(tokens: np.ndarray, topics: np.ndarray) -> np.ndarray:
+        """Return how often each symbol occurs, and topic, length and kind as one-hot columns."""
+        rows, places = np.nonzero(tokens != NO_TOKEN)
+        words = np.zeros((len(tokens), size))
+        np.add.at(words, (rows, tokens[rows, places]), 1)
+        lengths = np.eye(world.longest + 1)[(tokens != NO_TOKEN).sum(axis=1)]
+        first = np.digitize(tokens[:, 0], sorted(kinds))
+        by_kind = (np.eye(3)[first][:, :, None] * lengths[:, None]).reshape(len(tokens), -1)
+        return np.concatenate([words, topics[:, None], by_kind], axis=1)
+
+    tokens = np.full((len(by_topic[0]), world.longest), NO_TOKEN)
+    for row, document in enumerate(by_topic[0]):
+        tokens[row, : len(document)] = [numbers[word] for word in document]
+    joint = np.array([[table[d] for table in by_topic] for d in by_topic[0]])
+    total = joint.sum(axis=1)
+    expected = total @ counted(tokens, joint[:, 1] / total)
+    documents = world.sample(world.keys("frequencies", 0, 30_000))
+    drawn = counted(documents.tokens, documents.labels["topic"])
+    errors = drawn.std(axis=0) / np.sqrt(len(documents)) + 1e-9
+    assert (np.abs(drawn.mean(axis=0) - expected) < 4.5 * errors).all()
+    nats = -world.log_probs(documents.tokens)
+    entropy = -(total * np.log(total)).sum()
+    assert nats.mean() == pytest.approx(entropy, abs=4.5 * nats.std() / np.sqrt(len(nats)))
     # A chain's states: of each word the posterior is as often right as it says.
     is_state = documents.labels["state"] != NO_LABEL
     certainty = world.posterior("state", documents.tokens)[is_state]
     right = certainty.argmax(axis=1) == documents.labels["state"][is_state]
-    assert right.mean() == pytest.approx(certainty.max(axis=1).mean(), abs=4 / np.sqrt(len(right)))
+    error = 2 / np.sqrt(len(right))
+    assert right.mean() == pytest.approx(certainty.max(axis=1).mean(), abs=error)
 
 
 def test_cloze_is_that_of_the_enumeration(enumerated) -> None:
