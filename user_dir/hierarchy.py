@@ -2,8 +2,8 @@
 
 A document is one sentence, `noun (preposition noun)* verb .` or, with a verb that has no number,
 `noun (preposition noun)* verb reflexive .`. Verb or reflexive have the number of the first noun.
-Unless `ambiguous` is false all nouns of a sentence have one number, so that nothing in the text says
-which rule it follows; minimal pairs with nouns of both numbers show which one a model has learnt
+Unless `ambiguous` is false all nouns of a sentence have one number, so that nothing in the text
+says which rule it follows; minimal pairs with nouns of both numbers show which one a model has learnt
 (McCoy et al. 2020, "Does syntax need to grow on trees?").
 """
 
@@ -95,8 +95,8 @@ class Hierarchy(World):
         """Return the log-probability of each sentence, (N, S) to (N,); -inf for no sentence.
 
         1/2 for the kind, 1/(phrases + 1), and for k phrases (1/nouns)^(k+1) (1/2)^k 1/verbs, times
-        1/2 for the number of all nouns or, unless ambiguous, (1/2)^(k+1). The length determines kind
-        and k.
+        1/2 for the number of all nouns or, unless ambiguous, (1/2)^(k+1). The length determines
+        kind and k.
         """
         config = self.config
         log_probs = np.full(len(tokens), -np.inf)

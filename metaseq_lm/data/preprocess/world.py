@@ -259,7 +259,8 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         }
 
     def summary(self, split: Split) -> str:
-        return f"{split.name}: {split.counts['documents']:,} documents, {split.counts['tokens']:,} tokens"
+        n_documents, n_tokens = split.counts["documents"], split.counts["tokens"]
+        return f"{split.name}: {n_documents:,} documents, {n_tokens:,} tokens"
 
     def companions(self) -> Iterator[Pipeline[Any, Any]]:
         for name, sets in self._labelled.items():

@@ -88,7 +88,7 @@ class World:
         self.seed = seed
 
     def sample(self, keys: np.ndarray) -> Documents:
-        """Return one document for each of the keys, uint64 (N,), and nothing but the key decides it.
+        """Return one document for each of the keys, uint64 (N,); only the key decides it.
 
         Random numbers are those of `core.random_streams`, so that documents are the same on every
         machine and in batches of any size.
@@ -148,7 +148,7 @@ class World:
         return None
 
     def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of documents that differ in one token, (M, S) and (M, S), the good one first.
+        """Return pairs of documents that differ in one token, (M, S) each, the good ones first.
 
         At most one for each of the keys, uint64 (N,): M is the number of those that make one.
         """

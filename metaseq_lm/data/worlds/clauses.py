@@ -65,10 +65,10 @@ def lengths_of(clauses: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Noun, (preposition, noun) k times, verb, perhaps an object noun; the verb's number is the first's.
+    """Noun, (preposition, noun) k times, verb of the first noun's number, perhaps an object noun.
 
-    With p_z(i) the probability of a lexeme i under topic z, n nouns and k phrases the probability of
-    a clause is P(k) 1/2 (1/2)^n (1/2)^k p_z(verb) prod p_z(noun): the length determines k, and
+    With p_z(i) the probability of a lexeme i under topic z, n nouns and k phrases the probability
+    of a clause is P(k) 1/2 (1/2)^n (1/2)^k p_z(verb) prod p_z(noun): the length determines k, and
     whether there is an object.
     """
 
@@ -145,9 +145,9 @@ class Agreement:
         return log_probs
 
     def attractors(self, clauses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the verb's column, -1 if it is no such clause, and whether the last noun before misleads.
+        """Return the verb's column, -1 in other clauses, and whether the noun before misleads.
 
-        A noun misleads if its number is not that of the first noun. Both are (M,).
+        It misleads if its number is not that of the first noun. Both are (M,).
         """
         is_clause, phrases = self.parse(clauses)
         rows = np.arange(len(clauses))
@@ -321,7 +321,7 @@ class Copy:
 
 
 def balanced(pairs: int) -> list[str]:
-    """Return the balanced sequences of `pairs` pairs of brackets, sorted; Catalan's number of them."""
+    """Return the balanced sequences of `pairs` pairs of brackets, sorted."""
     if not pairs:
         return [""]
     shapes = []
@@ -458,7 +458,7 @@ Clause = Agreement | Chain | Copy | Brackets
 
 
 def lexeme_probs(normals: np.ndarray, sharpness: float) -> np.ndarray:
-    """Return p_z(i) proportional to exp(sharpness g_zi) / (i + 3), for normal numbers g (Z, items)."""
+    """Return p_z(i) proportional to exp(sharpness g_zi) / (i + 3), for normal g (Z, items)."""
     weights = np.exp(sharpness * normals) / (np.arange(normals.shape[1]) + 3)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 

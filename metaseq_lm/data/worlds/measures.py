@@ -98,7 +98,7 @@ def _look_up(keys: np.ndarray, values: np.ndarray, wanted_keys: np.ndarray) -> n
 
 
 def pair_accuracy(good: np.ndarray, bad: np.ndarray) -> float:
-    """Return the share of pairs whose good document has the larger score, (M,) each; a tie is 1/2."""
+    """Return the share of pairs whose good score, (M,), is above the bad one; a tie is 1/2."""
     return float(((good > bad) + (good == bad) / 2).mean())
 
 

@@ -139,7 +139,7 @@ class Quad(World):
         return random_streams.uniforms(keys, 0, columns)
 
     def _lexemes(self) -> list[np.ndarray]:
-        """Return the probabilities of nouns, verbs and fillers under each topic, (Z, items) each."""
+        """Return the probabilities of nouns, verbs and fillers by topic, (Z, items) each."""
         normal = np.vectorize(NormalDist().inv_cdf)
         tables = []
         for name in ("nouns", "verbs", "fillers"):
@@ -181,9 +181,9 @@ class Quad(World):
     def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
         """Return documents for a split of a labelled set: see `World.sample_labelled`.
 
-        A probe of the head's number is trained on all clauses of agreement and tested on those whose
-        last noun before the verb has the other number: trained on these alone it would need only
-        the noun that it stands at.
+        A probe of the head's number is trained on all clauses of agreement and tested on those
+        whose last noun before the verb has the other number: trained on these alone it would need
+        only the noun that it stands at.
         """
         documents = self.sample(keys)
         if name != HEAD or split == "train":
