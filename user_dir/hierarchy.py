@@ -3,8 +3,8 @@
 A document is one sentence, `noun (preposition noun)* verb .` or, with a verb that has no number,
 `noun (preposition noun)* verb reflexive .`. Verb or reflexive have the number of the first noun.
 Unless `ambiguous` is false all nouns of a sentence have one number, so that nothing in the text
-says which rule it follows; minimal pairs with nouns of both numbers show which one a model has learnt
-(McCoy et al. 2020, "Does syntax need to grow on trees?").
+says which rule it follows; minimal pairs with nouns of both numbers show which one a model has
+learnt (McCoy et al. 2020, "Does syntax need to grow on trees?").
 """
 
 from dataclasses import dataclass
