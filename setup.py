@@ -1,4 +1,4 @@
-"""The build step that setup.cfg cannot express: documentation, examples, plug-in and scripts go into the wheel.
+"""Build step beyond setup.cfg: documentation, examples, plug-in and scripts go into the wheel.
 
 They stay at the top of the repository. `metaseq-lm examples DIR` copies them out of an installed
 package again.

@@ -2,7 +2,8 @@
 
 The command reference comes from the parsers, the reference of options from the registries, and
 "How the methods are built" from the READMEs of metaseq_lm/methods. A key that is a
-comment stands for a table in a page that is written by hand. Pages of the API name modules only; mkdocstrings reads their docstrings.
+comment stands for a table in a page that is written by hand. Pages of the API name modules only;
+mkdocstrings reads their docstrings.
 """
 
 import argparse
@@ -90,8 +91,8 @@ def command_pages() -> Iterator[tuple[str, str]]:
     lines = [f"| [`metaseq-lm {name}`]({name}.md) | {helps[name]} |" for name in COMMANDS]
     yield (
         "reference/commands/index.md",
-        "# Commands\n\nOne program, `metaseq-lm`, with a sub-command for each step. These pages are "
-        "generated from the parsers, whose text `metaseq-lm COMMAND --help` prints.\n\n"
+        "# Commands\n\nOne program, `metaseq-lm`, with a sub-command for each step. These pages "
+        "are generated from the parsers, whose text `metaseq-lm COMMAND --help` prints.\n\n"
         "| command | does |\n|---|---|\n" + "\n".join(lines) + "\n",
     )
     for name in COMMANDS:
@@ -211,8 +212,8 @@ def option_pages() -> Iterator[tuple[str, str]]:
     page = [
         "# Options",
         "Every option is a key of the configuration and is set by `key=value` on the command line "
-        "or in a YAML file. The first table holds the keys of every run. What else there is depends "
-        f"on what is chosen: {groups}. These pages are generated from the registries.",
+        "or in a YAML file. The first table holds the keys of every run. What else there is "
+        f"depends on what is chosen: {groups}. These pages are generated from the registries.",
         contents(["run", "trainer", "engine"]),
         "## run",
         key_table(RunConfig, "", skip=(*ALL, "trainer", "engine")),

@@ -42,12 +42,13 @@ def load(name_or_path: str) -> None:
         raise
     except Exception as error:  # a user's module may raise anything
         raise UsageError(
-            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: {error}"
+            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: "
+            f"{error}"
         ) from error
 
 
 def path_of(name_or_path: str) -> Path | None:
-    """Return the path that names a plug-in, None for a dotted name; UsageError if there is nothing."""
+    """Return the path of a plug-in, None for a dotted name; UsageError if it does not exist."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path.resolve()
@@ -108,7 +109,7 @@ def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | Non
 
 
 def check_runs(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
-    """Raise UsageError for a run that is not there, or a wrong override, before torch is imported."""
+    """Raise UsageError for a missing run or an invalid override, before torch is imported."""
     from metaseq_lm.runs import manifests
 
     folders = [manifests.resolve(run, prefer="best") for run in runs]
@@ -163,8 +164,8 @@ def check_named(config: "RunConfig", user_dir: str | None) -> None:
     """
     if config.user_dir != user_dir:
         raise UsageError(
-            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if the command "
-            "line names it: give --user-dir with its path"
+            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if "
+            "the command line names it: give --user-dir with its path"
         )
 
 

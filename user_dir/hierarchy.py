@@ -76,11 +76,13 @@ class Hierarchy(World):
             numbers[rows, phrases] = (numbers[:, 0] + opposed) % 2
         nouns = self.noun + 2 * (of_nouns[:, :, 1] * config.nouns).astype(np.int64) + numbers
         tokens = np.full((count, self.longest), NO_TOKEN)
-        for place in range(config.phrases + 1):
-            present = phrases >= place
-            tokens[present, 2 * place] = nouns[present, place]
-            if place:
-                tokens[present, 2 * place - 1] = 1 + (of_nouns[present, place, 2] * 2).astype(int)
+        for position in range(config.phrases + 1):
+            present = phrases >= position
+            tokens[present, 2 * position] = nouns[present, position]
+            if position:
+                tokens[present, 2 * position - 1] = 1 + (of_nouns[present, position, 2] * 2).astype(
+                    int
+                )
         head, column = numbers[:, 0], 2 * phrases + 1
         verb = self.verb + 3 * (draws[:, 2] * config.verbs).astype(np.int64)
         tokens[rows, column] = verb + np.where(kind == AGREEMENT, head, 2)

@@ -31,7 +31,7 @@ class SpanBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class Spans:
-    """How long spans are: geometric, of the given `mean` if there were no `longest` (section 3.1)."""
+    """Geometric span lengths, of the given `mean` if there were no `longest` (section 3.1)."""
 
     mean: float
     longest: int
@@ -51,9 +51,9 @@ def draw_spans(
 ) -> dict[str, np.ndarray]:
     """Choose counts[i] of the candidates (B, S) of row i in spans, the last one cut to fit.
 
-    Spans do not touch, so that both sides of each can be seen; where no room is left they are fewer.
-    Returns "positions", "counted", "left" and "right", the places just outside the span of each
-    position, and "offset", its place in the span; all (B, M).
+    Spans do not touch, so that both sides of each can be seen; where no room is left they are
+    fewer. Returns "positions", "counted", "left" and "right", the places just outside the span of
+    each position, and "offset", its place in the span; all (B, M).
     """
     most, reached = max(int(counts.max(initial=0)), 1), np.zeros(len(candidates), np.int64)
     names = ("positions", "left", "right", "offset")

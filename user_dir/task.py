@@ -29,10 +29,10 @@ class SpanMaskingConfig(MaskedLMConfig):
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)
 class SpanMaskingTask(MaskedLMTask):
-    """The masked_lm task with other masks, and a model with one more head; the update is the default.
+    """The masked_lm task with span masks and a model with one more head; the default update.
 
-    Fine-tuning takes the encoder (encoder.*) and leaves the heads. With criterion masked_lm there is
-    no boundary loss.
+    Fine-tuning takes the encoder (encoder.*) and leaves the heads. With criterion masked_lm there
+    is no boundary loss.
     """
 
     def build_streams(self, split: str) -> dict[str, Stream]:
@@ -40,7 +40,8 @@ class SpanMaskingTask(MaskedLMTask):
         if options.mask_rounding != "random" or options.legacy_duplicates or options.mask_rarity:
             raise UsageError(
                 "task span_masking chooses spans, whose number of tokens is random: it has "
-                "task.mask_rounding=random, task.legacy_duplicates=false and task.mask_rarity=0 only"
+                "task.mask_rounding=random, "
+                "task.legacy_duplicates=false and task.mask_rarity=0 only"
             )
         corpus = open_corpus(self.data, split, self.vocabulary, options, seed)
         spans = Spans(options.mean_span, options.longest_span)

@@ -1,13 +1,14 @@
-"""Print table 3.1: the score of each strategy on each set, median and range over seeds, and the average.
+"""Print table 3.1: scores of each strategy on each set, median and range over seeds, and averages.
 
 usage: python strategies.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
-Runs of one set and of several stand in one table: a run has a score for each of its sets. A set ranks
-strategies only if some median is above the most frequent class; the others are neither averaged nor tested. The
-average is over the sets of a seed that all of the paper's strategies here have, of those seeds that have all of them.
-p is of the paper's question, whether a strategy that has teachers is better than Single and than Multi: the
-larger p of two bootstrap tests of means, after Holm-Bonferroni for all cells that are tested. Below stand the
-differences that the paper's claims are of, with those that a permutation test of these seeds could show.
+Runs of one set and of several stand in one table: a run has a score for each of its sets. A set
+ranks strategies only if some median is above the most frequent class; the others are neither
+averaged nor tested. The average is over the sets of a seed that all of the paper's strategies here
+have, of those seeds that have all of them. p is of the paper's question, whether a strategy that
+has teachers is better than Single and than Multi: the larger p of two bootstrap tests of means,
+after Holm-Bonferroni for all cells that are tested. Below stand the differences that the paper's
+claims are of, with those that a permutation test of these seeds could show.
 """
 
 import re
@@ -29,7 +30,8 @@ TAUGHT = ["Single->Single", "Multi->Multi", "Single->Multi"]
 ORDER = [*BASELINES, *TAUGHT]
 SETS = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
 
-# Scores of the class that is most frequent in training, as baseline.txt has them, on the rows that run.sh scores.
+# Scores of the class that is most frequent in training, as baseline.txt has them, on the rows that
+# run.sh scores.
 MOST_FREQUENT = {
     "CoLA": 0.0,
     "SST-2": 444 / 872,
@@ -66,7 +68,7 @@ Cells = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def collect(runs: Iterable[Run]) -> Scores:
-    """Return the scores of the finished runs; raises MetaseqError for a score that there is twice."""
+    """Return the scores of the finished runs; raises MetaseqError for a duplicate score."""
     scores: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
         for name, value in run.metrics.items():
@@ -126,7 +128,7 @@ def cells_of(scores: Scores) -> Cells:
 
 
 def tested(cells: Cells, left_out: Sequence[str] = ()) -> dict[tuple[str, str], float]:
-    """Return p after Holm, by strategy and column, where the strategy and both baselines have seeds."""
+    """Return p after Holm, by strategy and column, where it and both baselines have seeds."""
     found = {}
     for label in TAUGHT:
         for column, values in cells.get(label, {}).items():
@@ -148,7 +150,7 @@ def text(values: Sequence[float], p: float | None) -> str:
 
 
 def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
-    """Return the lines of a table in Markdown, and below it what p is of and what is `left_out` of it."""
+    """Return the lines of a Markdown table, with notes on p and on what is `left_out`."""
     columns = list(next(iter(cells.values()), {}))
     p = tested(cells, left_out)
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -166,13 +168,14 @@ def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
     lines.append(f"corrected by Holm-Bonferroni for the {len(p)} cells that were tested.")
     if left_out:
         lines.append(
-            f"{', '.join(left_out)}: no median is above the most frequent class; not averaged, not tested."
+            f"{', '.join(left_out)}: no median is above the most frequent class; "
+            "not averaged, not tested."
         )
     return lines
 
 
 def claims(cells: Cells, left_out: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a table in Markdown: differences of means in points, and detectable ones."""
+    """Return a Markdown table of differences of means in points, and of detectable ones."""
     averages = {
         label: next(name for name in row if name.startswith("average"))
         for label, row in cells.items()
@@ -199,8 +202,8 @@ def main(paths: Sequence[str]) -> None:
     print("score (%) on the validation split: median [least, largest] (number of seeds)\n")
     print(*table(cells, left_out), sep="\n")
     print(
-        "\ndifferences of means, in points, and the true ones for which p of a permutation test would fall below "
-        "0.05 with a probability of 0.8\n"
+        "\ndifferences of means, in points, and the true ones for which p of a permutation test "
+        "would fall below 0.05 with a probability of 0.8\n"
     )
     print(*claims(cells, left_out), sep="\n")
     for run in runs:

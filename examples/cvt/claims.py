@@ -1,12 +1,13 @@
-"""Print the scores of runs on words by share of the labels, and which of the paper's claims they bear out.
+"""Print the scores of runs on words by share of the labels, and which claims of the paper hold.
 
 usage: python claims.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
-A claim says that one method is better than another. Runs of both on one set, with one share of the labels and one
-seed have the same labelled sentences, so their difference is taken; a cell has the mean over the seeds and the
-smallest and largest. p is of a one-sided sign test over the sets, each with the sign of its mean: seeds of one set
-share its test sentences, and so are no further evidence that a method is better on other sets. The sets of a
-model of several are no independent ones, and fewer than three say nothing: "-". Holm-Bonferroni for all lines.
+A claim says that one method is better than another. Runs of both on one set, with one share of the
+labels and one seed have the same labelled sentences, so their difference is taken; a cell has the
+mean over the seeds and the smallest and largest. p is of a one-sided sign test over the sets, each
+with the sign of its mean: seeds of one set share its test sentences, and so are no further evidence
+that a method is better on other sets. The sets of a model of several are no independent ones, and
+fewer than three say nothing: "-". Holm-Bonferroni for all lines.
 """
 
 import sys
@@ -94,8 +95,8 @@ def collect(runs: Iterable[Run]) -> tuple[Scores, Scores, Scores]:
                 continue
             if place in scores.setdefault(method, {}):
                 raise MetaseqError(
-                    f"{method} has {name} with {100 * place.share:g} % of the labels twice for seed "
-                    f"{run.seed} (again in {run.name}); name fewer folders"
+                    f"{method} has {name} with {100 * place.share:g} % of the labels twice for "
+                    f"seed {run.seed} (again in {run.name}); name fewer folders"
                 )
             scores[method][place] = score
             last = [run.series(metric)[1][-1:] for metric in AVERAGED]
@@ -144,7 +145,7 @@ def at_all(scores: Scores, method: str, share: float) -> dict[Place, float]:
 
 
 def gains(scores: Scores, share: float) -> dict[Place, float]:
-    """Return what CVT has more than supervised training with a share, in the places of all labels."""
+    """Return the gain of CVT over supervised training with a share, by set and seed."""
     return differences(*(at_all(scores, method, share) for method in ("CVT", "supervised")))
 
 
@@ -182,8 +183,10 @@ def claims(scores: Scores) -> list[str]:
     most_sets = max((len(means(values)) for *_, values in lines), default=0)
     rows += [
         "",
-        "differences in points, the mean over the seeds [smallest, largest]; p: sign test over the sets,",
-        f"which with {most_sets} sets cannot fall below {p_text(0.5**most_sets)}, before Holm-Bonferroni.",
+        "differences in points, the mean over the seeds [smallest, largest]; p: sign "
+        "test over the sets,",
+        f"which with {most_sets} sets cannot fall below {p_text(0.5**most_sets)}, before "
+        "Holm-Bonferroni.",
         "",
     ]
     return rows
@@ -196,7 +199,7 @@ def means(values: Mapping[Place, float]) -> dict[str, float]:
 
 
 def seeds_text(values: Mapping[Place, float], name: str) -> str:
-    """Return the mean of a set's differences, and the smallest and largest of its seeds, as text."""
+    """Return the mean difference of a set, and its smallest and largest over seeds, as text."""
     found = [value for place, value in values.items() if place.set == name]
     if not found:
         return "-"
@@ -223,7 +226,8 @@ def averaging(averaged: Scores, raw: Scores) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "scores of the last validation; sd: between the seeds of a set and share, each with labelled",
+        "scores of the last validation; sd: between the seeds of a set and "
+        "share, each with labelled",
         "sentences of its own; root of the mean variance.",
         "",
     ]
@@ -231,7 +235,7 @@ def averaging(averaged: Scores, raw: Scores) -> list[str]:
 
 
 def within(row: Mapping[Place, float]) -> str:
-    """Return the sample deviation between the seeds of a set and share, pooled over them, as text."""
+    """Return the sample deviation over seeds, pooled over sets and shares, as text."""
     groups: dict[tuple[float, str], list[float]] = {}
     for place, value in row.items():
         groups.setdefault((place.share, place.set), []).append(value)
@@ -245,7 +249,8 @@ def main(paths: Sequence[str]) -> None:
     runs, _ = pick_stage(read_runs(paths), find_plan(paths), paths, None)
     scores, averaged, raw = collect(runs)
     print(
-        "test score (%): F1 of spans, labelled attachment of trees, else accuracy; mean ± sd (seeds)\n"
+        "test score (%): F1 of spans, labelled attachment of trees, else accuracy; "
+        "mean ± sd (seeds)\n"
     )
     for share in sorted({place.share for row in scores.values() for place in row}):
         print(*table(scores, share), sep="\n")

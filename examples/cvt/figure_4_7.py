@@ -1,13 +1,14 @@
-"""Draw what the features of an image are worth at each place (figure 4.7 of the dissertation), and print it by zone.
+"""Draw and print, by zone, the value of an image's features by position (dissertation, figure 4.7).
 
   python figure_4_7.py RUN_OR_FOLDER ... --out OUT       measure runs of task cvt_vision
   python figure_4_7.py OUT/figure_4_7.json --out OUT     draw again what was measured
 
-The CNN of a run, with averaged weights, is frozen. Activation: the mean absolute value of the feature
-vector at a place over the test images, divided by that of the baseline with the same seed. Accuracy: of
-softmax layers that see one feature vector each, trained from scratch on the labelled training images, on
-the test images. "untrained" is the CNN of the baseline with the random weights that it started from.
-Pictures show means over seeds. The dissertation's baseline is VAT: --baseline VAT.
+The CNN of a run, with averaged weights, is frozen. Activation: the mean absolute value of the
+feature vector at a place over the test images, divided by that of the baseline with the same seed.
+Accuracy: of softmax layers that see one feature vector each, trained from scratch on the labelled
+training images, on the test images. "untrained" is the CNN of the baseline with the random weights
+that it started from. Pictures show means over seeds. The dissertation's baseline is VAT: --baseline
+VAT.
 
 Shapes: N images, D features at each of n x n places.
 """
@@ -33,7 +34,7 @@ from metaseq_lm.core.batch import as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.images import normalised
-from metaseq_lm.methods.cvt.vision import CVTVisionTask, PlaceHeads
+from metaseq_lm.methods.cvt.vision import CVTVisionTask, PositionHeads
 from metaseq_lm.reporting.folders import read_runs
 from metaseq_lm.reporting.significance import FEWEST, detectable
 from metaseq_lm.training.parts import build_parts
@@ -57,7 +58,7 @@ class Places:
 
 @torch.no_grad()
 def features_of(net: nn.Module, task: CVTVisionTask, split: str) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D, n, n) of the labelled images of a split, and their classes (N,)."""
+    """Return features (N, D, n, n) and classes (N,) of the labelled images of a split."""
     images = task.labelled(split)
     net.eval()
     parts = [
@@ -67,9 +68,9 @@ def features_of(net: nn.Module, task: CVTVisionTask, split: str) -> tuple[Tensor
     return torch.cat(parts), torch.from_numpy(images.labels)
 
 
-def train_probes(features: Tensor, classes: Tensor, count: int) -> PlaceHeads:
+def train_probes(features: Tensor, classes: Tensor, count: int) -> PositionHeads:
     """Return softmax layers over `count` classes, each trained on the features of one place."""
-    probes = PlaceHeads(features[0, 0].numel(), features.shape[1], count)
+    probes = PositionHeads(features[0, 0].numel(), features.shape[1], count)
     nn.init.zeros_(probes.weight)
     optimizer = torch.optim.LBFGS(
         probes.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe"
@@ -158,7 +159,8 @@ def by_label(places: Sequence[Places], baseline: str) -> dict[str, dict[str, np.
     if lacking or not places:
         labels = ", ".join(sorted({p.label for p in places})) or "none"
         raise UsageError(
-            f"--baseline {baseline}: no run with seed {', '.join(map(str, lacking)) or '1'}; labels: {labels}"
+            f"--baseline {baseline}: no run with seed {', '.join(map(str, lacking)) or '1'}; "
+            f"labels: {labels}"
         )
     first = {UNTRAINED: 0, baseline: 1}
     maps = {}
@@ -180,10 +182,10 @@ def zones(size: int) -> dict[str, np.ndarray]:
 
 
 def table(maps: dict[str, dict[str, np.ndarray]], baseline: str) -> list[str]:
-    """Return the lines of a table: mean ± sd over seeds of each zone, and what is more than the baseline's.
+    """Return a table: mean ± sd over seeds of each zone, and the difference to the baseline.
 
-    In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided, would
-    fall below 0.05.
+    In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided,
+    would fall below 0.05.
     """
     names = zones(maps[baseline]["accuracy"].shape[-1])
     lines = [

@@ -1,10 +1,10 @@
-"""Train word vectors (skip-gram, by gensim) on unlabelled text, in GloVe's format for `--word-vectors`.
+"""Train word vectors (skip-gram, gensim) on unlabelled text, in GloVe's format (`--word-vectors`).
 
 usage: python vectors.py TEXT OUT [--width 100] [--epochs 3] [--least 3] [--seed 1]
 
-TEXT is cut into sentences of words and the words are normalised as `preprocess --words --split-text raw
---documents blank` does. The same command writes the same file. Vectors are scaled to a mean square of
-SPREAD squared, the spread of GloVe's.
+TEXT is cut into sentences of words and the words are normalised as `preprocess --words --split-text
+raw --documents blank` does. The same command writes the same file. Vectors are scaled to a mean
+square of SPREAD squared, the spread of GloVe's.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Write the documentation that every Python carries as a corpus and an end task: `documentation.py OUT`.
+"""Write Python's own documentation as a corpus and an end task: `documentation.py OUT`.
 
 OUT/{train,valid}.txt: pydoc's topics and the docstrings of the standard library, a sentence per
 line, a blank line after each document; every tenth document is held out.
@@ -45,7 +45,7 @@ def documents() -> Iterator[tuple[str, str]]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text whose paragraphs are wrapped; drawings and code are left out."""
+    """Yield the sentences of a text of wrapped paragraphs, without drawings and code."""
     for paragraph in re.split(r"\n\s*\n", text):
         joined = " ".join(paragraph.split())
         letters = sum(c.isalpha() or c == " " for c in joined)

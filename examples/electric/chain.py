@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 class Chain:
-    """A chain of `length` symbols out of `symbols`, drawn from `seed`; `sharpness` spreads its odds."""
+    """A chain of `length` of `symbols` symbols, from `seed`; `sharpness` spreads its odds."""
 
     def __init__(self, symbols: int = 6, length: int = 10, seed: int = 1, sharpness: float = 1.2):
         rng = np.random.default_rng(seed)
@@ -41,7 +41,7 @@ class Chain:
         self.p = shares.transpose(0, 2, 1)
 
     def triples(self) -> np.ndarray:
-        """Return how often (left, symbol, right) stand side by side, as a share of all positions."""
+        """Return the share of positions at which (left, symbol, right) are adjacent."""
         joint = 0.0
         for t in range(self.length):
             m, before, after = self.here[t + 1], self.steps[t + 1], self.steps[t + 2]
@@ -79,7 +79,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def choose(odds: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return the symbol that the uniform numbers `u` pick from the distributions `odds` (..., V)."""
+    """Return the symbols drawn by uniform numbers `u` from distributions `odds` (..., V)."""
     return (odds.cumsum(-1) < u[..., None]).sum(-1).clip(max=odds.shape[-1] - 1)
 
 
@@ -258,7 +258,7 @@ def electra_logit(p: np.ndarray, q: np.ndarray, rate: float) -> np.ndarray:
 
 
 def inversions(logit: np.ndarray, q: np.ndarray, rate: float) -> dict[str, np.ndarray]:
-    """Return log p by the dissertation's formula, with log(k / n) and log(k / (n - k)), and corrected."""
+    """Return log p by the dissertation, with log(k / n), with log(k / (n - k)), and corrected."""
     log_ratio = np.log(rate * q / (1 - rate + rate * q)) - logit
     return {
         "log q + log(k/n) - l": np.log(q) + log(rate) - logit,

@@ -1,13 +1,15 @@
-"""Score minimal pairs and re-rank n-best lists with runs; write the runs and these results as an archive.
+"""Score minimal pairs and re-rank n-best lists with runs; archive the runs and the results.
 
     scores.py RUN_OR_FOLDER ... --pairs FILE ... --dev LISTS --test LISTS --out scores.jsonl
     metaseq-lm report scores.jsonl --metric pairs.accuracy --baseline schedule.total_updates=1
 
 pairs.accuracy, pairs.FILE.accuracy: share of the pairs whose good sentence has the larger
-  pseudo-log-likelihood, a tie counted as 1/2, overall and by file; pairs longer than a run's rows are
-  left out
-lists.wer, lists.one_best_wer, lists.oracle_wer: word error rates of the test lists, re-ranked with the lambda
-  of the dev lists, before it, and at best; of hypotheses longer than a run's rows the first tokens are scored
+  pseudo-log-likelihood, a tie counted as 1/2, overall and by file; pairs longer than a run's rows
+  are left out
+lists.wer, lists.one_best_wer, lists.oracle_wer: word error rates of the test lists, re-ranked with
+the lambda
+  of the dev lists, before it, and at best; of hypotheses longer than a run's rows the first tokens
+  are scored
 pairs.passes, lists.passes: how often each token of a sentence went through an encoder, with padding
 pairs.sentences_per_second, lists.sentences_per_second: of one thread
 """
@@ -94,7 +96,8 @@ def main() -> None:
         scored.append(replace(run, results={**run.results, "metrics": metrics}))
         archive.write(args.out, scored)
         print(
-            f"{run.name}: {scores['pairs']['accuracy']:.4f} of {scores['pairs']['pairs']:,} pairs, lists {scores['lists']['wer']:.4f}",
+            f"{run.name}: {scores['pairs']['accuracy']:.4f} of {scores['pairs']['pairs']:,} pairs, "
+            f"lists {scores['lists']['wer']:.4f}",
             flush=True,
         )
 

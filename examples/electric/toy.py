@@ -144,7 +144,7 @@ def table_part(chain: Chain) -> dict[str, dict[str, float]]:
 
 
 def discriminator_part(chain: Chain, rate: float) -> dict[str, Any]:
-    """Return the mean error of log p that each formula reads from the best ELECTRA discriminator."""
+    """Return the mean error of log p by each formula with the optimal ELECTRA discriminator."""
     p, q, weight = chain.p, chain.blurred(BLUR), chain.triples().transpose(0, 2, 1)
     read = inversions(electra_logit(p, q, rate), q, rate)
     errors = {name: float((weight * abs(v - np.log(p))).sum()) for name, v in read.items()}
@@ -174,7 +174,7 @@ def binarise(chain: Chain, folder: Path, count: int) -> Path:
 
 @torch.no_grad()
 def energies(run: TrainingRun, chain: Chain, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return E (count, n, V) of every symbol at every position of clean rows, and the towers' log q."""
+    """Return E (count, n, V) of all symbols at all positions of clean rows, and log q."""
     vocabulary, model = run.task.vocabulary, run.model.eval()  # type: ignore[attr-defined]
     net: Any = model
     ids = torch.tensor([vocabulary.index(NAMES[v]) for v in range(chain.symbols)])

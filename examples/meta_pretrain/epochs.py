@@ -1,4 +1,4 @@
-"""Print the accuracy after each epoch of fine-tuning, mean and standard deviation over seeds (figure 2).
+"""Print the accuracy after each epoch of fine-tuning, mean and deviation over seeds (figure 2).
 
 usage: python epochs.py RUN_OR_FOLDER ...
 

@@ -2,8 +2,8 @@
 
   python pictures.py OUT
 
-Writes OUT/report/decision_maps_N.png (seed of the first run). The teachers' pairs (table 1) are in the
-logs, and in samples.md of `metaseq-lm report --out`.
+Writes OUT/report/decision_maps_N.png (seed of the first run). The teachers' pairs (table 1) are in
+the logs, and in samples.md of `metaseq-lm report --out`.
 """
 
 import json
@@ -69,7 +69,8 @@ def decision_maps(out: Path) -> list[Path]:
         for axis, (label, run) in zip(axes[0], sorted(runs)):
             decision_map(axis, run, label)
         figure.suptitle(
-            f"Decision after fine-tuning on {size} points ({first.name}); circled: wrong test points",
+            f"Decision after fine-tuning on {size} points ({first.name}); "
+            "circled: wrong test points",
             fontsize=10,
         )
         figure.tight_layout()

@@ -1,10 +1,10 @@
-"""Export fine-tuned runs, open them in transformers and compare the predictions on the whole dev set.
+"""Export fine-tuned runs and compare predictions with transformers on the whole dev set.
 
     exported.py RUN... --source FOLDER --out DIR --results FILE
     exported.py --table FILE
 
-FOLDER holds the official files as glue-CoLA, glue-MRPC and so on: transformers gets their texts and cuts
-them into tokens itself. DIR gets exports and predictions, FILE a line of JSON for each RUN.
+FOLDER holds the official files as glue-CoLA, glue-MRPC and so on: transformers gets their texts and
+cuts them into tokens itself. DIR gets exports and predictions, FILE a line of JSON for each RUN.
 """
 
 from __future__ import annotations

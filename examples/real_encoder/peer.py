@@ -1,11 +1,12 @@
-"""Fine-tune with transformers and torch beside a run: same weights, batches, optimizer and schedule.
+"""Fine-tune with transformers and torch beside a run, from the same weights and batches.
 
-    peer.py RUN... --source HF_DIR --out FILE                whole runs: scores, rows per CPU second
-    peer.py RUN... --source HF_DIR --out FILE --float64      without dropout: differences of the losses
-    peer.py --table FILE                                     what was measured
+    peer.py RUN... --source HF_DIR --out FILE            whole runs: scores, rows per CPU second
+    peer.py RUN... --source HF_DIR --out FILE --float64  without dropout: differences of losses
+    peer.py --table FILE                                 what was measured
 
-RUN is a fine-tuned run that started from the import of HF_DIR. It is trained again; each batch goes to
-our model and to that of transformers in turn, in one process. FILE gets a line of JSON for each RUN.
+RUN is a fine-tuned run that started from the import of HF_DIR. It is trained again; each batch goes
+to our model and to that of transformers in turn, in one process. FILE gets a line of JSON for each
+RUN.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def loss_of(model: nn.Module, batch: Any, label_range: Tensor | None) -> Tensor:
 
 
 def optimizer_of(model: nn.Module, parts: Parts) -> tuple[torch.optim.AdamW, Any]:
-    """Return AdamW, without weight decay of norms and biases, and a linear schedule with warm-up."""
+    """Return AdamW, with weight decay on matrices only, and a linear schedule with warm-up."""
     options, updates = parts.config.optimizer, parts.config.trainer.max_update
     spared = [p for p in model.parameters() if p.dim() < 2]
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -139,7 +140,7 @@ def train_both(parts: Parts, model: nn.Module, updates: int) -> Iterator[Update]
     optimizer, schedule = optimizer_of(model, parts)
     label_range = parts.model.state_dict().get("label_range")
     for number in range(updates):
-        batches = parts.place({name: [stream.micro_batches(number, Shard())]})
+        batches = parts.to_device({name: [stream.micro_batches(number, Shard())]})
         start = time.process_time()
         parts.engine.begin(number)
         loss = float(parts.task.update(parts.engine, parts.model, batches)["loss"])
@@ -168,7 +169,7 @@ def peer_score(parts: Parts, model: nn.Module) -> float:
 
 
 def measure(run: str, source: str, float64: bool, updates: int) -> dict[str, Any]:
-    """Return what both models gave: losses, and without `float64` scores and rows per CPU second."""
+    """Return the losses of both models and, without `float64`, scores and rows per CPU second."""
     overrides = FLOAT64 if float64 else []
     parts = reopen(run, [*overrides, *["task.head_dropout=0"] * float64])
     model, config = peer_of(parts, source), parts.config

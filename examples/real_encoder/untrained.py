@@ -1,4 +1,4 @@
-"""Make a BERT of the sizes of another one, with untrained weights and its tokenizer: `untrained.py HF_DIR OUT`."""
+"""Make an untrained BERT with the sizes and tokenizer of another: `untrained.py HF_DIR OUT`."""
 
 import argparse
 

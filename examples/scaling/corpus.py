@@ -1,4 +1,4 @@
-"""Measure the path from text to batches on a large corpus, and on a simulated one of 25 billion tokens.
+"""Measure text-to-batch throughput on a large corpus and a simulated one of 25 billion tokens.
 
     python examples/scaling/corpus.py --megabytes 300 --out measured_corpus.jsonl
 
@@ -63,7 +63,7 @@ def repeat_files(path: Path, sources: list[Path], size: int) -> None:
 
 
 def memory_of(process: int | str, kind: str = "VmHWM") -> int:
-    """Return the peak memory of a process in bytes, or another line of its status; 0 if it has ended.
+    """Return a process's peak memory in bytes, or another line of its status; 0 if it has ended.
 
     Not getrusage: what it says begins with the peak of the process that started this one.
     """
@@ -109,7 +109,7 @@ class Run:
         self.command += ["engine.tensorboard=false", "engine.threads=1", "engine.device=cpu"]
 
     def train(self, kill_at: int = -1) -> float:
-        """Train to the end, after a SIGKILL at `kill_at` if that is an update; return the seconds."""
+        """Train to the end, after a SIGKILL at update `kill_at` if any; return the seconds."""
         if kill_at >= 0:
             run(self.command, True, BATCHES=str(self.batches), KILL_AT=str(kill_at))
         return run(self.command, BATCHES=str(self.batches))[0]

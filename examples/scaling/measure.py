@@ -1,4 +1,4 @@
-"""Measure what data parallelism costs on this machine: updates at 1, 2, ... processes, and the link.
+"""Measure the cost of data parallelism on this machine: updates at 1, 2, ... processes, and links.
 
     python examples/scaling/measure.py --processes 1 2 --out measured.json
 
@@ -86,7 +86,7 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
 
 
 def held_bytes(run: Parts) -> dict[str, int]:
-    """Return the bytes of parameters, gradients and moments that this process holds between passes."""
+    """Return the bytes of parameters, gradients and moments of this process between passes."""
     (optimizer,) = run.engine.optimizers.values()
     parameters = [vectors.local(p) for p in optimizer.parameters]
     moments = [m for s in optimizer.local_state()["state"].values() for m in s.values() if m.dim()]

@@ -1,12 +1,13 @@
 """Memory, bytes and time of an update of a large model on 8, 64 and 1024 devices, by placement.
 
-    python examples/scaling/model.py examples/scaling/measured.jsonl    # speed and link of this machine
-    python examples/scaling/model.py --assume h200                      # those of a data sheet
+    python examples/scaling/model.py examples/scaling/measured.jsonl    # this machine
+    python examples/scaling/model.py --assume h200                      # a data sheet
     python examples/scaling/model.py --check examples/scaling/memory.jsonl
 
-The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes on N
-devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass gathers one layer of L
-at a time, forward and backward, or the whole model once. Under autocast the weights of linear maps travel in bf16.
+The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes
+on N devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass
+gathers one layer of L at a time, forward and backward, or the whole model once. Under autocast the
+weights of linear maps travel in bf16.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Plan:
 
     @property
     def in_flight(self) -> float:
-        """Gradients that are computed and not summed yet, each with its message: 3 buckets twice."""
+        """Gradients computed but not summed yet, with their messages: 3 buckets twice."""
         return min(2 * (ON_THE_WAY + 1) * self.network.bucket, 2 * self.network.weights)
 
     @property
@@ -190,13 +191,14 @@ class Plan:
 
     @property
     def peak_layer(self) -> float:
-        """16 P / S, the rest, two layers and the message of one in place of the 4 P and of their casts."""
+        """16 P / S, the rest, two layers and one's message, instead of the 4 P and casts."""
         if self.shards == 1:
             return self.peak_model
         layers = (TOGETHER + 1) * self.network.sent
         return self.held + self.rest + layers + self.network.other_casts + self._pass
 
-    # ------------------------------------------------------------ bytes that a device sends per update
+    # ------------------------------------------------------------ bytes that a device sends per
+    # update
 
     @property
     def scattered(self) -> float:
@@ -255,8 +257,9 @@ class Plan:
     def seconds(self, gather: str = "layer", ahead: bool = True, overlap: bool = True) -> float:
         """What waits, and the longer of computing and what is sent meanwhile, forward and backward.
 
-        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their turn
-        or the model is gathered at once; of the gradients the last bucket, or all without `overlap`.
+        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their
+        turn or the model is gathered at once; of the gradients the last bucket, or all without
+        `overlap`.
         """
         network = self.network
         if gather == "layer":
@@ -291,7 +294,7 @@ def table(network: Network, machine: Machine, devices: list[int], rows: int) -> 
 
 
 def check(path: Path) -> Iterator[str]:
-    """Yield what processes of measure.py held, and their peak beyond what it was before, beside the formulas."""
+    """Yield what processes of measure.py held, and their peak increase, beside the formulas."""
     yield "processes  placement  gather  held MB  formula  ratio  peak MB  formula  ratio"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     networks: dict[str, Network] = {}
@@ -333,9 +336,10 @@ def main() -> None:
     machine = measured(options.measured) if options.measured else H200
     network = build_network(BILLION, machine.bf16)
     print(
-        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a hop, links of "
-        f"{machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; {network.parameters:,} parameters in "
-        f"{network.buckets} buckets, {network.row / 1e6:.0f} MB a row, {network.casts / 1e9:.2f} GB of casts"
+        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a "
+        f"hop, links of {machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; "
+        f"{network.parameters:,} parameters in {network.buckets} buckets, {network.row / 1e6:.0f} "
+        f"MB a row, {network.casts / 1e9:.2f} GB of casts"
     )
     print("\n".join(table(network, machine, options.devices, options.rows)))
 

@@ -17,7 +17,7 @@ from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 
 class RecordedStream(Stream):
-    """Batches of which each row is written down: its sample's number and a checksum of its tokens."""
+    """Batches whose rows are recorded: each sample's number and a checksum of its tokens."""
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         if number == int(os.environ.get("KILL_AT", "-1")):

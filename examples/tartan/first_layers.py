@@ -1,4 +1,4 @@
-"""Make a BERT of the first layers of another one, with its tokenizer: `first_layers.py HF_DIR 3 OUT`."""
+"""Make a BERT of another's first layers, with its tokenizer: `first_layers.py HF_DIR 3 OUT`."""
 
 import argparse
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.arguments import add_options, read_options
+from metaseq_lm.core.arguments import add_options, read_options, read_words
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.options import option, with_default
@@ -275,9 +275,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
 
 def check_suite(registries: dict[str, "Registry[Any]"], name: str, options: Sequence[str]) -> None:
     """Raise UsageError for an unknown suite or a wrong option, before torch is imported."""
-    from metaseq_lm.evaluation.suites import parse_options
-
-    parse_options(name, registries["suite"].entry(name).dataclass, options)
+    read_words(registries["suite"].entry(name).dataclass, options, f"suite {name}")
 
 
 def suite_table(results: "SuiteResults") -> str:

@@ -1,9 +1,9 @@
-"""From a dataclass of options to the flags of a command and back: the one way of all commands.
+"""Conversion of dataclasses of options to flags of commands and back.
 
-A field is declared by `option`: its help, range and choices are those of the flag, and a flag that is
-not given has the field's default. Further metadata of a field:
+A field is declared by `option`: its help, range and choices are those of the flag, and a flag that
+is not given has the field's default. Further metadata of a field:
 
-    metavar     what stands for the value in the help
+    metavar     placeholder of the value in the help
     positional  the option has no flag; its place on the command line counts
     required    the command line must have it
     repeated    of a tuple: the flag is given once for each item
@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import argparse
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
+from metaseq_lm.core.registry import nearest
 
+TRUTH = {"true": True, "false": False}
 PLACEHOLDERS = {int: "N", float: "X", Path: "F"}
 
 
@@ -86,6 +89,45 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
     options = schema(**read)
     check_options(schema, options, name_option=flag_of)
     return options
+
+
+def read_words(schema: type, words: Sequence[str], owner: str) -> Any:
+    """Return the dataclass with the values of words `name=value`.
+
+    Args:
+        schema: The dataclass.
+        words: The words; items of a tuple have commas between them, and may stand in brackets.
+        owner: What has these options, such as "suite blimp", for messages.
+
+    Raises:
+        UsageError: An option is unknown, or its value of a wrong type or out of its range.
+    """
+    hints = get_type_hints(schema)
+    values: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in hints:
+            known = f"Options: {', '.join(hints)}" if hints else "It has none"
+            raise UsageError(f"{owner} has no option '{name}'.{nearest(name, hints)} {known}")
+        try:
+            values[name] = value_of(hints[name], text)
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"{word}: {owner} takes another kind of value there") from error
+    options = schema(**values)
+    check_options(schema, options)
+    return options
+
+
+def value_of(hint: Any, text: str) -> Any:
+    """Return the value of a text by an annotation; ValueError or KeyError if it is none."""
+    kind, is_tuple = value_type(hint)
+    if text == "null" and type(None) in get_args(hint):
+        return None
+    convert = TRUTH.__getitem__ if kind is bool else kind
+    if not is_tuple:
+        return convert(text)
+    inside = text.removeprefix("[").removesuffix("]").strip()
+    return tuple(convert(part.strip()) for part in inside.split(",")) if inside else ()
 
 
 def value_type(hint: Any) -> tuple[type, bool]:

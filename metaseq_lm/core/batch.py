@@ -19,17 +19,17 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
-# What the tokens of a row see: all of them, themselves and those before, themselves and those behind,
-# or a prefix from both sides and the rest causally. A tensor of reaches holds indices into this.
+# Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, or a
+# bidirectional prefix and earlier ones. A tensor of reaches holds indices into this.
 REACHES = ("both", "causal", "anticausal", "prefix")
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which tokens of rows (..., S) see each other; `models.transformer.attention` makes masks of it.
+    """Visibility between the tokens of rows (..., S); attention derives its masks from it.
 
     Attributes:
-        padding: True at padding, which nobody sees, boolean (..., S); None if there is none.
+        padding: True at padding, which is not attended to, boolean (..., S); None without padding.
         documents: Number of each token's document (..., S), rising along a row, where several are
             packed into one: tokens see their document only, whose positions start at 0. None for
             one document a row.
@@ -87,8 +87,8 @@ class Layout:
         """
         if self.documents is not None or not isinstance(self.reach, str) or self.reach != "both":
             raise UsageError(
-                "a recurrent network reads whole rows in both directions, but this objective packs rows "
-                "or restricts what tokens see; use a Transformer"
+                "a recurrent network reads whole rows in both directions, but this objective packs "
+                "rows or restricts what tokens see; use a Transformer"
             )
         return (~self.padding_of(tokens)).flatten(0, -2).sum(-1)
 
@@ -104,8 +104,8 @@ class Batch:
     become tensors, except `rows` and `samples`, which stay on the host.
 
     Attributes:
-        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or a
-            tensor (C,) with one for each of C independent copies.
+        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or
+            a tensor (C,) with one for each of C independent copies.
         rows: Number of each row, (B,) or (C, B), unsigned: the row's dropout masks and samples are
             drawn from it. The stream sets it if the collate function has not.
         samples: Index of each row's sample in the data set (B,); the stream sets it if the collate
@@ -168,10 +168,10 @@ def on_device(
 
 @dataclass(kw_only=True)
 class SequenceBatch(Batch):
-    """Rows of tokens and how these see each other.
+    """Rows of tokens and the visibility between them.
 
     Attributes:
-        tokens: Token ids (B, S), with the masks of a masked objective in place.
+        tokens: Token ids (B, S), masked for a masked objective.
         layout: Padding, and which tokens see each other.
     """
 
@@ -180,7 +180,7 @@ class SequenceBatch(Batch):
 
     @property
     def padding(self) -> Tensor | None:
-        """True at padding, boolean (B, S); None if there is none."""
+        """True at padding, boolean (B, S); None without padding."""
         return self.layout.padding
 
 
@@ -246,7 +246,7 @@ class CopiesBatch(TokenBatch):
 
 @dataclass(kw_only=True)
 class ImageBatch(Batch):
-    """Images (B, channels, height, width), their classes (B,) if labelled, and the name of a head."""
+    """Images (B, channels, height, width), classes (B,) if labelled, and the name of a head."""
 
     images: Tensor
     targets: Tensor | None = None
@@ -287,10 +287,11 @@ class Term:
 
     Attributes:
         sum: The sum over items: a scalar, or (C,) for C independent copies, each with its own size.
-        per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
-            replicas; None for a sum over the global batch.
+        per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches
+            and replicas; None for a sum over the global batch.
         weight: A number or (C,); 0 for a term that is logged only.
-        is_summed: Whether the sum itself, not the mean, is what the gradient is of. Logs show the mean.
+        is_summed: Whether the gradient is that of the sum instead of the mean. Logs show the
+            mean.
     """
 
     sum: Tensor
@@ -316,7 +317,7 @@ def number_of(mask: Tensor) -> Tensor:
 
 
 def count_targets(targets: Any) -> dict[str, Any]:
-    """Return the sizes of targets (..., B, M), -1 where there is none: how many, and rows with any.
+    """Return the sizes of targets (..., B, M), -1 for none: their number, and rows with targets.
 
     Those of an array are integers, those of a tensor tensors of its leading axes.
     """
@@ -341,8 +342,8 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
         else:
             raise MetaseqError(
                 f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
-                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), or let the "
-                "task count that one"
+                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), "
+                "or let the task count that one"
             )
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
         if term.is_loss:

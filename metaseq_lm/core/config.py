@@ -188,7 +188,7 @@ def untyped_section(values: dict[str, Any]) -> Any:
 
 
 def as_dict(config: RunConfig) -> dict[str, Any]:
-    """Return a configuration as nested plain values, as config.yaml and checkpoints hold it."""
+    """Return a configuration as nested plain values, the form of config.yaml and checkpoints."""
     return {
         key: copy.deepcopy(vars(value) if hasattr(value, "__dict__") else value)
         for key, value in vars(config).items()
@@ -237,18 +237,18 @@ def options_with(
         key: "source" for options that name other runs, whose value is what reports call those;
             "movable" for options that may change when a run is resumed.
         config: a run's configuration, for the options of its classes; None for all registered ones.
-        groups: the groups of options to look into, besides those of every run.
+        groups: the groups of options to search, besides those of every run.
     """
     schemas: list[tuple[str, type]] = [("", RunConfig)]
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
-    return {
-        prefix + item.name: item.metadata[key]
-        for prefix, schema in schemas
-        for item in fields(schema)
-        if key in item.metadata
-    }
+    values = {}
+    for prefix, schema in schemas:
+        for item in fields(schema):
+            if key in item.metadata:
+                values[prefix + item.name] = item.metadata[key]
+    return values
 
 
 def names_runs(key: str) -> bool:

@@ -1,8 +1,9 @@
 """Registered names, their options and summaries, read from the source that declares them.
 
-Importing the modules takes seconds, because of torch. Nothing is executed here: a small part of Python
-is evaluated, as much as declarations of options need, and what is beyond it is an `UnreadableError`. In
-place of a class stands one of the same bases, docstring and constants, without its methods.
+Importing the modules takes seconds, because of torch. Nothing is executed here: a small part of
+Python is evaluated, as much as declarations of options need, and what is beyond it is an
+`UnreadableError`. In place of a class stands one of the same bases, docstring and constants,
+without its methods.
 """
 
 import ast
@@ -45,7 +46,8 @@ OPERATORS: dict[type, Any] = {
     ast.USub: neg,
     ast.UAdd: pos,
 }
-# A plug-in that imports other modules, or uses these names, may register what its source does not show.
+# A plug-in that imports other modules, or uses these names, may register what its source does not
+# show.
 HARMLESS = {*sys.stdlib_module_names, "metaseq_lm", "numpy", "omegaconf", "torch"}
 HIDING = {
     *("importlib", "pkgutil", "runpy", "builtins", "exec", "eval", "__import__"),
@@ -54,7 +56,7 @@ HIDING = {
 
 
 class UnreadableError(Exception):
-    """A source may register more than can be read from it; it has to be imported."""
+    """The registrations of a source cannot be read statically; it must be imported."""
 
 
 @dataclass
@@ -84,13 +86,13 @@ class Module:
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
-        """The module and the name there of each name that the top level imports from a module."""
-        return {
-            alias.asname or alias.name: (self.absolute(node), alias.name)
-            for node in self.tree.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
+        """Module and original name of each name that the top level imports from a module."""
+        imports = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    imports[alias.asname or alias.name] = (self.absolute(node), alias.name)
+        return imports
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """Return the dotted name of the module that names are imported from."""
@@ -102,20 +104,21 @@ class Module:
 
     @cached_property
     def registrations(self) -> list[tuple[str, ast.Call, ast.ClassDef | ast.FunctionDef]]:
-        """The kind of each registration, its decorator, and what is registered."""
-        return [
-            (call.func.id.removeprefix("register_"), call, node)
-            for node in self.tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef)
-            for call in node.decorator_list
-            if isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Name)
-            and call.func.id.startswith("register_")
-        ]
+        """The kind of each registration, its decorator, and the class or function."""
+        registrations = []
+        for node in self.tree.body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                continue
+            for call in node.decorator_list:
+                name = call.func if isinstance(call, ast.Call) else None
+                if isinstance(name, ast.Name) and name.id.startswith("register_"):
+                    assert isinstance(call, ast.Call)
+                    registrations.append((name.id.removeprefix("register_"), call, node))
+        return registrations
 
 
 class Sources:
-    """The modules of packages, and the values of what they declare.
+    """The modules of packages and the values of their declarations.
 
     Args:
         roots: The folder of each package by its name, or the file of one that is a single module.
@@ -160,7 +163,7 @@ class Sources:
         raise UnreadableError(f"{module.file}: {name}")
 
     def value(self, node: ast.AST, module: Module, names: Mapping[str, Any] | None = None) -> Any:
-        """Return the value of an expression; `names` are those of a function that it stands in."""
+        """Return the value of an expression; `names` are the local names of its function."""
 
         def of(child: ast.AST) -> Any:
             return self.value(child, module, names)
@@ -214,7 +217,7 @@ class Sources:
         arguments: Sequence[Any],
         keywords: Mapping[str, Any],
     ) -> Any:
-        """Return what a function returns whose body is assignments and a return."""
+        """Evaluate a function whose body is assignments and a return statement."""
         parameters = [argument.arg for argument in function.args.args]
         names = {**dict(zip(parameters, arguments)), **keywords}
         for node in function.body if names.keys() == set(parameters) else []:
@@ -322,7 +325,7 @@ def check_decorators(module: Module) -> None:
 
 
 class DeclaredEntry(Entry[Any]):
-    """A registration that is read from the source when its class or its options are asked for."""
+    """A registration that is read from the source on access to its class or options."""
 
     kind: str
     sources: Sources
@@ -360,7 +363,7 @@ class DeclaredEntry(Entry[Any]):
 
 
 def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
-    """Return registries of what the package and plug-ins declare, by kind.
+    """Return registries of the declarations of the package and plug-ins, by kind.
 
     Args:
         plug_ins: The folder or file of each plug-in's package by the dotted name of the plug-in.
@@ -372,11 +375,11 @@ def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
         kind: Registry(kind.replace("_", " ")) for kind in KINDS
     }
     sources = Sources({"metaseq_lm": PACKAGE, **{n.split(".")[0]: p for n, p in plug_ins.items()}})
-    named = [
-        (kind, name, ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
-        for file in sorted(PACKAGE.rglob("*.py"))
-        for kind, name in DECORATOR.findall(file.read_text(encoding="utf-8"))
-    ]
+    named = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module_name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for kind, name in DECORATOR.findall(file.read_text(encoding="utf-8")):
+            named.append((kind, name, module_name))
     for plug_in in plug_ins:
         for module in sources.plug_in(plug_in):
             for kind, call, _ in module.registrations:
@@ -392,7 +395,7 @@ def declared(plug_ins: Mapping[str, Path]) -> dict[str, Registry[Any]]:
 
 @contextlib.contextmanager
 def wrong_as_unreadable(module: Module) -> Iterator[None]:
-    """Raise UnreadableError for what a wrong expression of a module raises."""
+    """Convert the exceptions of an invalid expression to UnreadableError."""
     try:
         yield
     except (
@@ -407,7 +410,7 @@ def wrong_as_unreadable(module: Module) -> Iterator[None]:
 
 
 def readable_part() -> contextlib.suppress:
-    """Return a context that leaves out what cannot be read."""
+    """Return a context that skips unreadable declarations."""
     return contextlib.suppress(UnreadableError, TypeError)
 
 

@@ -1,9 +1,10 @@
-"""The ways a command can end, each with its documented exit code.
+"""Errors of commands, each with its documented exit code.
 
 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted with a checkpoint saved, 130 interrupted.
-Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or not
-what the command needs. An error is what became of the rest: damaged files, a full disk. A user's mistake is raised as one of these classes and printed by the command line as one message;
-any other exception is a bug of this package and keeps its traceback.
+Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or
+not what the command needs. An error is what became of the rest: damaged files, a full disk. A
+user's mistake is raised as one of these classes and printed by the command line as one message; any
+other exception is a bug of this package and keeps its traceback.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ NO_HINTS = "METASEQ_LM_NO_HINTS"
 
 
 class MetaseqError(Exception):
-    """A failure the user can act on; the message names the file, the place and the remedy."""
+    """A failure the user can act on; the message names file, location and remedy."""
 
     exit_code = 1
     is_printed = False  # whether another replica has printed the same message
@@ -32,26 +33,26 @@ class UsageError(MetaseqError):
 
 
 class MissingError(MetaseqError):
-    """A path that was typed is not there, or is not what the command needs."""
+    """A given path does not exist, or is not of the kind that the command needs."""
 
     exit_code = UsageError.exit_code
 
 
 class DivergedError(MetaseqError):
-    """Loss or gradient stopped being finite; the last good checkpoint is untouched."""
+    """Loss or gradient is not finite; the last checkpoint is unchanged."""
 
     exit_code = 3
 
 
 class Interrupted(MetaseqError):
-    """A signal asked the run to stop; a checkpoint was saved, start it again to go on."""
+    """A signal stopped the run; a checkpoint was saved, from which the run can be resumed."""
 
     exit_code = 75
     signal = 0
 
 
 class ReplicaLost(MetaseqError):
-    """Another replica died, failed or hangs; the message names it."""
+    """Another replica ended, failed or hangs; the message names it."""
 
 
 def say(message: str) -> None:

@@ -50,7 +50,7 @@ def check_folder(path: Path) -> None:
 
 
 def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
-    """Return the JSON object in an untrusted file; ValueError if there is none."""
+    """Return the JSON object in an untrusted file; ValueError for other content."""
     try:
         content = json.loads(read_bounded(path, limit))
     except RecursionError as error:
@@ -68,7 +68,7 @@ def schema_error(value: Any, form: Any, name: str = "it") -> str:
 
     A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its
     items, of which there must be at least one; or a dict with the forms of its keys. A key may be
-    missing or null if a question mark ends it; "*" stands for every key.
+    missing or null if a question mark ends it; "*" matches every key.
     """
     is_pattern = isinstance(form, re.Pattern)
     kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
@@ -130,7 +130,7 @@ def is_altered(content: dict[str, Any]) -> bool:
 
 
 def as_text(value: Any) -> Any:
-    """Return a JSON value with texts in the place of numbers that are not finite."""
+    """Return a JSON value with texts instead of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: as_text(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -141,9 +141,9 @@ def as_text(value: Any) -> Any:
 
 
 def as_numbers(value: Any, depth: int = 20) -> Any:
-    """Return a JSON value with numbers in the place of the texts that `to_json` made of them.
+    """Return a JSON value with numbers restored from the texts of `to_json`.
 
-    What is nested deeper than `depth` stays as it is: an untrusted file may nest without end.
+    Values nested deeper than `depth` are unchanged: an untrusted file may nest without bound.
     """
     if isinstance(value, dict) and depth:
         return {key: as_numbers(item, depth - 1) for key, item in value.items()}
@@ -153,7 +153,7 @@ def as_numbers(value: Any, depth: int = 20) -> Any:
 
 
 def human_bytes(count: float) -> str:
-    """Return a byte count as people write it, such as "1.5 GiB"."""
+    """Return a byte count with a unit, such as "1.5 GiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -204,7 +204,7 @@ def sync_file(path: Path) -> None:
 
 
 def require_folder(folder: Path) -> None:
-    """Raise MetaseqError if a folder that a command works in is there no longer."""
+    """Raise MetaseqError if the working folder of a command was removed."""
     if not folder.is_dir():
         raise MetaseqError(
             f"{folder}: this folder is gone; was it deleted or moved while the command ran? Move "
@@ -219,7 +219,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by `content`, or leave it as it was."""
+    """Replace the file at `path` by `content` atomically."""
     require_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

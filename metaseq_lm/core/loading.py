@@ -100,7 +100,7 @@ def load_config(
 
 
 def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:
-    """Return the folder and the name of the primary config; UsageError if there is none."""
+    """Return folder and name of the primary config; UsageError if it does not exist."""
     name = config_name or "base"
     if config_dir is None:
         return FOLDER, name
@@ -133,7 +133,7 @@ def literal_path(override: str) -> str:
 
 
 def is_choice(override: Override, folder: Path) -> bool:
-    """Return whether an override chooses a config, which is for Hydra, and does not set a value.
+    """Return whether an override selects a config (Hydra's part) instead of setting a value.
 
     A folder beside the user's configs is a group of configs, unless it is called like an option.
     """
@@ -144,7 +144,7 @@ def is_choice(override: Override, folder: Path) -> bool:
 
 
 def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes of `folder/name.yaml` and choices, untyped and unresolved.
+    """Compose `folder/name.yaml` and choices with Hydra, untyped and unresolved.
 
     Raises UsageError for a config that is not there, or cannot be read.
     """
@@ -170,7 +170,7 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
 
 
 def source_of(folder: Path, name: str) -> str:
-    """Return what messages call the files and values that a configuration is composed of."""
+    """Return the description, for messages, of a configuration's files and values."""
     return f"{folder / name}.yaml or a config in its defaults" if folder != FOLDER else "key=value"
 
 
@@ -183,7 +183,7 @@ def fill_store() -> None:
 
 @cache
 def name_node(group: str, name: str) -> ConfigNode:
-    """Return the config that a choice of a registered name stands for: the name alone."""
+    """Return the config of a registered name without a file: the name alone."""
     return ConfigNode(f"{name}.yaml", OmegaConf.create({"_name": name}), group, None, None)
 
 
@@ -225,7 +225,7 @@ def check_sections(composed: DictConfig, folder: Path, name: str) -> None:
 
 
 def file_with(key: str, folder: Path, name: str, choices: Sequence[str]) -> Path | None:
-    """Return the config file that sets a key: the last in Hydra's order, None if there is none."""
+    """Return the config file that sets a key, the last in Hydra's order; None if unset."""
     key = key.partition("[")[0]  # of a list, not of its entry
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folder), version_base="1.3"):

@@ -1,4 +1,4 @@
-"""Messages for mistakes in configurations: one line that names the place and the remedy."""
+"""Messages for mistakes in configurations: one line with the location and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from yaml import MarkedYAMLError, YAMLError
 from metaseq_lm.core.registry import ALL, nearest
 from metaseq_lm.core.synonyms import answer
 
-# What reading and composing configs raises.
+# Exceptions of reading and composing configs.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, OSError)
 
 
@@ -55,7 +55,7 @@ def names_itself(source: object) -> str:
 
 
 def no_section(key: str, value: Any) -> str:
-    """Return the message for a value in the place of a section."""
+    """Return the message for a value instead of a section."""
     return f"{key} is {value}; give keys of it (a task and the like are chosen in defaults)"
 
 

@@ -89,7 +89,7 @@ def check_options(
         dataclass: The class whose fields are options.
         values: An instance of it, or a config node; missing keys are not checked.
         prefix: Prefix of an option's name in messages, such as "task.".
-        name_option: Returns the name of a field's option in messages, in place of `prefix`.
+        name_option: Returns the name of a field's option in messages, instead of `prefix`.
     """
     for item in fields(dataclass):
         value = getattr(values, item.name, None)

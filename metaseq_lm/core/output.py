@@ -1,4 +1,4 @@
-"""Texts of users and files as they may be shown: on terminals, in spreadsheets, in Markdown."""
+"""Escaping of texts of users and files for terminals, spreadsheets and Markdown."""
 
 import re
 from itertools import pairwise
@@ -23,7 +23,7 @@ def is_quiet() -> bool:
 
 
 def show_progress(text: str) -> None:
-    """Print what is no result on standard output, unless only results are printed."""
+    """Print a message that is not a result, unless only results are printed."""
     if not _quiet:
         show(text)
 
@@ -34,7 +34,7 @@ def show(text: str = "", end: str = "\n") -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text of lines without control characters, which could control a terminal."""
+    """Return a text of lines without terminal control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
 
 
@@ -44,9 +44,9 @@ def clean(text: str) -> str:
 
 
 def inert(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula, which could send data away.
+    """Escape a value that a spreadsheet could evaluate as a formula, which could leak data.
 
-    Of a text without control characters; an apostrophe stands before one that begins a formula.
+    The text has no control characters; an apostrophe is prepended to a possible formula.
     """
     if not isinstance(value, str):
         return value
@@ -55,7 +55,7 @@ def inert(value: Any) -> Any:
 
 
 def escape_markdown(text: str) -> str:
-    """Return the text so that Markdown shows it as it is; which_moon_10 needs no escape."""
+    """Escape a text for Markdown; names such as which_moon_10 need no escape."""
     text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 

@@ -1,4 +1,4 @@
-"""One registry class; tasks, criterions, models, optimizers, suites and so on are instances."""
+"""Registries of tasks, criterions, models, optimizers, suites and so on."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered class or function, the dataclass of its options, the module it is from."""
+    """A registered class or function, the dataclass of its options, and its module."""
 
     name: str
     value: T
@@ -23,11 +23,11 @@ class Entry(Generic[T]):
 
 @dataclass
 class NoOptions:
-    """The options of something that has none."""
+    """Empty options."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near.
+    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" without a close match.
 
     Of options (--x) and dotted keys what they have in common is not compared. What begins with the
     name is near.

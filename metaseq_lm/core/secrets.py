@@ -1,4 +1,4 @@
-"""Command lines and options without the secrets that may stand in them, to be kept in files.
+"""Removal of secrets from command lines and options before they are stored.
 
 What is recognised is said in docs/promises.md; a secret in free text, without a name, is not.
 """
@@ -21,7 +21,8 @@ VALUE = r"""
     | (?:bearer|basic)\s+[^\s'"]+
     | (?: [^\s&'"(){}\[\],;] | [,;](?!\s*['"]?[\w.-]+['"]?\s*[=:]) )+
 """
-# name=value, --name value, "name": value or name: value within a text, such as a URL's query or JSON.
+# name=value, --name value, "name": value or name: value within a text, such as a URL's query or
+# JSON.
 INNER = re.compile(
     rf"""
     (?P<name>(?<![\w.-])(?:{KEY}|[\w.-]*(?:token|{SECRET})))
@@ -36,7 +37,7 @@ INNER = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# What services give out, by the beginnings that they chose to be found by; private keys (RFC 7468).
+# Tokens of services, by their documented prefixes, and private keys (RFC 7468).
 ISSUED = re.compile(
     r"(?s:-----BEGIN [A-Z\d ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z\d ]+-----|.*))"
     r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -69,14 +70,14 @@ def mask(word: str) -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a value of this name is to be masked."""
+    """Return whether a value of this name must be masked."""
     if not NAME.fullmatch(name) or not value.strip("'\""):
         return False
     return not (COUNT.fullmatch(name) and NUMBER.fullmatch(value.strip("'\"")))
 
 
 def mask_text(text: str) -> str:
-    """Return a text with *** for values named like secrets, users in URLs, private and issued keys."""
+    """Replace values of secret-like names, users in URLs, private and issued keys by ***."""
     return ISSUED.sub(MASK, USER.sub(rf"\1{MASK}@", INNER.sub(_mask_match, text)))
 
 
@@ -89,7 +90,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 
 def hidden_options(options: Any, name: str = "") -> list[str]:
-    """Return the dotted names of the options of whose values `mask_options` replaced something."""
+    """Return the dotted names of the options whose values `mask_options` has masked."""
     if isinstance(options, dict):
         pairs = [(f"{name}.{key}" if name else str(key), value) for key, value in options.items()]
         return [hidden for key, value in pairs for hidden in hidden_options(value, key)]

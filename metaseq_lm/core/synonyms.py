@@ -1,11 +1,11 @@
-"""What other tools call the options of this one: transformers, fairseq, Lightning, Megatron-LM, nanoGPT."""
+"""Option names of transformers, fairseq, Lightning, Megatron-LM and nanoGPT, and ours for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
 class Synonyms(NamedTuple):
-    """One of our options, what other tools call it, and how it differs from theirs, if it does.
+    """An option, its names in other tools, and the difference to theirs, if any.
 
     The option is a key of the configuration, or a flag of some command.
     """
@@ -16,89 +16,151 @@ class Synonyms(NamedTuple):
 
 
 TABLE = (
-    Synonyms("data", "data-dir data-path dataset dataset-name dataset-path train-file train-data",
-             "the DATA argument, a folder that 'metaseq-lm preprocess' made"),
-    Synonyms("save_dir", "output-dir run-dir checkpoint-dir checkpoint-path save-path default-root-dir log-dir",
-             "the folder of one run"),
-    Synonyms("save_dir", "resume resume-from resume-from-checkpoint restore-file load-checkpoint ckpt-path",
-             "a run whose folder exists is resumed; init_from starts a new run from its weights"),
+    Synonyms(
+        "data",
+        "data-dir data-path dataset dataset-name dataset-path train-file train-data",
+        "the DATA argument, a folder that 'metaseq-lm preprocess' made",
+    ),
+    Synonyms(
+        "save_dir",
+        "output-dir run-dir checkpoint-dir checkpoint-path save-path default-root-dir log-dir",
+        "the folder of one run",
+    ),
+    Synonyms(
+        "save_dir",
+        "resume resume-from resume-from-checkpoint restore-file load-checkpoint ckpt-path",
+        "a run whose folder exists is resumed; init_from starts a new run from its weights",
+    ),
     Synonyms("save_dir", "overwrite-output-dir", "no run is overwritten; give a new folder"),
-    Synonyms("init_from",
-             "model-name model-name-or-path pretrained pretrained-model pretrained-checkpoint finetune-from-model "
-             "init-checkpoint load-weights",
-             "a run or checkpoint; 'metaseq-lm import' makes a run of a transformers folder"),
+    Synonyms(
+        "init_from",
+        "model-name model-name-or-path pretrained pretrained-model pretrained-checkpoint "
+        "finetune-from-model init-checkpoint load-weights",
+        "a run or checkpoint; 'metaseq-lm import' makes a run of a transformers folder",
+    ),
     Synonyms("label", "run-name experiment-name exp-name"),
     Synonyms("seed", "random-seed manual-seed rng-seed data-seed global-seed"),
     Synonyms("model", "arch architecture model-type network"),
     Synonyms("criterion", "loss objective loss-fn"),
     Synonyms("optimizer", "optim optimizer-type optimizer-name"),
-    Synonyms("schedule",
-             "scheduler lr-scheduler lr-scheduler-type lr-schedule lr-decay-style scheduler-type"),
+    Synonyms(
+        "schedule",
+        "scheduler lr-scheduler lr-scheduler-type lr-schedule lr-decay-style scheduler-type",
+    ),
     Synonyms("optimizer.lr", "learning-rate peak-lr max-lr base-lr init-lr peak-learning-rate"),
     Synonyms("optimizer.weight_decay", "wd l2"),
-    Synonyms("optimizer.clip_norm",
-             "max-grad-norm clip-grad grad-clip gradient-clip gradient-clip-val gradient-clipping "
-             "clip-grad-norm"),
-    Synonyms("optimizer.betas", "adam-betas adam-beta1 adam-beta2 beta1 beta2", "a list, [0.9,0.999]"),
+    Synonyms(
+        "optimizer.clip_norm",
+        "max-grad-norm clip-grad grad-clip gradient-clip gradient-clip-val gradient-clipping "
+        "clip-grad-norm",
+    ),
+    Synonyms(
+        "optimizer.betas", "adam-betas adam-beta1 adam-beta2 beta1 beta2", "a list, [0.9,0.999]"
+    ),
     Synonyms("optimizer.eps", "adam-eps adam-epsilon epsilon"),
-    Synonyms("schedule.warmup_updates",
-             "warmup warmup-steps warmup-iters num-warmup-steps lr-warmup-steps lr-warmup-iters"),
+    Synonyms(
+        "schedule.warmup_updates",
+        "warmup warmup-steps warmup-iters num-warmup-steps lr-warmup-steps lr-warmup-iters",
+    ),
     Synonyms("schedule.warmup_ratio", "warmup-proportion warmup-fraction lr-warmup-fraction"),
-    Synonyms("schedule.total_updates",
-             "total-num-update total-num-updates lr-decay-steps lr-decay-iters num-training-steps",
-             "the updates over which the rate falls; trainer.max_update ends the run"),
-    Synonyms("trainer.max_update",
-             "max-steps max-updates max-iters train-iters num-steps total-steps train-steps num-train-steps "
-             "max-train-steps num-updates"),
-    Synonyms("task.epochs", "epoch num-epochs max-epoch max-epochs num-train-epochs train-epochs",
-             "of tasks on labelled sets; other runs are as long as trainer.max_update"),
+    Synonyms(
+        "schedule.total_updates",
+        "total-num-update total-num-updates lr-decay-steps lr-decay-iters num-training-steps",
+        "the updates over which the rate falls; trainer.max_update ends the run",
+    ),
+    Synonyms(
+        "trainer.max_update",
+        "max-steps max-updates max-iters train-iters num-steps total-steps train-steps "
+        "num-train-steps max-train-steps num-updates",
+    ),
+    Synonyms(
+        "task.epochs",
+        "epoch num-epochs max-epoch max-epochs num-train-epochs train-epochs",
+        "of tasks on labelled sets; other runs are as long as trainer.max_update",
+    ),
     Synonyms("trainer.max_seconds", "max-time stop-time-hours", "in seconds"),
-    Synonyms("task.batch_size",
-             "train-batch-size per-device-train-batch-size per-device-batch-size per-gpu-train-batch-size "
-             "per-device-eval-batch-size global-batch-size bsz max-sentences",
-             "the rows of an update over all processes and micro-batches"),
-    Synonyms("task.batch_size", "max-tokens batch-tokens",
-             "the rows of an update, of task.tokens_per_sample tokens each"),
-    Synonyms("engine.micro_batch_size",
-             "gradient-accumulation-steps grad-accum-steps grad-accumulation-steps accumulate-grad-batches "
-             "update-freq gradient-accumulation micro-bsz",
-             "task.batch_size is all rows of an update; this is how many a process computes at a time, "
-             "and changes no result"),
-    Synonyms("task.tokens_per_sample",
-             "max-seq-length max-seq-len seq-length seq-len sequence-length block-size context-length "
-             "max-source-positions"),
-    Synonyms("task.mask_prob", "mlm-probability mlm-prob masked-lm-prob mask-probability mask-ratio"),
+    Synonyms(
+        "task.batch_size",
+        "train-batch-size per-device-train-batch-size per-device-batch-size "
+        "per-gpu-train-batch-size per-device-eval-batch-size global-batch-size bsz max-sentences",
+        "the rows of an update over all processes and micro-batches",
+    ),
+    Synonyms(
+        "task.batch_size",
+        "max-tokens batch-tokens",
+        "the rows of an update, of task.tokens_per_sample tokens each",
+    ),
+    Synonyms(
+        "engine.micro_batch_size",
+        "gradient-accumulation-steps grad-accum-steps grad-accumulation-steps "
+        "accumulate-grad-batches update-freq gradient-accumulation micro-bsz",
+        "task.batch_size is all rows of an update; this is how many a process computes at a time, "
+        "and changes no result",
+    ),
+    Synonyms(
+        "task.tokens_per_sample",
+        "max-seq-length max-seq-len seq-length seq-len sequence-length block-size context-length "
+        "max-source-positions",
+    ),
+    Synonyms(
+        "task.mask_prob", "mlm-probability mlm-prob masked-lm-prob mask-probability mask-ratio"
+    ),
     Synonyms("task.max_length", "max-source-length max-sequence-length"),
-    Synonyms("trainer.log_interval", "logging-steps log-every log-every-n-steps log-steps log-freq"),
-    Synonyms("trainer.validate_interval_updates",
-             "eval-steps eval-interval eval-iters val-check-interval eval-every validate-interval "
-             "validation-steps",
-             "in updates"),
-    Synonyms("trainer.save_interval_updates",
-             "save-steps save-interval save-every checkpoint-interval checkpointing-steps save-freq",
-             "in updates"),
-    Synonyms("trainer.save_interval_updates",
-             "no-epoch-checkpoints no-save save-strategy no-last-checkpoints",
-             "in updates; 0 saves only at the end"),
-    Synonyms("trainer.keep_last",
-             "save-total-limit keep-last-epochs keep-interval-updates keep-last-n save-top-k"),
-    Synonyms("trainer.best_checkpoint_metric", "metric-for-best-model monitor load-best-model-at-end"),
+    Synonyms(
+        "trainer.log_interval", "logging-steps log-every log-every-n-steps log-steps log-freq"
+    ),
+    Synonyms(
+        "trainer.validate_interval_updates",
+        "eval-steps eval-interval eval-iters val-check-interval eval-every validate-interval "
+        "validation-steps",
+        "in updates",
+    ),
+    Synonyms(
+        "trainer.save_interval_updates",
+        "save-steps save-interval save-every checkpoint-interval checkpointing-steps save-freq",
+        "in updates",
+    ),
+    Synonyms(
+        "trainer.save_interval_updates",
+        "no-epoch-checkpoints no-save save-strategy no-last-checkpoints",
+        "in updates; 0 saves only at the end",
+    ),
+    Synonyms(
+        "trainer.keep_last",
+        "save-total-limit keep-last-epochs keep-interval-updates keep-last-n save-top-k",
+    ),
+    Synonyms(
+        "trainer.best_checkpoint_metric", "metric-for-best-model monitor load-best-model-at-end"
+    ),
     Synonyms("trainer.maximize_best_checkpoint_metric", "greater-is-better"),
     Synonyms("trainer.patience", "early-stopping-patience early-stopping"),
     Synonyms("trainer.valid_split", "valid-subset validation-split eval-split"),
-    Synonyms("engine.precision",
-             "fp16 bf16 half mixed-precision amp dtype torch-dtype memory-efficient-fp16 use-amp tf32",
-             "fp32, bf16 or fp64; there is no fp16"),
+    Synonyms(
+        "engine.precision",
+        "fp16 bf16 half mixed-precision amp dtype torch-dtype memory-efficient-fp16 use-amp tf32",
+        "fp32, bf16 or fp64; there is no fp16",
+    ),
     Synonyms("engine.device", "use-cpu no-cuda cpu cuda gpu accelerator", "auto, cpu or cuda"),
-    Synonyms("--nproc",
-             "gpus num-gpus n-gpu devices num-processes nproc-per-node distributed-world-size world-size",
-             "processes on this machine"),
-    Synonyms("engine.workers", "dataloader-num-workers num-worker num-data-workers dataloader-workers"),
-    Synonyms("engine.parallel", "fsdp zero-stage ddp-backend strategy deepspeed sharding-strategy",
-             "replicate, shard or hybrid"),
-    Synonyms("engine.recompute",
-             "gradient-checkpointing activation-checkpointing checkpoint-activations recompute-activations",
-             "none or block"),
+    Synonyms(
+        "--nproc",
+        "gpus num-gpus n-gpu devices "
+        "num-processes nproc-per-node distributed-world-size world-size",
+        "processes on this machine",
+    ),
+    Synonyms(
+        "engine.workers", "dataloader-num-workers num-worker num-data-workers dataloader-workers"
+    ),
+    Synonyms(
+        "engine.parallel",
+        "fsdp zero-stage ddp-backend strategy deepspeed sharding-strategy",
+        "replicate, shard or hybrid",
+    ),
+    Synonyms(
+        "engine.recompute",
+        "gradient-checkpointing activation-checkpointing checkpoint-activations "
+        "recompute-activations",
+        "none or block",
+    ),
     Synonyms("engine.compile", "torch-compile compile-model"),
     Synonyms("engine.loggers", "report-to wandb wandb-project use-wandb mlflow", "a list, [wandb]"),
     Synonyms("engine.tensorboard", "tensorboard-logdir tensorboard-dir", "true or false"),
@@ -108,33 +170,42 @@ TABLE = (
     Synonyms("model.encoder_attention_heads", "num-heads n-head n-heads num-attention-heads"),
     Synonyms("model.dropout", "hidden-dropout hidden-dropout-prob dropout-prob"),
     Synonyms("model.attention_dropout", "attention-probs-dropout-prob attn-dropout"),
-    Synonyms("--destdir", "output-dir output-path output-prefix out-dir output out", "the data folder to fill"),
+    Synonyms(
+        "--destdir",
+        "output-dir output-path output-prefix out-dir output out",
+        "the data folder to fill",
+    ),
     Synonyms("--trainpref", "train-file input input-file dataset-path data-path train train-data"),
     Synonyms("--validpref", "validation-file valid-file dev-file"),
     Synonyms("--testpref", "test-file"),
-    Synonyms("--tokenizer-from", "tokenizer-name tokenizer-path tokenizer-name-or-path srcdict vocab-file",
-             "a folder with a tokenizer: a data folder, or an imported model"),
-    Synonyms("--workers", "num-workers num-proc preprocessing-num-workers nproc-workers", "processes"),
+    Synonyms(
+        "--tokenizer-from",
+        "tokenizer-name tokenizer-path tokenizer-name-or-path srcdict vocab-file",
+        "a folder with a tokenizer: a data folder, or an imported model",
+    ),
+    Synonyms(
+        "--workers", "num-workers num-proc preprocessing-num-workers nproc-workers", "processes"
+    ),
     Synonyms("--text-column", "text-column-name text-field json-keys"),
     Synonyms("--out", "output-dir out-dir output output-file output-path results-path"),
     Synonyms("--split", "gen-subset valid-subset eval-split subset"),
     Synonyms("--input", "input-file test-file text-file"),
     Synonyms("--batch-tokens", "max-tokens"),
-)  # fmt: skip
+)
 
 
 def normal(word: str) -> str:
-    """Return a flag or the last part of a key in the form of the table: in small letters, with hyphens."""
+    """Return a flag or the last part of a key in lower case with hyphens, as in the table."""
     return word.lstrip("-+~").rpartition(".")[2].lower().replace("_", "-")
 
 
 def answer(word: str, flags: Sequence[str] = (), flag_keys: Mapping[str, str] | None = None) -> str:
-    """Return a hint " Here it is ..." for a word of another tool, "" if it is none.
+    """Return a hint " Here it is ..." for another tool's option, "" for other words.
 
     Args:
         word: A flag, or a key with its group or without.
         flags: The flags of the command.
-        flag_keys: The keys that flags of the command stand for, by flag; None if it takes no keys.
+        flag_keys: The keys that flags of the command set, by flag; None if it takes no keys.
     """
     spelling = normal(word)
     for flag in flags:

@@ -1,4 +1,4 @@
-"""What a criterion is: one batch in, named sums out."""
+"""Base class of criterions: from one batch to named sums."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from metaseq_lm.core.batch import Terms
 
 @dataclass(frozen=True)
 class Exported:
-    """What a class of the transformers library computes in the place of a criterion's model.
+    """The computation of a transformers class that replaces a criterion's model.
 
-    It stands for the states of `Encoder.forward` and the plain outputs of its heads.
+    It gives the states of `Encoder.forward` and the plain outputs of its heads.
 
     Attributes:
         heads: Names of the heads that the losses see.
-        pipeline: Whether the class's pipeline does what was trained.
+        pipeline: Whether the class's pipeline performs the trained task.
         generator: Whether the noise model, if there is one, is a masked language model.
-        real_values: Whether the head predicts real values as they are, up to a scale.
+        real_values: Whether the head predicts real values directly, up to a scale.
         reach: What a token sees, "both" sides or "causal" (see core.batch.Layout).
     """
 
@@ -44,8 +44,8 @@ class Criterion:
         tasks: Names of the tasks that can use it; empty for no restriction by name.
         general: Whether any task can use it; otherwise only a task that names its class, or a base
             class of it, in `Task.criterions`.
-        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of the
-            registered class alone: a subclass may compute something else, and says it again.
+        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of
+            the registered class alone: a subclass may compute something else, and says it again.
     """
 
     tasks: tuple[str, ...] = ()

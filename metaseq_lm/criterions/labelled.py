@@ -1,6 +1,7 @@
 """Losses of labelled sets: classes, candidates and real values of rows, spans that answer, images.
 
-Shapes: B samples, K classes or candidates, S length, D width, T tokens of a candidate, V vocabulary.
+Shapes: B samples, K classes or candidates, S length, D width, T tokens of a candidate, V
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 
 
 @dataclass
 class BatchSumConfig:
-    """How the losses of a batch are put together.
+    """Reduction of the losses of a batch.
 
     The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
     step has that norm. An evaluation has no batch: there it is the mean over samples.
@@ -62,7 +63,7 @@ class ImageClassification(Criterion):
 
 @register_criterion("sentence_prediction", dataclass=BatchSumConfig)
 class SentencePrediction(Criterion):
-    """The loss of a SentencePredictor: of one class or any number, of candidates, or of real values."""
+    """The loss of a SentencePredictor: single label, multi-label, candidates or real values."""
 
     exported = Exported(heads=("sentence",))
     tasks = ("sentence_prediction",)
@@ -74,7 +75,7 @@ class SentencePrediction(Criterion):
         return self.terms(model, self.scores(model, batch), batch.targets)
 
     def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
-        """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
+        """Return the scores (B, K) of a batch, in full precision; -inf for absent candidates."""
         scores = full_precision(model(batch.tokens, batch.layout, batch.segments, batch.spans))
         return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
 
@@ -138,7 +139,7 @@ class Cloze(Criterion):
         return class_terms(self.scores(model, batch), batch.targets, is_summed)
 
     def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
-        """Return the mean logit of each candidate's tokens (B, K), in full precision; -inf without any."""
+        """Return the mean logit (B, K) of candidates' tokens in full precision; -inf if none."""
         logits = full_precision(model(batch.tokens, batch.layout, batch.positions))  # (B, 1, V)
         inside = batch.candidates >= 0  # (B, K, T)
         logits = logits.expand(-1, inside.shape[1], -1)
@@ -149,9 +150,9 @@ class Cloze(Criterion):
 
 @register_criterion("squad", dataclass=BatchSumConfig)
 class SquadCriterion(Criterion):
-    """Mean of the start's and the end's cross-entropy, plus that of "there is no answer" or is.
+    """Mean cross-entropy of start and end, plus that of the answerability head.
 
-    A question without an answer has both at position 0.
+    A question without an answer has start and end at position 0.
     """
 
     exported = Exported(heads=("span", "answerability"))

@@ -37,13 +37,13 @@ class CausalLM(Criterion):
         return log_probs.masked_fill(~batch.scored, 0.0)
 
     def losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Return the loss of the token behind each one (B, S), 0 where there is none."""
+        """Return the loss of the next token at each position (B, S), 0 without one."""
         logits = model(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, V)
         return cross_entropy(logits, next_tokens(batch))
 
 
 def next_tokens(batch: TokenBatch) -> Tensor:
-    """Return the token behind each one (B, S), IGNORE at the end of a row and of a document."""
+    """Return the next token of each position (B, S), IGNORE at the end of a row or document."""
     padding, documents = batch.layout.padding, batch.layout.documents
     targets = batch.tokens[:, 1:]
     if padding is not None:
@@ -60,7 +60,7 @@ def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
 
 @register_criterion("language_modeling")
 class LanguageModeling(Criterion):
-    """The mean of the forward and the backward loss per token (Peters et al. 2018, equation of 3.1).
+    """The mean of the forward and the backward loss per token (Peters et al. 2018, section 3.1).
 
     In a row `[CLS] x [SEP]` the forward direction predicts x and [SEP], the backward one x and
     [CLS]. The model is a BiLSTMLM; UsageError for another.

@@ -70,7 +70,7 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
 
 @register_criterion("masked_lm")
 class MaskedLM(Criterion):
-    """The masked-LM loss of a model (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
+    """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     exported = Exported(heads=("lm",))
 
@@ -82,7 +82,7 @@ class MaskedLM(Criterion):
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """One pass per scored token, which alone is [MASK] in it (Salazar et al. 2020, section 2).
+        """One pass per scored token, with only that token masked (Salazar et al. 2020, section 2).
 
         The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
         """
@@ -134,17 +134,18 @@ class BertPretraining(Criterion):
 
 # Cross-entropy over a large vocabulary, whose first and second derivatives are written out. With
 # 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
-# log_softmax pass over such tensors several times and store two more. Here each derivative is one pass,
-# on a CPU in blocks that stay in the processor's cache, and log-probabilities are never stored. Small
-# logits take torch's own functions, which are faster there; which of the two it is follows from the
-# micro-batch, so in fp32 its size can change the last digits. Shapes: N positions, V vocabulary.
+# log_softmax pass over such tensors several times and store two more. Here each derivative is one
+# pass, on a CPU in blocks that stay in the processor's cache, and log-probabilities are never
+# stored. Small logits take torch's own functions, which are faster there; which of the two it is
+# follows from the micro-batch, so in fp32 its size can change the last digits. Shapes: N positions,
+# V vocabulary.
 
 LARGE = 1 << 22  # logits from which on these functions are used
 BLOCK = 1 << 18  # numbers of a block
 
 
 def is_large(logits: Tensor) -> bool:
-    """Return whether the derivatives of such logits are those below; a compiler makes its own."""
+    """Return whether to use the derivatives below; a compiler derives its own."""
     return logits.numel() >= LARGE and not torch.compiler.is_compiling()
 
 
@@ -161,7 +162,10 @@ def log_sums(logits: Tensor) -> Tensor:
 
 
 def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
-    """Return scale * (diag p - p p^T) vector of each row, p its softmax: the loss's Hessian on a vector."""
+    """Return the product of the loss's Hessian and a vector, by row.
+
+    That is scale * (diag p - p p^T) vector, where p is the softmax of the row.
+    """
     out = torch.empty_like(logits)
     for at in blocks(logits):
         p = torch.sub(logits[at], log_sum[at]).exp_()

@@ -43,14 +43,14 @@ class WordLabels(Criterion):
     def gold_terms(
         self, model: WordNet, views: Views, batch: WordBatch, module: str = PRIMARY
     ) -> Terms:
-        """Return the terms of one module, given the views of the rows: cross-entropy and accuracy."""
+        """Return the terms of one module on the views: cross-entropy and accuracy."""
         scores = model.scores(views, batch.scored, batch.set_name, module)
         return self.terms(model, scores, batch, module)
 
     def terms(
         self, model: WordNet, scores: Tensor, batch: WordBatch, module: str = PRIMARY
     ) -> Terms:
-        """Return the terms of scores (B, S, C) of a module; the accuracy is the primary one's only."""
+        """Return the terms of a module's scores (B, S, C); only the primary one has an accuracy."""
         name = batch.set_name
         shift = model.shift_of(name, module)
         targets = targets_of(model, batch)
@@ -68,7 +68,7 @@ class WordLabels(Criterion):
 
 
 def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
-    """Return the class of each word of a batch (B, S), IGNORE where no word stands."""
+    """Return the class of each word of a batch (B, S), IGNORE elsewhere."""
     assert batch.labels is not None
     if batch.heads is None:
         return batch.labels
@@ -85,7 +85,7 @@ class Tagging(WordLabels):
 
 @register_criterion("parsing")
 class Parsing(WordLabels):
-    """The mean over words of the cross-entropy over all pairs of a head and a relation, not smoothed."""
+    """The cross-entropy over all pairs of a head and a relation, mean over words, not smoothed."""
 
     def __init__(self, config: object = None) -> None:
         super().__init__(TaggingConfig(label_smoothing=0.0))

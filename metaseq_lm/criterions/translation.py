@@ -15,7 +15,7 @@ from metaseq_lm.data.parallel.rows import TranslationBatch
 
 @dataclass
 class TranslationConfig:
-    """How targets are smoothed."""
+    """Smoothing of the targets."""
 
     label_smoothing: float = option(0.0, "label smoothing in training", at_least=0, below=1)
 

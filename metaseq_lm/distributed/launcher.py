@@ -1,6 +1,7 @@
 """`train --nproc N`: starts N replicas of a command on this machine and waits for them.
 
-As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the others.
+As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the
+others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one
 def environment_of(
     rank: int, count: int, port: int, host: str = HOST, step: Step | None = None
 ) -> dict[str, str]:
-    """Return the environment of a replica: the variables of torchrun, and its share of the cores."""
+    """Return the environment of a replica: torchrun's variables and its share of the cores."""
     cores = max(1, usable_cores() // count)
     variables = (step or Step()).variables(rank, count)
     variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
@@ -44,7 +45,7 @@ def usable_cores() -> int:
 
 
 def run(count: int, arguments: Sequence[str]) -> int:
-    """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code that stands for all.
+    """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code of the run.
 
     Each task of a step of `srun` starts `count`, and they all make one process group. Signals are
     passed on to all replicas. Raises MetaseqError naming a replica that was killed.
@@ -112,7 +113,7 @@ def watch(
 def outcome_of(
     children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
 ) -> tuple[int, str] | None:
-    """Return exit code and message of the first replica of all nodes that failed, if one did here."""
+    """Return exit code and message of the first replica to fail on any node, if one failed here."""
     first = failed(children)
     if first is None:
         return None
@@ -123,12 +124,13 @@ def outcome_of(
     if code >= 0:
         return meeting.report(code, "")
     number = meeting.step.number * len(children) + first
-    process = f"process {children[first].pid}{meeting.place()}"
+    process = f"process {children[first].pid}{meeting.node_suffix()}"
     meeting.explain(number, f"{process} was killed by {signal.Signals(-code).name}")
     return meeting.report(
         1,
         f"replica {number} ({process}) was killed by {signal.Signals(-code).name}; "
-        "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint",
+        "if nobody did that, memory ran out. Start the run again, it resumes "
+        "from the last checkpoint",
     )
 
 
@@ -149,5 +151,5 @@ def program(root: Path | None = None) -> list[str]:
 
 
 def python(folder: str, code: str) -> list[str]:
-    """Return the start of a command line that runs Python `code` with `folder` first on the path."""
+    """Return the beginning of a command that runs Python `code` with `folder` first in sys.path."""
     return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {folder!r}; {code}"]

@@ -1,4 +1,4 @@
-"""Layers of a sharded model, put together one at a time for the passes without second derivatives.
+"""Sharded layers, gathered one at a time in passes without second derivatives.
 
 The leaves of a layer have memory only while the layer computes, forward or backward: when it is
 called, and when the backward pass asks for a tensor that was saved of a weight. Such a tensor is
@@ -21,30 +21,31 @@ TOGETHER = (
 )
 
 
-NONE = -1  # in place of the number of a layer
-# Which layer follows the last two, with gradients and without; NONE if it was not always the same.
+NONE = -1  # no layer
+# The layer that follows the last two, with and without gradients; NONE if that varied.
 Order = dict[tuple[bool, int, int], int]
 
 
 class SavedWeight:
-    """What the backward pass needs of a layer's leaf: where it lies in the leaf's memory."""
+    """A tensor saved for the backward pass: size, strides and offset in a layer's leaf."""
 
     def __init__(self, layer: int, leaf: Tensor, saved: Tensor) -> None:
         self.layer, self.leaf = layer, leaf.detach()
-        self.place = saved.size(), saved.stride(), saved.storage_offset()
+        self.view = saved.size(), saved.stride(), saved.storage_offset()
 
 
 class LayersInTurn:
     """Fills the leaves of a model's layers, at most TOGETHER at a time; a context of one pass.
 
-    While a layer computes, the one that follows is gathered, if earlier passes have shown which that
-    is. All replicas must run the layers in the same order: each gather is a call of all of them.
+    While a layer computes, the one that follows is gathered, if earlier passes have shown which
+    that is. All replicas must run the layers in the same order: each gather is a call of all of
+    them.
 
     Args:
         layers: Each layer's module and the slots of its parameters.
         leaves: The leaves by the id of their shards, without memory.
         gather: Begins to gather the shards of a layer; its result waits for their whole values.
-        order: What earlier passes have shown, and this one adds to.
+        order: The order of layers in earlier passes, which this one extends.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class LayersInTurn:
         order: Order,
     ) -> None:
         self.layers, self.leaves, self.gather, self.order = layers, leaves, gather, order
-        self.shards = [list({id(s): s for _, _, s in slots}.values()) for _, slots in layers]
-        self.storages = {
-            leaves[id(s)].untyped_storage()._cdata: (number, leaves[id(s)])
-            for number, shards in enumerate(self.shards)
-            for s in shards
-        }
+        self.shards: list[list[nn.Parameter]] = []
+        self.storages: dict[int, tuple[int, Tensor]] = {}
+        for number, (_, slots) in enumerate(layers):
+            shards = list({id(shard): shard for _, _, shard in slots}.values())
+            self.shards.append(shards)
+            for shard in shards:
+                leaf = leaves[id(shard)]
+                self.storages[leaf.untyped_storage()._cdata] = (number, leaf)
         self.filled: list[int] = []
         self.recent = (torch.is_grad_enabled(), NONE, NONE)
         # The layer that is expected next, on its way.
@@ -83,7 +86,7 @@ class LayersInTurn:
         self._learn(NONE)
         ahead, self.ahead = self.ahead, None
         if ahead is not None and kind is None:
-            ahead[1]()  # nobody came for it
+            ahead[1]()  # it was not used
 
     def _before(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
@@ -104,7 +107,7 @@ class LayersInTurn:
         return hook
 
     def _fill(self, number: int) -> None:
-        """Let a layer's leaves have their values, and another layer's lose their memory."""
+        """Fill the leaves of a layer, and free the memory of another layer's."""
         if number in self.filled:
             return
         self._learn(number)
@@ -118,7 +121,7 @@ class LayersInTurn:
     def _write(self, number: int) -> None:
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead[0] != number:
-            ahead[1]()  # nobody comes for it
+            ahead[1]()  # it will not be used
             ahead = None
         wait = ahead[1] if ahead is not None else self.gather(self.shards[number], number)
         for shard, value in zip(self.shards[number], wait()):
@@ -133,7 +136,7 @@ class LayersInTurn:
         self.recent = (self.recent[0], self.recent[2], number)
 
     def _look_ahead(self) -> None:
-        """Begin to gather the layer that has always come next."""
+        """Start gathering the layer that has always been next."""
         number = self.order.get(self.recent, NONE)
         if number != NONE and number not in self.filled:
             self.ahead = number, self.gather(self.shards[number], number)
@@ -148,11 +151,11 @@ class LayersInTurn:
         if isinstance(saved, Tensor):
             return saved
         self._fill(saved.layer)
-        return saved.leaf.as_strided(*saved.place)
+        return saved.leaf.as_strided(*saved.view)
 
 
 def without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a tensor whose memory is still to come."""
+    """Return a tensor without allocated memory."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor

@@ -1,11 +1,12 @@
-"""Parameters that rest as shards, which a pass puts together.
+"""Sharded parameters, gathered for each pass.
 
 Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
 leaves. Every objective therefore runs on shards as it does on whole parameters, with second
-derivatives, functional_call and networks that a pass uses in part; collectives are called at the two
-ends of a pass only, so that replicas may do different work inside. A pass without second derivatives
-can have the layers of a Transformer put together one at a time instead (`Placement.by_layer`).
+derivatives, functional_call and networks that a pass uses in part; collectives are called at the
+two ends of a pass only, so that replicas may do different work inside. A pass without second
+derivatives can have the layers of a Transformer put together one at a time instead
+(`Placement.by_layer`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ALIGNMENT = 8  # bytes, of each tensor in a message of several dtypes
 
 
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
-    """Return the mesh (replicas, shards) of engine.parallel; None if parameters rest whole.
+    """Return the mesh (replicas, shards) of engine.parallel; None without sharding.
 
     "shard" divides every parameter among all processes, "hybrid" among those of a node
     (LOCAL_WORLD_SIZE), with a replica on each node. Raises UsageError if nodes differ in processes.
@@ -51,8 +52,8 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
     shards = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if parallel == "hybrid" else world
     if set(process_group.gather_objects(shards)) != {shards} or world % shards:
         raise UsageError(
-            f"engine.parallel=hybrid needs as many processes on every node; there are {world} in all "
-            f"and {shards} on this node"
+            f"engine.parallel=hybrid needs as many processes on every node; there are {world} in "
+            f"all and {shards} on this node"
         )
     shape = (world // shards, shards)
     with process_group.together():
@@ -62,7 +63,7 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
 def build_placement(
     model: nn.Module, parallel: str, device: str, layers: bool = False
 ) -> Placement | None:
-    """Shard a model's parameters as engine.parallel says; None if they rest whole.
+    """Shard a model's parameters as engine.parallel says; None without sharding.
 
     With `layers`, passes can put together those modules one at a time whose class sets
     `is_gathered_alone`. Raises UsageError as `build_mesh`.
@@ -93,7 +94,7 @@ class Placement:
         self._shard(model, mesh)
         if layers:
             self._find_layers(model)
-            # Not the mesh's, where a gather would stand in line behind sums of gradients.
+            # Not the mesh's, in which a gather would queue after reductions of gradients.
             self.gathers = process_group.new_group(mesh.mesh.tolist())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
@@ -117,7 +118,7 @@ class Placement:
                 inside = {id(m) for m in module.modules()}
                 outside = {id(shard) for owner, _, shard in self.slots if id(owner) not in inside}
                 slots = [s for s in self.slots if id(s[0]) in inside and id(s[2]) not in outside]
-                # A layer whose weights other modules share has none of its own.
+                # A layer that shares weights with other modules is not gathered separately.
                 if any(is_sharded(shard) for _, _, shard in slots):
                     self.layers.append((module, slots))
 
@@ -127,11 +128,11 @@ class Placement:
         return list({id(shard): shard for _, _, shard in self.slots}.values())
 
     def leaf(self, parameter: Tensor) -> Tensor:
-        """Return the leaf that stands for a parameter during a pass, or the parameter itself."""
+        """Return the gathered leaf of a parameter during a pass, or the parameter itself."""
         return self.leaves.get(id(parameter), parameter)
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
-        """Take changed shards into the leaves of the pass around this call, if there is one."""
+        """Copy changed shards to the leaves of the current pass, if any."""
         stale = [p for p in parameters if id(p) in self.leaves]
         with torch.no_grad():
             for shard, tensor in zip(stale, whole(stale)):
@@ -139,7 +140,7 @@ class Placement:
 
     @contextlib.contextmanager
     def whole(self, write: bool = False, low: bool = False) -> Iterator[None]:
-        """Let the model hold whole parameters inside; with `write` the shards take their changes.
+        """Gather full parameters inside the context; `write` copies changes back to the shards.
 
         With `low`, for a pass under autocast, those that it rounds to bfloat16 are rounded already.
         """
@@ -156,7 +157,7 @@ class Placement:
 
     @contextlib.contextmanager
     def by_layer(self, low: bool = False) -> Iterator[None]:
-        """Let the model hold whole parameters inside, those of a layer only while it computes.
+        """Gather full parameters inside the context, those of a layer only while it computes.
 
         With `low`, for a pass under autocast, those of layers that it rounds are bfloat16 tensors.
         For passes without second derivatives in which all replicas call the same layers in the same
@@ -174,7 +175,7 @@ class Placement:
         return torch.bfloat16 if low and id(shard) in self.rounded else shard.dtype
 
     def _gather_layer(self, shards: Sequence[Tensor], number: int) -> Callable[[], list[Tensor]]:
-        """Begin to gather the shards of layer `number`; the result waits for their whole values."""
+        """Start gathering the shards of layer `number`; the result waits for the full tensors."""
         sharded = [shard for shard in shards if is_sharded(shard)]
         dtypes = [self.leaves[id(shard)].dtype for shard in sharded]
         wait = start_gather(sharded, dtypes, self.gathers, number)
@@ -187,7 +188,7 @@ class Placement:
 
     @contextlib.contextmanager
     def _holding(self, shards: Sequence[nn.Parameter], low: bool) -> Iterator[None]:
-        """Let the modules hold whole leaves instead of some shards."""
+        """Replace some shards in the modules by full leaves."""
         tensors = whole(shards, [self._sent_as(shard, low) for shard in shards])
         self.leaves = {
             # In float32 even where it was rounded: gradients of micro-batches are added up in it.
@@ -212,7 +213,7 @@ class Placement:
 
 
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return this process's rows of a tensor that all processes hold; a number rests whole."""
+    """Return this process's rows of a replicated tensor; scalars are not sharded."""
     from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
 
     placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
@@ -237,7 +238,7 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def whole(tensors: Sequence[Tensor], sent_as: Sequence[torch.dtype] | None = None) -> list[Tensor]:
-    """Return the whole tensors of some shards; ordinary tensors as they are. A call of all replicas.
+    """Return the full tensors of shards; ordinary tensors are unchanged. A collective call.
 
     They travel, rounded, as the dtypes `sent_as`.
     """
@@ -262,10 +263,10 @@ def start_gather(
     group: dist.ProcessGroup,
     tag: int = 0,
 ) -> Callable[[], list[Tensor]]:
-    """Begin to gather some shards, as `dtypes`, in one message; the result waits for the whole tensors.
+    """Start gathering shards, as `dtypes`, in one message; the result waits for the full tensors.
 
-    Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on a
-    GPU, where looking at it would wait for the device, the tensors are NaN then.
+    Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on
+    a GPU, where looking at it would wait for the device, the tensors are NaN then.
     """
     count = dist.get_world_size(group)
     parts = [local(shards[0]).new_full((1,), tag, dtype=torch.int64)]
@@ -289,8 +290,8 @@ def start_gather(
             gathered.masked_fill_(~agree, 255)  # NaN in every type
         elif not agree:
             raise MetaseqError(
-                "the replicas do not compute the same layers in the same order, so a sharded model cannot "
-                "be put together layer by layer; start with engine.gather=model"
+                "the replicas do not compute the same layers in the same order, so a sharded model "
+                "cannot be put together layer by layer; start with engine.gather=model"
             )
         return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns[1:], shards)]
 
@@ -305,7 +306,7 @@ def aligned_bytes(tensor: Tensor) -> Tensor:
 
 
 def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return `whole` of the tensors of a vector; what is None stays."""
+    """Return `whole` of the tensors of a vector, None for None."""
     present = iter(whole([v for v in vector if v is not None]))
     return [None if v is None else next(present) for v in vector]
 

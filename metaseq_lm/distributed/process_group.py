@@ -51,11 +51,11 @@ def rank() -> int:
 
 
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
-    """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """Join the process group of the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed by
-    NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their GPUs.
-    Does nothing in a single process.
+    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed
+    by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
+    GPUs. Does nothing in a single process.
     """
     global _store, _timeout
     if "WORLD_SIZE" not in os.environ:
@@ -79,14 +79,17 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
 
 
 def choose_gpu(environment: Mapping[str, str], count: int) -> int:
-    """Return the number of the GPU for this process, of `count`; UsageError if there are too few."""
+    """Return the index of this process's GPU among `count`.
+
+    Raises UsageError if there are fewer GPUs than processes.
+    """
     number = int(environment.get("LOCAL_RANK", "0"))
     if count == 1 and step_of(environment).local_tasks > 1:
         return 0  # with srun --gpus-per-task=1 a task sees only its own GPU
     if number >= count:
         raise UsageError(
-            f"process {number} of this machine has no GPU, there are {count}; start at most {count} "
-            "processes (--nproc), or give engine.device=cpu"
+            f"process {number} of this machine has no GPU, there are {count}; start at most "
+            f"{count} processes (--nproc), or give engine.device=cpu"
         )
     return number
 
@@ -116,10 +119,13 @@ def finish() -> None:
 
 
 def fail(error: MetaseqError) -> None:
-    """Tell the other replicas why this one stops; sets `error.is_printed` if another has printed it."""
+    """Send the error that stops this replica to the others.
+
+    Sets `error.is_printed` if another replica has printed it.
+    """
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
-    with contextlib.suppress(RuntimeError):  # the replica that held the store is gone
+    with contextlib.suppress(RuntimeError):  # the replica with the store has ended
         assert _store is not None
         error.is_printed = _store.add(f"said/{error}", 1) > 1
         _store.set(f"failed/{rank()}", str(error))
@@ -177,14 +183,14 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         _wait(lambda: all(map(reported, others)), GRACE)
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
-        # A replica that timed out first looks gone to the others.
+        # To the others, a replica that timed out first seems to have ended.
         ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
         return ReplicaLost(f"replica 0 {words[ending]}; {remedy}")
     parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {remedy}")
-    # Of the waiting replicas the first prints the message; a failed one prints its own.
+    # The first waiting replica prints the message; a failed replica prints its message.
     lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
     return lost
 
@@ -193,7 +199,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 
 
 class Pending:
-    """A collective on its way; to call it waits for it, and then for what depends on it."""
+    """A pending collective; calling it waits for the collective and then for its dependents."""
 
     def __init__(self, work: Any, then: Callable[[], None] | None = None) -> None:
         self.work, self.then = work, then
@@ -204,12 +210,12 @@ class Pending:
             self.then()
 
     def is_over(self) -> bool:
-        """Return whether the collective itself is over."""
+        """Return whether the collective is complete."""
         return bool(self.work.is_completed())
 
 
 def start_sum(flat: Tensor) -> Pending:
-    """Begin to sum a tensor over the replicas in place."""
+    """Start an in-place sum of a tensor over the replicas."""
     with together():
         return Pending(dist.all_reduce(flat, async_op=True))
 
@@ -217,7 +223,7 @@ def start_sum(flat: Tensor) -> Pending:
 def start_scattered_sum(
     part: Tensor, flat: Tensor, shards: dist.ProcessGroup, replicas: dist.ProcessGroup
 ) -> Pending:
-    """Begin to sum `flat` over all processes; `part` will be this shard of it.
+    """Start summing `flat` over all processes; `part` receives this shard of it.
 
     The sum over `shards` is divided among them, then each part is summed over its `replicas`.
     """
@@ -240,7 +246,7 @@ def sum_within(tensor: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """Begin to fill `gathered` with the `part` of each replica of a group, in the order of their ranks.
+    """Start filling `gathered` with the `part` of each replica of a group, in rank order.
 
     Call the result to wait for it.
     """
@@ -263,7 +269,7 @@ def new_group(rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def _flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield all entries of some tensors as one vector for a collective, then copy it back to them."""
+    """Yield all entries of some tensors as one vector for a collective, then copy it back."""
     flat = torch.cat([t.reshape(-1) for t in tensors])
     with together():
         yield flat
@@ -338,6 +344,7 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     if unequal:
         raise MetaseqError(
             f"after update {update} the replicas no longer agree on {', '.join(unequal[:4])}"
-            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the method "
-            "depends on the replica (or a machine is faulty); resume from the last checkpoint"
+            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the "
+            "method depends on the replica (or a machine is faulty); resume "
+            "from the last checkpoint"
         )

@@ -29,7 +29,7 @@ def received() -> int:
 
 
 def votes() -> list[float]:
-    """Return 1.0 for the last signal received and 0.0 for the others, to be summed over replicas."""
+    """Return 1.0 for the last signal received and 0.0 for the others, to sum over replicas."""
     return [float(received() == number) for number in SIGNALS]
 
 
@@ -41,7 +41,8 @@ def elected(votes: Sequence[float]) -> int:
 def interruption(number: int, progress: str) -> Interrupted:
     """Return the error that ends a run for a signal; `progress` is the state of the run."""
     error = Interrupted(
-        f"stopped by {signal.Signals(number).name} {progress}, start the same command again to go on"
+        f"stopped by {signal.Signals(number).name} {progress}, start the same command "
+        "again to go on"
     )
     error.signal = number
     return error
@@ -91,7 +92,7 @@ def end_with_parent() -> None:
 
 
 def follow_parent() -> None:
-    """Ask for SIGTERM when the process that started this one dies (Linux only)."""
+    """Request SIGTERM when the parent process dies (Linux only)."""
     if sys.platform.startswith("linux"):
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The step of `srun` that this process is a task of: its place among the tasks, and how they meet."""
+"""The `srun` step of this process: its rank among the tasks, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAVING = 30.0  # seconds that the first task waits for the others to end
 
 @dataclass(frozen=True)
 class Step:
-    """The place of a task in its step; by default it is the only task."""
+    """The rank of a task in its step; by default it is the only task."""
 
     number: int = 0
     tasks: int = 1
@@ -54,7 +54,7 @@ class Step:
 
 
 def step_of(environment: Mapping[str, str]) -> Step:
-    """Return the place of this process in a step of several tasks, `Step()` outside one.
+    """Return the rank of this process in a step of several tasks, `Step()` outside one.
 
     SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS exists in a batch script too, where no
     other process would join.
@@ -95,9 +95,9 @@ def machine() -> str:
 
 
 class Attempt(threading.Thread):
-    """Looks for the store of a meeting at one port; `store` is None if it is not there.
+    """Connects to the store of a meeting at one port; `store` is None if there is none.
 
-    A thread: where another program listens and says nothing, torch waits for ever.
+    A thread, because torch waits without end for a program that listens and does not answer.
     """
 
     def __init__(self, host: str, port: int, name: str) -> None:
@@ -108,7 +108,7 @@ class Attempt(threading.Thread):
     def run(self) -> None:
         from torch.distributed import TCPStore
 
-        with contextlib.suppress(OSError, RuntimeError):  # nobody, or nothing of ours
+        with contextlib.suppress(OSError, RuntimeError):  # no store, or another program
             socket.create_connection(self.address, 2).close()
             store = TCPStore(*self.address, is_master=False, timeout=timedelta(seconds=5))
             if store.get("name") == self.meeting.encode():
@@ -116,7 +116,7 @@ class Attempt(threading.Thread):
 
 
 class Meeting:
-    """The launchers of a step's tasks, which hear of each other through a store of the first task.
+    """The launchers of a step's tasks, which communicate through a store of the first task.
 
     `command` names the meeting, besides the step; `signals` that arrive end the waiting for others.
     """
@@ -162,7 +162,7 @@ class Meeting:
         time.sleep(0.2)
 
     def complete(self) -> bool:
-        """Wait until all tasks are here; return False if one was told to stop before that."""
+        """Wait until all tasks have joined; return False if one was stopped before."""
         if self.step.tasks == 1:
             return True
         if self.store is None:
@@ -176,25 +176,25 @@ class Meeting:
         return True
 
     def report(self, code: int, message: str) -> tuple[int, str]:
-        """Tell the others how this task ended, if it is the first to end badly; return how that did."""
+        """Report how this task ended if it is the first to fail; return the first failure."""
         if self.step.tasks > 1 and self.store is not None:
-            with contextlib.suppress(RuntimeError, ValueError):  # the first task is gone
+            with contextlib.suppress(RuntimeError, ValueError):  # the first task has ended
                 text = self.store.compare_set("outcome", "", json.dumps([code, message]))
                 code, message = json.loads(text)
         return code, message
 
     def explain(self, rank: int, reason: str) -> None:
-        """Tell the replicas of all nodes why one of them is gone."""
+        """Report the reason of a replica's end to the replicas of all nodes."""
         if self.step.tasks > 1 and self.store is not None:
             with contextlib.suppress(RuntimeError):
                 self.store.set(f"failed/{rank}", reason)
 
-    def place(self) -> str:
+    def node_suffix(self) -> str:
         """Return " on NODE" for messages, "" on a single machine."""
         return f" on {machine()}" if self.step.tasks > 1 else ""
 
     def outcome(self) -> tuple[int, str] | None:
-        """Return what a task reported, None if all are well; asks once a second."""
+        """Return the failure that a task reported, None without one; polls once a second."""
         if self.step.tasks == 1 or time.monotonic() < self.last_look + 1:
             return None
         self.last_look = time.monotonic()
@@ -205,7 +205,7 @@ class Meeting:
         return None
 
     def leave(self) -> None:
-        """Say that this task is over; the first waits for the others, which may still need the store."""
+        """Mark this task as ended; the first waits for the others, which may need its store."""
         if self.step.tasks == 1 or self.store is None:
             return
         with contextlib.suppress(RuntimeError):

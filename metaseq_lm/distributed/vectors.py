@@ -1,4 +1,4 @@
-"""Vectors of parameters: lists of tensors, where None means that there is no gradient.
+"""Vectors of parameters: lists of tensors, with None for a missing gradient.
 
 The tensors may be shards, DTensors of which a process holds some rows (see distributed.placement);
 numbers such as a norm are those of the whole.
@@ -108,7 +108,7 @@ def scale(a: Vector, factor: float | Tensor) -> Vector:
 
 
 def flat(a: Sequence[Tensor | None]) -> Tensor:
-    """Return the entries of `a` in one vector, without those that are None.
+    """Return the entries of `a` except None as one vector.
 
     Of shards it is a DTensor of this process's entries, for `elementwise`, `dot` and `norm`.
     """

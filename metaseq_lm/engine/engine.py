@@ -38,7 +38,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float6
 class InnerGradient:
     """A gradient that can itself be differentiated; made by `Engine.inner`.
 
-    Without `replay` it belongs to the parameters as they were when it was made.
+    Without `replay` it belongs to the values of the parameters at its computation.
 
     Attributes:
         value: The gradient, in the order of `wrt`.
@@ -74,7 +74,7 @@ class FiniteCheck:
         self.refused: list[str] = []
         self._update = 0
         self._sum: Any = 0.0  # of all that must be finite in this update
-        # This replica's part of the losses, by update as long as nobody knows whether it is finite.
+        # This replica's part of the losses, by update, until the host knows whether it is finite.
         self._local_losses: dict[int, Any] = {}
         self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
 
@@ -149,7 +149,7 @@ class FiniteCheck:
 
 
 class Weights:
-    """What this process holds of the optimizers' parameters.
+    """The local part of the optimizers' parameters.
 
     Inner gradients that belong to the current values store them before they change.
     """
@@ -180,11 +180,11 @@ class Weights:
         return [p.detach().clone() for o in self.optimizers.values() for p in o.local]
 
     def watch(self, inner: InnerGradient) -> None:
-        """Let an inner gradient belong to the parameters as they are now."""
+        """Attach an inner gradient to the current values of the parameters."""
         self._inner.add(inner)
 
     def store_origins(self) -> None:
-        """Let inner gradients store the parameters that they belong to, before these change."""
+        """Make inner gradients store their parameters before these change."""
         unstored = [inner for inner in self._inner if inner.origin is None]
         origin = self.copies() if unstored else None
         for inner in unstored:
@@ -193,7 +193,7 @@ class Weights:
 
     @contextlib.contextmanager
     def at_origin(self, inner: InnerGradient) -> Iterator[None]:
-        """Put the parameters that an inner gradient belongs to in place inside."""
+        """Restore the parameters of an inner gradient inside the context."""
         if inner.origin is None:
             yield
             return
@@ -241,7 +241,7 @@ class Engine:
         self.optimizers = optimizers
         self.seed = seed
         self.device = torch.device(device)
-        if self.device.type == "cuda":  # other threads have a current device of their own
+        if self.device.type == "cuda":  # the current device is set by thread
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
         self.placement = placement
@@ -253,7 +253,7 @@ class Engine:
         self.norms: dict[str, Tensor] = {}
         self.record = self.passes.record
         self._weights = Weights(optimizers, self.passes)
-        # Of the optimizers inside `restoring`: their state, None until a step changes it.
+        # State of the optimizers inside `restoring`; None until a step changes it.
         self._saved: dict[str, dict[str, Any] | None] = {}
 
     def begin(self, update: int) -> None:
@@ -308,10 +308,9 @@ class Engine:
         The graph of a single micro-batch is stored. With several, or with `replay`, each graph is
         built again when it is needed, so that memory is that of one graph.
 
-        The gradient belongs to the parameters as they are now: `move`, `step` and `restoring` may
-        come before `hypergradients`, and then copies of the optimizers' parameters are stored. With
-        `replay` it belongs to those that the caller has put in place by then, and nothing is
-        stored.
+        The gradient belongs to the current values of the parameters: `move`, `step` and `restoring`
+        may precede `hypergradients`, which needs copies of the optimizers' parameters then. With
+        `replay` it belongs to the values that the caller has restored by then, without copies.
         """
         loss = self._global_loss(loss_fn, batches, rng_key)
         if replay or len(loss.batches) != 1:
@@ -396,7 +395,7 @@ class Engine:
         return self.optimizers[name].parameters
 
     def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Let the model hold whole parameters inside; with `write` the shards take their changes.
+        """Gather full parameters inside the context; `write` copies changes back to the shards.
 
         Every pass does so; a method needs it only to read weights between passes. A call of all
         replicas.
@@ -562,7 +561,7 @@ class Engine:
     def _reduction(
         self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
     ) -> Reduction | None:
-        """Return what sums the gradients of `leaves` over replicas, if there are several."""
+        """Return the reduction of the gradients of `leaves` over replicas, if there are several."""
         return Reduction(leaves, wrt, low) if self.replicas > 1 else None
 
     def _collect(

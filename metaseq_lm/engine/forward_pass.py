@@ -46,7 +46,7 @@ class GlobalLoss:
 
 @dataclass
 class LossRecord:
-    """What the losses of a run have shown so far.
+    """Statistics of the losses of a run.
 
     Attributes:
         loss_terms: Names of terms that are part of a loss: lower is better.
@@ -127,7 +127,7 @@ class ForwardPasses:
 
     @property
     def has_layers(self) -> bool:
-        """Whether a pass that begins here can gather layers of the model one at a time."""
+        """Whether a pass started now can gather the model's layers one at a time."""
         sharded = self.placement
         return sharded is not None and bool(sharded.layers) and not sharded.leaves
 
@@ -139,7 +139,7 @@ class ForwardPasses:
         full_precision: bool = False,
         double_backward: bool = False,
     ) -> Iterator[ForwardPass]:
-        """Put the parameters of a pass in place inside; a call of all replicas if they are sharded.
+        """Set the parameters of a pass inside the context; a collective call if sharded.
 
         Args:
             rng_key: Key of the random numbers.
@@ -148,7 +148,7 @@ class ForwardPasses:
             double_backward: Whether the gradient will itself be differentiated; such a pass has
                 full precision.
         """
-        # Second derivatives and differences of gradients drown in bfloat16's rounding.
+        # bfloat16 is too coarse for second derivatives and differences of gradients.
         is_low = self.is_low and not (double_backward or full_precision)
         with self.parameters(by_layer, is_low):
             yield ForwardPass(self, rng_key, is_low, double_backward)
@@ -156,7 +156,7 @@ class ForwardPasses:
     def parameters(
         self, by_layer: bool = False, low: bool = False, write: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """Let the model hold whole parameters inside; arguments as those of `Placement`."""
+        """Gather full parameters inside the context; arguments as of `Placement`."""
         if self.placement is None:
             return contextlib.nullcontext()
         return self.placement.by_layer(low) if by_layer else self.placement.whole(write, low)
@@ -173,7 +173,7 @@ class ForwardPasses:
 
 @dataclass
 class ForwardPass:
-    """A pass over micro-batches, while its parameters are in place; made by `ForwardPasses.start`.
+    """A pass over micro-batches with its parameters set; made by `ForwardPasses.start`.
 
     Attributes:
         passes: The settings of all passes.

@@ -26,11 +26,11 @@ ON_THE_WAY = 2  # buckets that are summed at the same time
 
 @dataclass(frozen=True)
 class GlobalCount:
-    """What all replicas' micro-batches of a global batch have together.
+    """Totals over all replicas' micro-batches of a global batch.
 
     Attributes:
         totals: Every size summed over them, a number or (C,) per copy.
-        are_equal: Whether all replicas have as many.
+        are_equal: Whether all replicas have equally many.
         is_complete: Whether every replica has at least one.
     """
 
@@ -42,7 +42,7 @@ class GlobalCount:
 def count_globally(
     sizes: Mapping[str, Any], micro_batches: int, device: torch.device
 ) -> GlobalCount:
-    """Count what the replicas have, this one `micro_batches` with these `sizes` in all.
+    """Sum the sizes of all replicas' micro-batches; this one has `micro_batches` of `sizes` in all.
 
     A call of all replicas.
     """
@@ -57,7 +57,7 @@ def count_globally(
 
 
 def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
-    """Return the sums of the replicas' sizes, which those without micro-batches lack."""
+    """Return the sums of the replicas' sizes; a replica without micro-batches has none."""
     totals: dict[str, Any] = {}
     for sizes in replicas:
         for name, size in sizes.items():
@@ -68,7 +68,7 @@ def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) ->
 
 
 def compare(micro_batches: int) -> tuple[bool, bool]:
-    """Return whether all replicas have as many micro-batches, and whether each has one at least.
+    """Return whether all replicas have equally many micro-batches, and whether each has any.
 
     A call of all replicas.
     """
@@ -149,7 +149,7 @@ class Reduction:
         """Start the sum of the next bucket, with `numbers` appended."""
         bucket = self.buckets[len(self.sums)]
         if len(self.waits) == ON_THE_WAY:
-            self.waits.pop(0)()  # which lets go of its whole gradients
+            self.waits.pop(0)()  # this frees its full gradients
         parts = [self._take(at) for at in bucket]
         like = self.wrt[bucket[0]] if bucket else None
         if is_dtensor(like) and is_sharded(like):

@@ -75,9 +75,9 @@ class Scored:
 
     @property
     def predicted(self) -> np.ndarray:
-        """The place of the greatest score of each row, (rows,)."""
-        places: np.ndarray = self.scores.argmax(1)
-        return places
+        """The index of the largest score of each row, (rows,)."""
+        indices: np.ndarray = self.scores.argmax(1)
+        return indices
 
 
 Scorer = Callable[[Scored], dict[str, float]]
@@ -210,7 +210,7 @@ def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str
     return rows
 
 
-def _place(label_names: list[str], name: str) -> int:
+def _class_index(label_names: list[str], name: str) -> int:
     if name not in label_names:
         raise MetaseqError(f"no label '{name}' among {', '.join(label_names)}")
     return label_names.index(name)
@@ -229,7 +229,7 @@ def _matthews(task: Scored) -> dict[str, float]:
 
 
 def _f1_accuracy(task: Scored) -> dict[str, float]:
-    f1 = f1_binary(task.gold, task.predicted, _place(task.names, "1"))
+    f1 = f1_binary(task.gold, task.predicted, _class_index(task.names, "1"))
     return _two("f1", f1, "accuracy", accuracy(task.gold, task.predicted))
 
 
@@ -251,13 +251,13 @@ def _multirc(task: Scored) -> dict[str, float]:
     for row, correct in zip(facts, task.predicted == task.gold):
         key = row["passage"], row["question"]
         right[key] = right.get(key, True) and bool(correct)
-    f1a = f1_binary(task.gold, task.predicted, _place(task.names, "1"))
+    f1a = f1_binary(task.gold, task.predicted, _class_index(task.names, "1"))
     return _two("f1a", f1a, "em", sum(right.values()) / len(right))
 
 
 def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int, dict[str, Any]]:
     """Return the row of the entity with the best of ReCoRD's scores (rows, 2), by query number."""
-    positive = _place(names, "1")
+    positive = _class_index(names, "1")
     margin = scores[:, positive] - scores[:, 1 - positive]
     best: dict[int, int] = {}
     for i, row in enumerate(rows):

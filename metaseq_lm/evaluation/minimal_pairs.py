@@ -48,8 +48,8 @@ class MinimalPair:
 class PairsConfig:
     """How pairs are grouped."""
 
-    groups: list[str] = option(
-        [], "fields of a pair by which results are grouped, the widest first; none: by file"
+    groups: tuple[str, ...] = option(
+        (), "fields of a pair by which results are grouped, the widest first; none: by file"
     )
     compare: str = option(
         "sentences",
@@ -64,8 +64,8 @@ class PairsConfig:
 class BlimpConfig(PairsConfig):
     """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
 
-    groups: list[str] = option(
-        ["linguistics_term", "UID"],
+    groups: tuple[str, ...] = option(
+        ("linguistics_term", "UID"),
         "fields of a pair by which results are grouped, the widest first",
     )
 
@@ -165,7 +165,8 @@ def check_groups(items: Sequence[MinimalPair], scored: Sequence[MinimalPair]) ->
     for group in sorted(empty):
         raise UsageError(
             f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the "
-            "rows of this run; --too-long cut scores their first tokens, or leave them out of the data"
+            "rows of this run; --too-long cut scores their first tokens, or leave them "
+            "out of the data"
         )
 
 

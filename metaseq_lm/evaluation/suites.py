@@ -15,34 +15,23 @@ the results in the run folder, where `metaseq-lm report` reads them.
 """
 
 import hashlib
-import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Any,
-    ClassVar,
-    Generic,
-    Protocol,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from metaseq_lm.core.arguments import read_words
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options, option
-from metaseq_lm.core.registry import SUITES, nearest
+from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.runs.suite_results import OVERALL as OVERALL
 
 SENTENCES = "sentences"
 PREDICTIONS = "predictions"
-TRUTH = {"true": True, "false": False}
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -183,47 +172,6 @@ def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:
         UsageError: The suite, an option or a value is unknown.
     """
     entry = SUITES.entry(name)
-    suite: Suite[Any, Any] = entry.value(parse_options(name, entry.dataclass, options))
+    suite: Suite[Any, Any] = entry.value(read_words(entry.dataclass, options, f"suite {name}"))
     suite.name = name
     return suite
-
-
-def parse_options(suite: str, dataclass: type, words: Sequence[str]) -> Any:
-    """Return an instance of the dataclass of a suite's options, with values of words `name=value`.
-
-    Raises:
-        UsageError: An option is unknown, or its value of a wrong type or out of its range.
-    """
-    hints = get_type_hints(dataclass)
-    values: dict[str, Any] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        if name not in hints:
-            names = [item.name for item in fields(dataclass)]
-            known = f"Options: {', '.join(names)}" if names else "It has none"
-            raise UsageError(f"suite {suite} has no option '{name}'.{nearest(name, names)} {known}")
-        try:
-            values[name] = parse_value(hints[name], text)
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{word}: suite {suite} takes another kind of value there") from error
-    options = dataclass(**values)
-    check_options(dataclass, options)
-    return options
-
-
-def parse_value(hint: Any, text: str) -> Any:
-    """Return the value of a text by the annotation of a field.
-
-    Lists have commas between their items, and may stand in brackets; "null" is None where the
-    annotation allows it. ValueError or KeyError for a text that is no such value.
-    """
-    if get_origin(hint) in (Union, types.UnionType):
-        if text == "null":
-            return None
-        hint = next(part for part in get_args(hint) if part is not types.NoneType)
-    if get_origin(hint) in (list, tuple):
-        inside = text.removeprefix("[").removesuffix("]")
-        texts = [part.strip() for part in inside.split(",")] if inside.strip() else []
-        items = [parse_value(get_args(hint)[0], part) for part in texts]
-        return items if get_origin(hint) is list else tuple(items)
-    return TRUTH[text] if hint is bool else hint(text)

@@ -1,4 +1,4 @@
-"""What a forward pass carries: random numbers by row, precision, and whether to compute blocks again.
+"""State of a forward pass: random numbers by row, precision, and recomputation of blocks.
 
 The engine sets it up, models read it: neither imports the other.
 """
@@ -50,7 +50,7 @@ def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) 
 
 @functools.cache
 def cuda_kernels(device_type: str) -> ModuleType | None:
-    """Return the kernels that draw row noise on a CUDA device; None without one or without Triton."""
+    """Return the kernels for row noise on a CUDA device; None without a device or Triton."""
     if device_type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from metaseq_lm.forward import cuda_noise
@@ -59,7 +59,7 @@ def cuda_kernels(device_type: str) -> ModuleType | None:
 
 
 class Noise:
-    """The random numbers of one pass of one micro-batch, drawn in the order the model asks for them.
+    """The random numbers of a pass over one micro-batch, drawn in the order of the model's calls.
 
     Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
     tensor that asks must hold the rows in its leading dimensions.
@@ -83,7 +83,7 @@ class Noise:
         return self._device_keys
 
     def traced_keys(self) -> Tensor:
-        """Return what TracedNoise needs."""
+        """Return the arguments of TracedNoise."""
         keys = self.tensor()
         return torch.cat([keys, keys.new_full((1,), COUNTER_STEP)])
 
@@ -92,8 +92,9 @@ class Noise:
         total = math.prod(shape)
         if total % self.rows:
             raise ValueError(
-                f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of this "
-                "pass; give the batch a 'rows' entry with one number per row of what the model sees"
+                f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of "
+                "this pass; give the batch a 'rows' entry with one number per row "
+                "of what the model sees"
             )
         numbers = total // self.rows
         return numbers, -(-numbers // per_word)
@@ -114,7 +115,7 @@ class Noise:
         self._masks = {}
 
     def at(self, position: int) -> Noise:
-        """Return the numbers from `position` on: a copy, unless this one is there."""
+        """Return the numbers from `position` on, a copy unless it is the current position."""
         if position == self.position:
             return self
         noise = copy.copy(self)
@@ -170,7 +171,7 @@ def scale_of(p: float) -> float:
 
 
 def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
-    """Return the multiplier of a dtype that stands for what a mask keeps."""
+    """Return the multiplier, of a dtype, of the entries that a mask keeps."""
     return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
 
 
@@ -213,7 +214,7 @@ class TracedNoise(Noise):
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What the layers of a model need to know about the forward pass that they are in; set by the engine.
+    """The settings of the current forward pass that layers read; set by the engine.
 
     Attributes:
         noise: The random numbers of the pass.
@@ -248,7 +249,7 @@ def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """Return x in fp32 if it is in half precision, in which a softmax over many classes drowns."""
+    """Return x in fp32 if it is in half precision, too coarse for a softmax over many classes."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -256,14 +257,14 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
 
     The backward pass then runs the block again with the weights and the random numbers of the first
-    time: those are arguments, as under functional_call, or between passes on sharded parameters, the
-    block holds others by then.
+    time: those are arguments, as under functional_call, or between passes on sharded parameters,
+    the block holds others by then.
     """
     context = current_context()
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
-    # Shards stand for weights that the block's call puts together each time.
+    # Shards are gathered to full weights by each call of the block.
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = context.noise.position if context.noise is not None else 0
     runs = 0

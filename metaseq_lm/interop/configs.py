@@ -209,7 +209,7 @@ def run_config(foreign: Foreign, generator: Foreign | None, sharing: str, folder
 
 
 def section_with(section: Any, values: dict[str, Any]) -> Any:
-    """Return a section with other values of options, and further ones if its class is not registered."""
+    """Return a section with new values of options; an unregistered class may have further ones."""
     if is_dataclass(section):
         return replace(section, **values)  # type: ignore[type-var]
     return untyped_section({**vars(section), **values})

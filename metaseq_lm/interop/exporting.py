@@ -226,7 +226,8 @@ def choose(
     """Return the class of the transformers library for the encoder and heads of `weights`.
 
     `activation` is that of the layer in a head for sentences, by which ELECTRA's and DistilBERT's
-    differ, `reach` what a token sees. MetaseqError if the library has the head for other encoders only.
+    differ, `reach` what a token sees. MetaseqError if the library has the head for other encoders
+    only.
     """
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:

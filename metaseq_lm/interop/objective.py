@@ -100,14 +100,17 @@ class Comparison:
     def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
         self.parts = parts
         self.encoder = LibraryEncoder(part, model, encoder_of(parts.model).embeddings)
-        self.places = {
-            head: place_of(parts.model, head, labelled) for head in part.foreign.architecture.heads
+        self.module_paths = {
+            head: module_path_of(parts.model, head, labelled)
+            for head in part.foreign.architecture.heads
         }
 
     def differences(self, passes: Passes) -> dict[str, float]:
         """Return the largest difference of the outputs of each head and of each loss."""
         outputs: list[Tensor] = []
-        with hooked(self.parts.model, self.places, lambda head, output: outputs.append(output)):
+        with hooked(
+            self.parts.model, self.module_paths, lambda head, output: outputs.append(output)
+        ):
             ours = self.losses(passes)
         differences: dict[str, float] = {}
         expected = iter(outputs)
@@ -123,7 +126,7 @@ class Comparison:
             differences[key] = max(differences.get(key, 0.0), largest)
 
         self.exchange()
-        with hooked(self.parts.model, self.places, compare):
+        with hooked(self.parts.model, self.module_paths, compare):
             theirs = self.losses(passes)
         for name, loss in ours.items() if differences else ():
             difference = abs(loss - theirs[name]) / max(1.0, abs(loss))
@@ -147,7 +150,7 @@ class Comparison:
         for module in model.modules():  # one that shares the layers of the encoder keeps them
             if module is not encoder and getattr(module, "stack", module) is None:
                 module.stack = encoder.stack
-        for head, path in self.places.items():
+        for head, path in self.module_paths.items():
             parent, _, name = path.rpartition(".")
             owner = model.get_submodule(parent)
             setattr(owner, name, Columns(self.encoder, head))
@@ -162,7 +165,7 @@ def encoder_of(model: nn.Module) -> Any:
     return model.encoder
 
 
-def place_of(model: nn.Module, head: str, labelled: str) -> str:
+def module_path_of(model: nn.Module, head: str, labelled: str) -> str:
     """Return the name of the module whose output is that of a head in the library's class."""
     heads = model.heads
     if isinstance(heads, SetHeads):
@@ -171,15 +174,15 @@ def place_of(model: nn.Module, head: str, labelled: str) -> str:
 
 
 @contextmanager
-def hooked(model: nn.Module, places: dict[str, str], record: Any) -> Iterator[None]:
-    """Call `record(head, output)` after each call of the modules at `places` in the block."""
+def hooked(model: nn.Module, module_paths: dict[str, str], record: Any) -> Iterator[None]:
+    """Call `record(head, output)` after each call of the modules at `module_paths` inside."""
 
     def hook(head: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
         record(head, output.detach())
 
     handles = [
         model.get_submodule(path).register_forward_hook(partial(hook, head))
-        for head, path in places.items()
+        for head, path in module_paths.items()
     ]
     try:
         yield

@@ -1,6 +1,7 @@
-"""Language model of two stacks of LSTMs, one for each direction (ELMo, Peters et al. 2018, section 3.1).
+"""Language model of a forward and a backward stack of LSTMs (ELMo, Peters et al. 2018, 3.1).
 
-Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V vocabulary.
+Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V
+vocabulary.
 """
 
 import contextlib
@@ -60,8 +61,8 @@ class BiLSTM(nn.Module):
         width, cells = config.encoder_embed_dim, config.encoder_hidden_dim
         if width >= cells:
             raise UsageError(
-                f"model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it is "
-                f"projected; got {cells} and {width}"
+                "model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it "
+                f"is projected; got {cells} and {width}"
             )
         self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
         nn.init.normal_(self.tokens.weight, std=width**-0.5)
@@ -71,7 +72,7 @@ class BiLSTM(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def known(self, tokens: Tensor) -> Tensor:
-        """Return which tokens of the model the `tokens` of the data are."""
+        """Map token ids of the data to token ids of the model."""
         return tokens if self.ids is None else self.ids[tokens]
 
     def states(
@@ -102,10 +103,11 @@ class BiLSTM(nn.Module):
     def forward(
         self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
     ) -> Tensor:
-        """Return the top states of both directions side by side, (..., S, 2D), of rows (..., S).
+        """Return the concatenated top states of both directions, (..., S, 2D), of rows (..., S).
 
         For heads that look at the first position: there the forward direction has seen nothing
-        but [CLS], so in its place stands its state at the row's last token. Segments are not used.
+        but [CLS], so its position has the state at the row's last token instead. Segments are not
+        used.
         """
         rows = tokens.reshape(-1, tokens.shape[-1])
         ahead, back = (states[-1] for states in self.states(rows, layout))
@@ -115,7 +117,7 @@ class BiLSTM(nn.Module):
 
 
 def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
-    """Return one LSTM layer that starts by remembering: the bias of its forget gate is 1.
+    """Return an LSTM layer whose forget gate has an initial bias of 1.
 
     Its `cells` are projected to `width` unless they are equal; its input has `inputs` or `width`.
     """
@@ -130,7 +132,7 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
 
 
 def differentiable() -> contextlib.AbstractContextManager[None]:
-    """Return a context without cuDNN where second derivatives are wanted, which it does not have."""
+    """Return a context without cuDNN, which lacks second derivatives, where they are needed."""
     if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()

@@ -16,7 +16,7 @@ INHERIT = "inherit"
 
 @dataclass
 class InheritConfig:
-    """What is not to be as in the checkpoint."""
+    """Options that replace the checkpoint's."""
 
     changes: list[str] = field(
         default_factory=list,
@@ -49,7 +49,7 @@ def inherited(config: RunConfig) -> RunConfig:
     if not Path(source).exists() and manifests.newest_manifest(
         Path(config.save_dir, "checkpoints")
     ):
-        source = config.save_dir  # a run that goes on has the same model
+        source = config.save_dir  # a resumed run has the same model
     path = manifests.resolve(source)
     stored = manifests.read_manifest(path).get("config")
     model = stored.get("model") if isinstance(stored, dict) else None
@@ -67,8 +67,8 @@ def inherited(config: RunConfig) -> RunConfig:
         options = sorted(model.keys() - {"_name"})
         if option.split(".")[0] not in options:
             raise UsageError(
-                f"model.changes has {option}; {path} was trained with model {model['_name']}, which has no "
-                f"such option.{nearest(option, options)}"
+                f"model.changes has {option}; {path} was trained with model {model['_name']}, "
+                f"which has no such option.{nearest(option, options)}"
             )
     try:
         return overridden(config, [f"model.{change}" for change in changes])

@@ -59,7 +59,7 @@ class GELULinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Not by autocast, whose copy would have no graph in other uses of the weight.
+        # Not by autocast: its cached copy would have no graph in other uses of the weight.
         return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
 
     @staticmethod
@@ -76,8 +76,8 @@ class GELULinear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-# Numbers of activations from which on the backward pass stores less than torch's functions do. With fewer
-# of them more operations, and functions in Python, take longer, and memory does not matter.
+# Numbers of activations from which on the backward pass stores less than torch's functions do. With
+# fewer of them more operations, and functions in Python, take longer, and memory does not matter.
 MANY = 1 << 18
 
 
@@ -108,7 +108,7 @@ class Embedding(nn.Embedding):
     """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
 
     No gradient reaches the padding row from the input side; it may be trained through a tied head.
-    A `padding_row` (D,), given through functional_call, stands for that constant when the weights
+    A `padding_row` (D,), given through functional_call, replaces that constant when the weights
     are displaced: finite differences cannot see a detached tensor.
     """
 
@@ -140,7 +140,7 @@ class Embedding(nn.Embedding):
 
 
 def lookup(ids: Tensor, weight: Tensor) -> Tensor:
-    """Return the rows of a table (V, D) for ids (..., S), or of C tables (C, V, D) for ids (C, ..., S)."""
+    """Look up ids (..., S) in a table (V, D), or ids (C, ..., S) in C tables (C, V, D)."""
     if weight.dim() == 2:
         return F.embedding(ids, weight)
     copies, size, width = weight.shape
@@ -150,13 +150,14 @@ def lookup(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """Dropout whose masks belong to the rows of the batch, not to the order of calls (see Noise)."""
+    """Dropout with masks by row of the batch, independent of the order of calls (see Noise)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise UsageError(
-                f"a dropout probability (model.dropout and its like) must be at least 0 and below 1, got {p}"
+                "a dropout probability (model.dropout and its like) must be at least "
+                f"0 and below 1, got {p}"
             )
         self.p = p
 
@@ -176,7 +177,7 @@ class Dropout(nn.Module):
 
 
 class ScalarMix(nn.Module):
-    """scale * sum_j softmax(weights)_j h_j (their equation 1), then dropout; at first the plain mean.
+    """scale * sum_j softmax(weights)_j h_j (equation 1), then dropout; initially the mean.
 
     `layers` is how many h_j there are, the embeddings among them, `width` is X. Without the layer
     norms and the penalty of the weights that they name as options.
@@ -222,7 +223,7 @@ class AveragedWeights(nn.Module):
 
     @torch.no_grad()
     def move(self, net: nn.Module) -> None:
-        """Take the weights that `net` has now into the average: a <- decay a + (1 - decay) w.
+        """Update the average with the weights of `net`: a <- decay a + (1 - decay) w.
 
         `net` may have more weights than the average.
         """

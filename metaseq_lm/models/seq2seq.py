@@ -3,8 +3,8 @@
 The encoder is a stack of LSTMs in both directions, each layer reading both directions of the one
 below. A layer of the decoder starts from the last states of both directions of the encoder's layer.
 Attention is not fed back into the decoder, so that several heads can share its states. Beam search
-steps the decoder one token at a time. Shapes: B rows, S source and T target positions, D width of the
-states, V target vocabulary, K hypotheses of a row.
+steps the decoder one token at a time. Shapes: B rows, S source and T target positions, D width of
+the states, V target vocabulary, K hypotheses of a row.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
 
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
-# (state, hypotheses (B, K) to go on with) -> state
+# (state, hypotheses (B, K) to continue) -> state
 Reorder = Callable[[Any, Tensor], Any]
 
 
@@ -54,13 +54,13 @@ class Beam:
 def beam_search(
     step: Step, reorder: Reorder, state: Any, limits: Tensor, beam: Beam
 ) -> tuple[Tensor, Tensor]:
-    """Return the best hypothesis of each row, int64 (B, L) padded behind its end, and its score (B,).
+    """Return the best hypothesis of each row, int64 (B, L) padded at the end, and its score (B,).
 
-    `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the limit
-    only the end may follow. In each step the 2K best continuations of a row are looked at: those of the
-    first K that end compete for the best, the K best that do not end go on. A row is done when nothing
-    that goes on can become better; that depends on no other row. K = 1 without a length penalty is
-    greedy search.
+    `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the
+    limit only the end may follow. In each step the 2K best continuations of a row are looked at:
+    those of the first K that end compete for the best, the K best that do not end go on. A row is
+    done when nothing that goes on can become better; that depends on no other row. K = 1 without a
+    length penalty is greedy search.
     """
     rows, size, device = len(limits), beam.size, limits.device
     max_length = int(limits.max())
@@ -78,22 +78,22 @@ def beam_search(
             alive[:, 0] = 0.0
         vocabulary = log_probs.shape[-1]
         every = (alive.unsqueeze(-1) + log_probs).flatten(1)  # (B, K V)
-        scores, places = every.topk(min(2 * size, every.shape[1]), dim=1)
-        origin, words = places // vocabulary, places % vocabulary
+        scores, indices = every.topk(min(2 * size, every.shape[1]), dim=1)
+        origin, words = indices // vocabulary, indices % vocabulary
         ended = words == beam.end
-        # Of those that end the best one is the best of all rows' hypotheses so far, or is not.
+        # The best finished hypothesis replaces the row's best so far if its score is higher.
         length = torch.tensor(at + 1, device=device)
         worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
-        top, place = worth.max(1)
+        top, index = worth.max(1)
         better = top > best_score
         ending = tokens.gather(
-            1, origin.gather(1, place[:, None])[..., None].expand(-1, 1, max_length)
+            1, origin.gather(1, index[:, None])[..., None].expand(-1, 1, max_length)
         )
         ending = ending.squeeze(1).clone()
         ending[:, at] = beam.end
         best = torch.where(better[:, None], ending, best)
         best_score = torch.where(better, top, best_score)
-        # topk orders by score, so a stable sort by "ends" keeps the best K of those that go on.
+        # topk orders by score, so a stable sort by "ends" keeps the best K unfinished ones.
         order = ended.to(torch.int8).argsort(dim=1, stable=True)[:, :size]
         alive = scores.masked_fill(ended, float("-inf")).gather(1, order)
         origin, last = origin.gather(1, order), words.gather(1, order)
@@ -106,7 +106,7 @@ def beam_search(
 
 
 def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
-    """Return log-probabilities (B, K, V) without banned tokens, and in rows at their limit only the end."""
+    """Mask banned tokens, and all but the end in rows at their limit, in log-probs (B, K, V)."""
     banned = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
     banned[list(beam.banned)] = True
     only = torch.ones_like(banned)
@@ -116,7 +116,7 @@ def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
 
 
 def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
-    """Return whether no hypothesis (B, K) that goes on can become better than the best of its row.
+    """Return whether no unfinished hypothesis (B, K) can still exceed the best of its row.
 
     Log-probabilities only fall, and a penalty above 0 helps most at the row's limit (one below 0,
     not at all).
@@ -152,7 +152,7 @@ class EncoderDecoderConfig:
 
 @dataclass
 class Memory:
-    """What the decoder knows of the source: states (B, S, D), padding (B, S), its own first states."""
+    """Decoder input: source states (B, S, D), padding (B, S), and initial decoder states."""
 
     states: Tensor
     padding: Tensor
@@ -216,12 +216,12 @@ class LSTMEncoderDecoder(nn.Module):
         self.add_head(PRIMARY)
 
     def add_head(self, name: str, attention_dropout: float = 0.0) -> None:
-        """Add a head with attention and softmax of its own on the decoder's states."""
+        """Add a head with separate attention and softmax on the decoder's states."""
         self.heads[name] = AttentionHead(self.width, len(self.target.weight), attention_dropout)
         draw_uniform(self.heads[name])
 
     def encode(self, tokens: Tensor, layout: Layout) -> Memory:
-        """Return what the decoder needs of source rows (B, S); states at padding are arbitrary."""
+        """Encode source rows (B, S) for the decoder; states at padding are arbitrary."""
         lengths = layout.lengths(tokens)
         counts = lengths.cpu()  # where torch wants them; once for all layers
         x, first = self.dropout(self.source(tokens)), []
@@ -260,7 +260,7 @@ class LSTMEncoderDecoder(nn.Module):
 
         def step(last: Tensor, state: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
             states, state = self.decode(last.reshape(-1, 1), state)
-            # The hypotheses of a row look at one memory as if they were steps of one target.
+            # The hypotheses of a row attend to one memory as if they were steps of one target.
             logits = head(states.view(*last.shape, -1), memory)
             return full_precision(logits).log_softmax(-1), state
 
@@ -277,7 +277,7 @@ class LSTMEncoderDecoder(nn.Module):
 
 
 def draw_uniform(net: nn.Module) -> None:
-    """Draw all weights but biases afresh, uniform in +-0.1."""
+    """Initialise all weights except biases uniformly in +-0.1."""
     for name, parameter in net.named_parameters():
         if "bias" not in name:
             nn.init.uniform_(parameter, -0.1, 0.1)

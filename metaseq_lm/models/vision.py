@@ -1,8 +1,8 @@
 """Networks for small images: wide residual networks (Zagoruyko and Komodakis 2016), and a CNN.
 
-The CNN is that of Miyato et al. 2017 ("Conv-Large"): 9 convolutions, 2 poolings, for images of 32 x
-32. Shapes: B images, C channels, H height and W width of the images, n x n places of the features, D
-of them at each place, K classes.
+The CNN is "Conv-Large" of Miyato et al. 2017: 9 convolutions, 2 poolings, for images of 32 x 32.
+Shapes: B images, C channels, H height and W width of the images, n x n positions of the features,
+D features per position, K classes.
 """
 
 import contextlib
@@ -32,13 +32,14 @@ class WideResNetConfig:
     dropout: float = option(0.1, "between the convolutions of a block", at_least=0, below=1)
     norm: str = option(
         "batch",
-        "batch: batch norm, which needs whole batches in one process; group: group norm of each image",
+        "batch: batch norm, which needs whole batches in one process; group: group "
+        "norm of each image",
         choices=("batch", "group"),
     )
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation whose running statistics can be left alone for a while.
+    """Batch normalisation whose running statistics can be frozen temporarily.
 
     While `frozen`, training uses the statistics of the batch as ever but does not remember them.
     """
@@ -53,7 +54,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 @contextlib.contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Keep all running statistics of `model` inside the block, which is no training of it."""
+    """Freeze all running statistics of `model` inside the context."""
     layers = [m for m in model.modules() if isinstance(m, BatchNorm)]
     for layer in layers:
         layer.frozen = True
@@ -110,7 +111,7 @@ class Block(nn.Module):
 
 @register_model("wide_resnet", dataclass=WideResNetConfig)
 class WideResNet(nn.Module):
-    """Three groups of (depth - 4) / 6 blocks, then the mean over all places.
+    """Three groups of (depth - 4) / 6 blocks, then the mean over all positions.
 
     Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
     UsageError for a depth that is not 6 n + 4.
@@ -155,15 +156,17 @@ class ConvLargeConfig:
     dropout: float = option(0.5, "after each pooling", at_least=0, below=1)
     norm: str = option(
         POSITIONAL,
-        "positional: over the channels of each place; batch: batch norm, which needs whole batches in one process",
+        "positional: over the channels of each place; batch: batch norm, which "
+        "needs whole batches in one process",
         choices=(POSITIONAL, BATCH),
     )
 
 
 class PositionalNorm(LayerNorm):
-    """Normalises the channels of each place by themselves (Li et al. 2019; without its moments).
+    """Normalises over the channels at each position (Li et al. 2019; without its moments).
 
-    Norms that average over an image, such as group norm, would show every place the whole of it.
+    Norms that average over an image, such as group norm, would leak the whole image to every
+    position.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,12 +190,12 @@ class Convolution(nn.Sequential):
 
 @register_model("conv_large", dataclass=ConvLargeConfig)
 class ConvLarge(nn.Module):
-    """Three stages of three convolutions; poolings halve the places between them.
+    """Three stages of three convolutions; each of the poolings between them halves the resolution.
 
-    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
-    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4); batch
-    norm adds, in training, the mean and variance of each channel over the batch. The head "primary"
-    is on the mean of all places; other heads may be added.
+    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 positions, of which
+    the corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4);
+    batch norm adds, in training, the mean and variance of each channel over the batch. The head
+    "primary" is on the mean of all positions; other heads may be added.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:
@@ -225,6 +228,6 @@ class ConvLarge(nn.Module):
         return logits
 
 
-def places(size: int) -> int:
-    """Return n, the places of a side of the features of images of `size` x `size` pixels."""
+def feature_size(size: int) -> int:
+    """Return the side n of the feature maps of images of `size` x `size` pixels."""
     return size // 2 // 2 - 2

@@ -41,13 +41,13 @@ class Optimizer:
         self.base = [float(group["lr"]) for group in inner.param_groups]
         # In the order of the model, whatever the groups: vectors of gradients are in this order.
         self.parameters = list(parameters)
-        # What `inner` steps: the rows that this process holds of sharded parameters.
+        # The tensors that `inner` updates: the local rows of sharded parameters.
         self.local = list(parameters) if local is None else list(local)
         self.is_sharded = any(map(is_dtensor, self.parameters))
 
     @property
     def takes_found_inf(self) -> bool:
-        """Whether `step` can leave it to the device to skip a step; torch's fused optimizers do."""
+        """Whether the device can skip a step in `step`, as torch's fused optimizers do."""
         return bool(self.inner.defaults.get("fused"))
 
     @property
@@ -61,7 +61,7 @@ class Optimizer:
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
     def load_gradient(self, gradient: Vector) -> Tensor:
-        """Put a gradient into the `.grad` of `local`, and return its norm.
+        """Set the `.grad` of `local` and return the gradient's norm.
 
         Its tensors, in the order of `parameters`, are whole or placed as these. The norm is that of
         all processes' parts.
@@ -77,14 +77,14 @@ class Optimizer:
         return norm
 
     def forget_gradient(self) -> None:
-        """Leave no gradient in the `.grad` of `local`."""
+        """Reset the `.grad` of `local`."""
         for parameter in self.local:
             parameter.grad = None
 
     def step(self, found_inf: Tensor | None = None) -> None:
         """Step the parameters that have a `.grad` in `local`, at the scheduled rate.
 
-        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are;
+        With a `found_inf` of 1.0, a scalar on the device, parameters and moments do not change;
         the host does not read it. Only for an optimizer that `takes_found_inf`.
         """
         factor = self.schedule(self.updates + 1)
@@ -120,11 +120,11 @@ class Optimizer:
         return dict(zip(numbers, order))
 
     def local_state(self) -> dict[str, Any]:
-        """Return step count and the moments that this process holds; rates come from the config."""
+        """Return step count and local moments; rates come from the configuration."""
         return {"updates": self.updates, "state": self.inner.state_dict()["state"]}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `local_state` returned."""
+        """Load a state of `local_state`."""
         self.updates = state["updates"]
         groups = self.inner.state_dict()["param_groups"]
         self.inner.load_state_dict({"state": state["state"], "param_groups": groups})
@@ -132,19 +132,16 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return step count and moments, placed as their parameters."""
         numbers = self._numbers()
-        state = {
-            number: {
-                name: self._placed(moment, numbers[number])
-                if isinstance(moment, Tensor)
-                else moment
-                for name, moment in slots.items()
-            }
-            for number, slots in self.local_state()["state"].items()
-        }
+        state: dict[int, dict[str, Any]] = {}
+        for number, slots in self.local_state()["state"].items():
+            state[number] = {}
+            for name, value in slots.items():
+                is_moment = isinstance(value, Tensor)
+                state[number][name] = self._placed(value, numbers[number]) if is_moment else value
         return {"updates": self.updates, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take step count and whole moments, of sharded parameters this process's rows of them.
+        """Load step count and full moments; of sharded parameters only this process's rows.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
@@ -206,7 +203,7 @@ Schedule = Callable[[int], float]
 
 
 def warmup(step: int, warmup_updates: float) -> float:
-    """Rise linearly from 1/W at step 1 to 1 at step W, then stay."""
+    """Increase linearly from 1/W at step 1 to 1 at step W, then stay constant."""
     return min(1.0, step / warmup_updates) if warmup_updates else 1.0
 
 
@@ -224,13 +221,13 @@ class ConstantConfig:
 
 @register_schedule("constant", dataclass=ConstantConfig)
 def constant(config: ConstantConfig) -> Schedule:
-    """Return a schedule that warms up and stays at 1."""
+    """Return a schedule with warm-up to a constant 1."""
     return lambda step: warmup(step, config.warmup_updates)
 
 
 @dataclass
 class InverseSqrtConfig:
-    """Linear warm-up, then a fall like 1/sqrt(step), for ever."""
+    """Linear warm-up, then decay like 1/sqrt(step) without end."""
 
     warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
@@ -255,7 +252,7 @@ def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
 
 @dataclass
 class DampedInverseSqrtConfig:
-    """Linear warm-up, times 1 / (1 + damping sqrt(step)), for ever (Clark et al. 2018)."""
+    """Linear warm-up, times 1 / (1 + damping sqrt(step)) without end (Clark et al. 2018)."""
 
     warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
     damping: float = option(0.005, "how fast the rate falls; with 0 it is constant", at_least=0)

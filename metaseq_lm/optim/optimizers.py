@@ -1,4 +1,4 @@
-"""The registered optimizers: torch's own where they exist, one class of ours.
+"""The registered optimizers: torch's fused ones, and Adam without bias correction.
 
 An optimizer is registered as a function of its options and the named parameters; it makes its
 parameter groups by `OptimizerConfig.groups`. A class of optimizers whose step of a matrix needs all
@@ -25,7 +25,7 @@ from metaseq_lm.optim.groups import (
 
 @dataclass
 class OptimizerConfig:
-    """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
+    """Options of every optimizer: rates, weight decay and gradient clipping."""
 
     lr: float = option(5e-4, "learning rate at the peak of the schedule", at_least=0)
     weight_decay: float = option(0.01, "weight decay", at_least=0)

@@ -258,8 +258,10 @@ def read_run(folder: Path) -> Run:
     log = read_log(folder / "log.jsonl", notes)
     for name in run_folder.altered_files(folder):
         notes.append(f"{name} was changed after the results were written")
-    suites, remarks = suite_results.of_last_checkpoint(folder)
-    notes += remarks
+    suites: list[SuiteResults] = []
+    if (folder / suite_results.FOLDER).is_dir():
+        suites, remarks = suite_results.of_last_checkpoint(folder)
+        notes += remarks
     return Run(folder, values, log, results, tuple(notes), frozenset(sources), suites=tuple(suites))
 
 

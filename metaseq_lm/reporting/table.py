@@ -86,7 +86,8 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     elif known and name not in known:
         hint = suggestion(name, list(known))
         raise UsageError(
-            f"no run has the metric '{name}'.{hint} Metrics: {abbreviated(list(known), NAMED_METRICS)}."
+            f"no run has the metric '{name}'.{hint} Metrics: "
+            f"{abbreviated(list(known), NAMED_METRICS)}."
         )
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)

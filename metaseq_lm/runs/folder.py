@@ -380,7 +380,7 @@ def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> 
 
 
 def default_of(names: Mapping[str, Any], key: str) -> Any:
-    """Return the default of an option of the class that `names` has for its group; None for other keys."""
+    """Return a key's default from the class that `names` gives its group; None for other keys."""
     group, _, name = key.partition(".")
     if group not in names or names[group] not in ALL[group].entries:
         return None

@@ -168,8 +168,6 @@ def of_last_checkpoint(run: Path) -> tuple[list[SuiteResults], list[str]]:
     That is the best checkpoint, else the last, as for the final metrics of a run. Results for other
     checkpoints are left out; a note names a suite that has no others.
     """
-    if not (run / FOLDER).is_dir():
-        return [], []
     results, notes = read_all(run)
     current = current_checkpoint(run)
     chosen = []

@@ -346,10 +346,10 @@ def check_axes(definition: Definition) -> None:
     for item in alternatives:
         if set(item) != set(alternatives[0]):
             raise UsageError(
-                f"list: every alternative needs the same keys, {', '.join(alternatives[0])}; one has "
-                f"{', '.join(item) or 'none'}. A method with options of its own is a config file "
-                "of its own "
-                "(config_name: '{method}'), or a sweep of its own: report reads several folders"
+                f"list: every alternative needs the same keys, {', '.join(alternatives[0])}; one "
+                f"has {', '.join(item) or 'none'}. A method with options of its own is a config "
+                "file of its own (config_name: '{method}'), or a sweep of its "
+                "own: report reads several folders"
             )
     if alternatives and not alternatives[0]:
         raise UsageError("list: an alternative has no keys")

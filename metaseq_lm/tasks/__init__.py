@@ -1,4 +1,4 @@
-"""What a task is: data, nets, and the order of the updates as straight-line code in one method."""
+"""Base class of tasks: data, networks, and the order of the updates in one method."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
-# What one update gets: per stream a list of global batches, each a list of micro-batches.
-Batches = dict[str, list[list[Any]]]  # of a Batch of some kind, which the task knows
-# What an evaluation gets: per stream all global batches, once.
+# The input of an update: per stream a list of global batches, each a list of micro-batches.
+Batches = dict[str, list[list[Any]]]  # of the task's kind of Batch
+# The input of an evaluation: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 
 
 class Scored(NamedTuple):
-    """What an evaluation gives: metrics, the same on all replicas, and rows for a predictions file.
+    """The result of an evaluation: metrics, equal on all replicas, and rows of predictions.
 
     `rows` makes one dict per example when it is called; no rows where a task predicts nothing.
     """
@@ -48,11 +48,11 @@ class Task:
 
     Attributes:
         criterions: The classes of criterion that the task accepts, subclasses included.
-        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they keep
-            their initial weights. All other weights must be in it.
-        exported: Whether a model that this task trains reads rows as its tokenizer makes them and has the
-            layers of the registered model, so that `metaseq-lm export` may write it; or why not. It counts
-            in the body of the registered class alone.
+        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they
+            keep their initial weights. All other weights must be in it.
+        exported: Whether a model that this task trains reads rows as its tokenizer makes them and
+            has the layers of the registered model, so that `metaseq-lm export` may write it; or why
+            not. It counts in the body of the registered class alone.
         text_token: The n of the task token [CLSn] before an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
@@ -92,9 +92,8 @@ class Task:
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""
-        micro_batches = [
-            micro for stream in batches.values() for batch in stream for micro in batch
-        ]
+        all_batches = itertools.chain.from_iterable(batches.values())
+        micro_batches = list(itertools.chain.from_iterable(all_batches))
         grads, logs = engine.gradients(
             lambda batch: self.criterion(model, batch), micro_batches, engine.parameters("main")
         )
@@ -102,7 +101,7 @@ class Task:
         return logs
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return metrics over all batches of a split, exact over replicas, and its predictions, if any.
+        """Return metrics over all batches of a split, exact over replicas, and any predictions.
 
         A call of all replicas, in evaluation mode.
         """
@@ -154,7 +153,10 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
 
 
 def model_class(config: RunConfig, base: type) -> Any:
-    """Return the class of the configured model; UsageError that names the choices if it is no `base`."""
+    """Return the class of the configured model.
+
+    Raises UsageError, with the choices, if it is not a subclass of `base`.
+    """
     classes = {name: entry.value for name, entry in sorted(MODELS.entries.items())}
     choices = [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, base)]
     model = config.model._name
@@ -171,11 +173,11 @@ def with_epochs(
     epochs: float,
     between: float = 0.0,
 ) -> RunConfig:
-    """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
+    """Return `config` with trainer.max_update set for `epochs` of `examples`; 0 changes nothing.
 
     An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
-    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises UsageError
-    for less than one update.
+    epochs between validations; 0 leaves trainer.validate_interval_updates unchanged. Raises
+    UsageError for less than one update.
     """
     per_epoch = -(-examples // batch_size)
     if between:
@@ -188,8 +190,8 @@ def with_epochs(
     updates = int(per_epoch * epochs)
     if updates < 1:
         raise UsageError(
-            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in batches "
-            f"of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
+            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in "
+            f"batches of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
         )
     return with_updates(config, updates)
 

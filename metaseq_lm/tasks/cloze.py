@@ -1,6 +1,7 @@
 """Fine-tuning a masked language model on cloze tests, such as CLOTH: which candidate fills a blank.
 
-The blank is [MASK], and the pre-trained head scores the candidates there. Shapes: B rows, K candidates.
+The blank is [MASK], and the pre-trained head scores the candidates there. Shapes: B rows, K
+candidates.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ HEAD = "heads.lm."
 
 @dataclass
 class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConfig):
-    """Which set, and how it is batched: a sample is a blank."""
+    """The set and its batches: a sample is a blank."""
 
     tokens_per_sample: int = with_default(
         RowsConfig,
@@ -81,12 +82,12 @@ class ClozeTask(LabelledSetTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the language-model head of any model that calls them so."""
+        """Load the encoder and the language-model head of any model with these names."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return encoder_weights(weights, self.run_config) | head
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
+        """Return the metrics, the main one first, the loss, and the rows of `labelled_split`."""
         ((split, batches),) = passes.items()
 
         def scored(batch: ClozeBatch) -> tuple[Tensor, Terms]:

@@ -1,4 +1,4 @@
-"""What fine-tuning tasks share: loading a pre-trained encoder, and scoring labelled sets.
+"""Shared code of fine-tuning tasks: loading a pre-trained encoder, scoring labelled sets.
 
 Shapes: N samples, K classes or candidates.
 """
@@ -55,7 +55,8 @@ def encoder_sizes(config: RunConfig) -> TransformerConfig:
     missing = [name for name in names if not hasattr(config.model, name)]
     if missing:
         raise UsageError(
-            f"model '{config.model._name}' has no {missing[0]}; this task needs a Transformer encoder"
+            f"model '{config.model._name}' has no {missing[0]}; this task "
+            "needs a Transformer encoder"
         )
     return TransformerConfig(**{name: getattr(config.model, name) for name in names})
 
@@ -165,7 +166,7 @@ def listed(samples: Any, outputs: Tensor) -> Outputs:
 
 
 def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
-    """Return the metrics of a split from the outputs of all samples, then the other `logs`, and its rows.
+    """Return a split's metrics from the outputs of all samples and the other `logs`, and its rows.
 
     Without labels there are only the `prediction_rows`.
     """
@@ -238,7 +239,7 @@ def names_of(data: Labels, has_class: np.ndarray) -> list[str]:
 
 
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the file that the benchmark's leaderboard wants for a test or diagnostic split.
+    """Return the benchmark's leaderboard file for a test or diagnostic split.
 
     `rows` are those of `prediction_rows`; there is no file for other sets and splits.
     """
@@ -264,7 +265,7 @@ def ensemble_of(
 
 @dataclass
 class OneSetConfig(EpochsConfig, BatchConfig, LabelledSetConfig):
-    """Which labelled set, and how much of it."""
+    """The labelled set and the share of it."""
 
 
 class OneSetTask(TextTask):
@@ -274,7 +275,7 @@ class OneSetTask(TextTask):
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        """Return the number of training samples, of which an epoch is made."""
+        """Return the number of training samples, which is that of an epoch."""
         return len(LabelledSet(labelled_folder(config), "train"))
 
     @classmethod
@@ -287,7 +288,7 @@ class OneSetTask(TextTask):
         return with_epochs(config, examples, options.batch_size, options.epochs, between)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so."""
+        """Load the encoder of any model with one of this name."""
         return encoder_weights(weights, self.run_config)
 
 
@@ -295,11 +296,11 @@ class LabelledSetTask(OneSetTask):
     """A task on one labelled set, whose rows have scores of classes, candidates or real values."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
+        """Return the benchmark's leaderboard file for a test or diagnostic split."""
         return leaderboard_files(self.labelled(split).data, split, rows)
 
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
+        """Return metrics and predictions of the runs' mean probabilities (or real values)."""
         return ensemble_of(self.labelled(split).data, members)

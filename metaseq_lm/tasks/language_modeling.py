@@ -30,7 +30,7 @@ from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationCon
 
 @dataclass
 class LanguageModelingConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
-    """How the corpus is cut into rows."""
+    """The rows of the corpus."""
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -69,7 +69,7 @@ class LanguageModelingTask(TextTask):
 
 @register_task("causal_lm", dataclass=LanguageModelingConfig)
 class CausalLMTask(LanguageModelingTask):
-    """One stream of rows `[CLS] x [SEP]`, a Transformer whose tokens see those before them."""
+    """One stream of rows `[CLS] x [SEP]` and a causal Transformer."""
 
     criterions = (CausalLM,)
     exported = True
@@ -80,7 +80,8 @@ class CausalLMTask(LanguageModelingTask):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
 
-        As in these rules, attention counts every pair of tokens, also those that do not see each other.
+        As in these rules, attention counts every pair of tokens, also those that do not see each
+        other.
         """
         if self.run_config.model._name != "transformer":
             return None
@@ -102,7 +103,7 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
 
 @dataclass
 class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches, and the words that the model knows: its softmax over them is most of the cost."""
+    """Batches and the model's words: the softmax over them is most of the cost."""
 
     batch_size: int = with_default(
         BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
@@ -114,9 +115,9 @@ class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 @register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
 class WordLanguageModelingTask(LanguageModelingTask):
-    """One stream of rows `<start> words <end>`; the criterion is language_modeling, the model bilstm_lm.
+    """One stream of rows `<start> words <end>` for criterion language_modeling and model bilstm_lm.
 
-    Perplexities are of the words that the model knows, <unk> being one of them.
+    Perplexities are over the model's words, including <unk>.
     """
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Masked language modelling on a binarised corpus, the baseline of every objective; BERT's pairs of segments."""
+"""Masked language modelling on a binarised corpus, optionally with BERT's pairs of segments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -50,18 +50,18 @@ class MaskedCorpusConfig(
 
 @dataclass
 class MaskedLMConfig(MaskedCorpusConfig):
-    """Corpus and masks: 15 % of the tokens, 10 % of those random and 10 % kept (Devlin et al. 2019)."""
+    """Corpus and masks: 15 % of tokens, 10 % of them random, 10 % kept (Devlin et al. 2019)."""
 
     mask_rounding: str = option(
         "random",
-        "rounding of the number of targets, random: up or down, exact on average; nearest: at least 1 "
-        "(ELECTRA)",
+        "rounding of the number of targets, random: up or down, exact on average; nearest: at "
+        "least 1 (ELECTRA)",
         choices=("random", "nearest"),
     )
 
 
 def check_rows(config: RunConfig) -> None:
-    """Raise UsageError if the task's rows are longer than the model or have more kinds of segments."""
+    """Raise UsageError if rows are longer, or have more segment types, than the model allows."""
     longest = getattr(config.task, "tokens_per_sample", 0)
     room = getattr(config.model, "max_positions", 0)
     if room and longest > room:
@@ -109,7 +109,7 @@ def masking_of(
     rounding: str = "random",
     drawing: DrawingConfig | None = None,
 ) -> Masking:
-    """Return the masking that a task's options describe: special tokens are neither hidden nor drawn.
+    """Return the masking of a task's options; special tokens are neither masked nor sampled.
 
     Args:
         config: Options of MaskingConfig and RowsConfig.
@@ -156,7 +156,7 @@ def first(count: int, limit: int) -> int:
 
 
 def scored_rows(task: Task, split: str, count: int) -> int:
-    """Return how many of a split's `count` rows are scored: task.valid_size limits trainer.valid_split."""
+    """Return how many of `count` rows of a split are scored; task.valid_size limits valid_split."""
     is_valid = split == task.run_config.trainer.valid_split
     return first(count, task.config.valid_size if is_valid else 0)
 

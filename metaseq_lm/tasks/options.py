@@ -18,7 +18,7 @@ class BatchConfig:
 
 @dataclass
 class EvaluationConfig:
-    """How much of the validation split is used."""
+    """The part of the validation split that is used."""
 
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
@@ -44,7 +44,7 @@ class CutRowsConfig(RowsConfig):
 
 @dataclass
 class BreakModeConfig:
-    """How a corpus is cut into rows."""
+    """The rows of a corpus."""
 
     sample_break_mode: str = option(
         "none",
@@ -64,7 +64,7 @@ class MaskingConfig:
 
 @dataclass
 class DrawingConfig:
-    """How targets are drawn."""
+    """The choice of targets."""
 
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
     mask_rarity: float = option(

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from metaseq_lm.data.streams import Stream
     from metaseq_lm.tasks import Task
 
-# For each kind of update: its share of all updates, and the batches that it takes (see `Task.needs`).
+# For each kind of update: its share of all updates, and the batches that it takes (see
+# `Task.needs`).
 Kinds = list[tuple[float, dict[str, int]]]
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """Completes the configuration of a training run from its data, such as the number of updates."""
+    """Completes the configuration of a training run from its data, e.g. the number of updates."""
 
     @classmethod
     def prepare(cls, run_config: RunConfig) -> RunConfig:
@@ -57,7 +58,7 @@ class HasSamples(Protocol):
     """Logs example outputs of the model as texts after each validation."""
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
-        """Return the texts. All replicas call it, in evaluation mode; those of the first are logged."""
+        """Return the texts. Called by all replicas in eval mode; the first one's are logged."""
 
 
 @runtime_checkable
@@ -112,8 +113,8 @@ class HasFacts(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return the facts, for JSON; a resumed or finished run must have the same.
 
-        "labels" are the classes of each labelled set in the order of the outputs of its head. A task
-        that uses other runs gives a hash of their weights.
+        "labels" are the classes of each labelled set in the order of the outputs of its head. A
+        task that uses other runs gives a hash of their weights.
         """
 
 
@@ -178,6 +179,6 @@ def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
         n for n, e in sorted(CRITERIONS.entries.items()) if hasattr(e.value, "token_log_probs")
     ]
     raise UsageError(
-        f"the criterion {task.run_config.criterion._name} gives no probabilities of tokens, so its runs "
-        f"cannot score sentences; runs of these can: {', '.join(names)}"
+        f"the criterion {task.run_config.criterion._name} gives no probabilities of tokens, so its "
+        f"runs cannot score sentences; runs of these can: {', '.join(names)}"
     )

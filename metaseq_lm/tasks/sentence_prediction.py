@@ -62,7 +62,7 @@ class SentencePredictionConfig(
     ValidateEpochsConfig,
     OneSetConfig,
 ):
-    """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
+    """The labelled set, its batches and the head (defaults: Clark et al. 2020)."""
 
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     pooler_activation: str = option(
@@ -75,8 +75,8 @@ class SentencePredictionTask(LabelledSetTask):
     """A pre-trained encoder and a head on one labelled set.
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
-    linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real values.
-    Where a row has any number of the classes, each has a sigmoid.
+    linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real
+    values. Where a row has any number of the classes, each has a sigmoid.
     """
 
     exported = True
@@ -126,7 +126,7 @@ class SentencePredictionTask(LabelledSetTask):
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, scale)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so, and with task.keep_head the head."""
+        """Load the encoder of any model, and with task.keep_head the head."""
         chosen = super().pretrained(weights)
         if self.config.keep_head:
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
@@ -145,7 +145,7 @@ class SentencePredictionTask(LabelledSetTask):
         return self.config.pooler_activation if self.config.pooled else TANH
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError if a kept head has another activation, other classes or another order."""
+        """Raise UsageError if a kept head has another activation or other (ordered) classes."""
         activation = facts.get("pooler_activation", TANH)
         if self.config.keep_head and activation != self._activation:
             raise UsageError(
@@ -159,7 +159,7 @@ class SentencePredictionTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
+        """Return the metrics, the main one first, the loss, and the rows of `labelled_split`."""
         ((split, batches),) = passes.items()
         data = self.labelled(split).data
 

@@ -62,11 +62,13 @@ class SquadConfig(RowsConfig, OneSetConfig):
     doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
     joint: bool = option(
         True,
-        "score the end of an answer given its start; false: BERT's head, start and end by themselves",
+        "score the end of an answer given its start; false: BERT's head, start "
+        "and end by themselves",
     )
     answerability: bool = option(
         True,
-        "a head for questions without an answer; false: their answer is the span from [CLS0] to [CLS0]",
+        "a head for questions without an answer; false: their answer is the span "
+        "from [CLS0] to [CLS0]",
     )
     beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
     n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
@@ -113,7 +115,7 @@ class SquadTask(LabelledSetTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the official scores, the mean loss of a window, its parts; one `_row` a question."""
+        """Return official scores, the mean loss of a window and its parts, and question rows."""
         ((split, batches),) = passes.items()
 
         def judge(batch: AnswerBatch) -> tuple[Terms, list[WindowAnswers]]:
@@ -134,7 +136,7 @@ class SquadTask(LabelledSetTask):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return official scores and rows of the mean of the runs' probabilities: `mean_answers`."""
+        """Return official scores and rows of the runs' mean probabilities: see `mean_answers`."""
         rows = mean_answers(members, self.config.n_best)
         rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
         texts = {row["id"]: best_text(row) for row in rows}
@@ -158,7 +160,7 @@ class SquadTask(LabelledSetTask):
     def _decode(
         self, split: str, model: nn.Module, x: Tensor, batch: AnswerBatch
     ) -> list[WindowAnswers]:
-        """Return what each window of a batch says, given its states x (B, S, D)."""
+        """Return the outputs of each window of a batch, given its states x (B, S, D)."""
         assert isinstance(model, SpanModel) and batch.samples is not None
         options, windows = self.config, self.windows(split)
         beam = model.best_spans(x, batch.answer_mask, options.beam)
@@ -174,7 +176,7 @@ class SquadTask(LabelledSetTask):
         return answers
 
     def _odds(self, answers: Answers) -> float:
-        """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
+        """Return the no-answer odds: its logit, or (BERT) its score minus the best span's."""
         return answers.null - (0.0 if self.config.answerability else answers.best_score)
 
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:

@@ -56,7 +56,7 @@ class TokenClassificationConfig(
     ValidateEpochsConfig,
     OneSetConfig,
 ):
-    """Which tagged set, how it is batched, and the head."""
+    """The tagged set, its batches and the head."""
 
     labelled: str = with_default(
         LabelledSetConfig,
@@ -90,7 +90,7 @@ class TokenClassificationTask(OneSetTask):
         return len(tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
-        """Return a split of the set: one without a training split is good for evaluation."""
+        """Return a split of the set; one without training split is valid for evaluation."""
         return self.labelled(sorted(Manifest.load(labelled_folder(self.run_config)).splits)[0])
 
     def build_streams(self, split: str) -> dict[str, Stream]:
@@ -111,7 +111,7 @@ class TokenClassificationTask(OneSetTask):
         return TokenClassifier(sizes, len(vocabulary), vocabulary.pad, head)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return the scores of the set, the main one as "score" too, and the loss; `prediction_rows`."""
+        """Return the scores, the main one also as "score", the loss and `prediction_rows`."""
         ((split, batches),) = passes.items()
         rows = self.labelled(split)
         data = rows.data
@@ -142,7 +142,7 @@ class TokenClassificationTask(OneSetTask):
         return Scored(metrics, lambda: prediction_rows(self.config.labelled, data, labels))
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) and the report of conlleval."""
+        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) and conlleval's report."""
         return prediction_files(self.config.labelled, self.labelled(split).data, rows)
 
 

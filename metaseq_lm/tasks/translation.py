@@ -1,4 +1,4 @@
-"""Translation of parallel text with an LSTM encoder-decoder; BLEU of what beam search finds.
+"""Translation of parallel text with an LSTM encoder-decoder; BLEU by beam search.
 
 Shapes: B rows, S source and T target positions.
 """
@@ -36,7 +36,7 @@ LENGTH_FACTOR, LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * sourc
 
 @dataclass
 class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches, how much of the labels is used, and how translations are searched and scored."""
+    """Batches, the share of the labels, beam search and scoring."""
 
     batch_size: int = with_default(
         BatchConfig, "batch_size", 64, "mean number of sentence pairs of a batch"
@@ -52,7 +52,10 @@ class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 @register_task("translation", dataclass=TranslationConfig)
 class TranslationTask(Task):
-    """One stream of sentence pairs, the default update. DATA is the set, DATA/NAME of preprocess."""
+    """One stream of sentence pairs, the default update.
+
+    DATA is the set, DATA/NAME of preprocess.
+    """
 
     criterions = (Translation,)
 
@@ -69,7 +72,8 @@ class TranslationTask(Task):
     def labelled_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the training sentences that are used with their translations, and all others.
 
-        A seeded share of those that are not too long, at least one; others are within the limit too.
+        A seeded share of those that are not too long, at least one; others are within the limit
+        too.
         """
         options = self.config
         usable = shorter(ParallelSet(self.data, "train"), options.max_length)
@@ -104,8 +108,8 @@ class TranslationTask(Task):
     def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the best translation of each source row, ids (B, L) padded behind [SEP].
 
-        Its length is bounded by the row's own source, so what it is depends on no other row. Special
-        tokens other than [UNK] are not generated.
+        Its length is bounded by that of its source, so it does not depend on other rows.
+        Special tokens other than [UNK] are not generated.
         """
         vocabulary = self.tokenizers[1].vocabulary
         beam = Beam(

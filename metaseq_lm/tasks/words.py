@@ -1,7 +1,7 @@
-"""Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependency trees.
+"""Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependencies.
 
-Also their official scores, files of predictions, and a language model beside them. Facts follow Clark
-et al. 2018. Shapes: B rows, S positions, C classes.
+Also their official scores, files of predictions, and a language model beside them. Facts follow
+Clark et al. 2018. Shapes: B rows, S positions, C classes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ParserConfig:
 
 
 class WordTask(Task):
-    """One or several labelled sets, each with a stream and heads of its own name.
+    """One or several labelled sets, each with a stream and heads of the same name.
 
     Starting from another run it takes the encoder, the averaged one if there is, and fresh heads.
     """
@@ -222,7 +222,7 @@ class WordTask(Task):
         return facts
 
     def further_costs(self) -> Costs:
-        """Return what the language model of task.elmo has cost."""
+        """Return the cost of the language model of task.elmo."""
         return ancestors(self.config.elmo, prefer="best") if self.config.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
@@ -230,7 +230,7 @@ class WordTask(Task):
         return nn.ModuleDict({PRIMARY: self.build_module(self.some_split(name), encoder)})
 
     def build_module(self, data: WordSet, encoder: ViewsEncoder, **view: Any) -> nn.Module:
-        """Return a module for the classes of a set; `view` are options of a module, what it sees."""
+        """Return a module for the classes of a set; `view` has its options, such as its input."""
         options, classes = self.config, len(data.label_names)
         if data.form != TREES:
             return TaggingModule(encoder, classes, options.hidden_dim, **view)
@@ -238,11 +238,11 @@ class WordTask(Task):
         return ParsingModule(encoder, classes, encoder.dropout, *sizes, **view)
 
     def some_split(self, name: str) -> WordSet:
-        """Return a split of a set: a data folder without a training split is good for evaluation."""
+        """Return a split of a set; a folder without training split is valid for evaluation."""
         return self.labelled(name, sorted(Manifest.load(self.data / name).splits)[0])
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of a run of words, the averaged one if it has one."""
+        """Load the encoder of a run of words, the averaged one if it has one."""
         averaged = AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
         encoder = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -262,7 +262,7 @@ class WordTask(Task):
         return super().update(engine, model, batches)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return "score", the mean of the sets' main scores, all scores, the loss; `prediction_rows`.
+        """Return "score" (the mean main score of the sets), all scores, loss and predictions.
 
         With several sets names begin with the set's; what begins with "raw_" is of the weights
         themselves, everything else of the averaged ones.
@@ -299,7 +299,7 @@ class WordTask(Task):
         name: str,
         batches: Iterable[list[Any]],
     ) -> tuple[Logs, dict[str, list[Predicted]]]:
-        """Return the terms of the first of a model's nets on a set, and what each predicts, by prefix."""
+        """Return the terms of a model's first net on a set, and its predictions, by prefix."""
 
         def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, Predicted]]]:
             predicted: list[tuple[str, Predicted]] = []
@@ -312,8 +312,10 @@ class WordTask(Task):
             return terms, predicted
 
         logs, predictions = judged(engine, batches, judge)
-        by_net = {net: [row for prefix, row in predictions if prefix == net] for net in nets}
-        # The official accuracy takes the place of the term.
+        by_net: dict[str, list[Predicted]] = {net: [] for net in nets}
+        for prefix, row in predictions:
+            by_net[prefix].append(row)
+        # The official accuracy replaces the term.
         return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -325,7 +327,7 @@ class WordTask(Task):
 
 
 class OneSetTask(WordTask):
-    """An encoder of words and one labelled set of a `form`; raises UsageError for a set of another."""
+    """A word encoder and one labelled set of a `form`; UsageError for a set of another form."""
 
     form = ""
 
@@ -337,15 +339,15 @@ class OneSetTask(WordTask):
         data = super()._labelled(name, split)
         if data.form != self.form:
             raise UsageError(
-                f"{data.folder} is a set of {data.form}, task '{self.run_config.task._name}' is for "
-                f"{self.form}; tagged sets are for task tagging, treebanks for parsing"
+                f"{data.folder} is a set of {data.form}, task '{self.run_config.task._name}' is "
+                f"for {self.form}; tagged sets are for task tagging, treebanks for parsing"
             )
         return data
 
 
 @dataclass
 class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
-    """Which tagged set, batches, heads and averaged weights."""
+    """The tagged set, batches, heads and averaged weights."""
 
     labelled: str = with_default(
         LabelledSetConfig, "labelled", "", "tagged set in DATA (preprocess --tagged NAME)"
@@ -362,7 +364,7 @@ class TaggingTask(OneSetTask):
 
 @dataclass
 class ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
-    """Which treebank, batches, heads and averaged weights."""
+    """The treebank, batches, heads and averaged weights."""
 
     labelled: str = with_default(
         LabelledSetConfig, "labelled", "", "treebank in DATA (preprocess --treebank NAME)"
@@ -390,27 +392,27 @@ def word_batch(
 
 
 def with_sizes(config: RunConfig) -> RunConfig:
-    """Return `config` with task.elmo_sizes as the run that task.elmo names has them.
+    """Return `config` with task.elmo_sizes set from the run of task.elmo.
 
     So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
     another model or of another vocabulary than the data folder's, CheckpointError if there is none.
     """
     if not config.task.elmo:
         return replace(config, task=replace(config.task, elmo_sizes=[]))
-    place = manifests.resolve(config.task.elmo, prefer="best")
-    source = checkpoint.load(place)
+    source_path = manifests.resolve(config.task.elmo, prefer="best")
+    source = checkpoint.load(source_path)
     model = (source.manifest.get("config") or {}).get("model") or {}
     if model.get("_name") != LANGUAGE_MODEL:
         raise UsageError(
-            f"task.elmo: {place} has model {model.get('_name')}; give a run of --task "
+            f"task.elmo: {source_path} has model {model.get('_name')}; give a run of --task "
             f"word_language_modeling --criterion language_modeling --model {LANGUAGE_MODEL}"
         )
     then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
     if then != now or f"{ENCODER}ids" not in source.weights:
         raise UsageError(
-            f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} and "
-            f"{now}); train it on this folder, or make the folder with its vocabulary: preprocess "
-            "--words --tokenizer-from FOLDER"
+            f"task.elmo: {source_path} was trained on another vocabulary than {config.data} has "
+            f"({then} and {now}); train it on this folder, or make the folder with its vocabulary: "
+            "preprocess --words --tokenizer-from FOLDER"
         )
     words = len(source.weights[f"{ENCODER}tokens.weight"])
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
@@ -434,20 +436,22 @@ def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Pred
     columns = [part.tolist() for part in parts]
     lengths = batch.lengths.tolist()
     assert batch.samples is not None
-    return [
-        (sample, [column[row][1 : lengths[row] + 1] for column in columns])
-        for row, sample in enumerate(batch.samples.tolist())
-    ]
+    rows = []
+    for row, sample in enumerate(batch.samples.tolist()):
+        end = lengths[row] + 1
+        rows.append((sample, [column[row][1:end] for column in columns]))
+    return rows
 
 
 def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
-    """Return the scores of a split of which all predictions are known, the main one first.
+    """Return the scores of a split from all its predictions, the main one first.
 
     That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
     """
     ordered = sorted(predictions)
     samples = [sample for sample, _ in ordered]
-    parts = [[columns[i] for _, columns in ordered] for i in range(len(ordered[0][1]))]
+    columns = [sentence for _, sentence in ordered]
+    parts = [list(part) for part in zip(*columns, strict=True)]
     if data.form == TREES:
         scores, main = score_trees(data, samples, parts[1], parts[0]), "las"
     else:
@@ -458,9 +462,10 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
 def prediction_rows(
     name: str, data: WordSet, predictions: Sequence[Predicted]
 ) -> list[dict[str, Any]]:
-    """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
+    """Return "index", "set", "words", "gold" and "predicted" label names of each sentence.
 
-    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the root.
+    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the
+    root.
     """
     rows = []
     assert data.labels is not None
@@ -480,10 +485,10 @@ def prediction_rows(
 
 
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
+    """Return the predictions of a split as one file: CoNLL (word, gold, predicted) or CoNLL-U.
 
-    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the file
-    is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
+    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the
+    file is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
     """
     sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:

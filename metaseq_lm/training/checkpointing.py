@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: when one is the best, saving, pruning, finding one to resume from."""
+"""Checkpoints of a training run: selecting the best, saving, pruning and choosing one to resume."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Checkpointer:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Entries of every manifest: configuration, data, tokenizer and facts at the start of the run."""
+        """Entries of every manifest: configuration, data, tokenizer and start of the run."""
         config = self.parts.config
         return {
             "config": mask_options(as_dict(config)),
@@ -88,9 +88,9 @@ class Checkpointer:
 
         The first replica writes, except shards, of which each process writes its own. With
         trainer.async_save the files are only begun, unless the checkpoint is `required`: `finish`
-        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point at
-        the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is `required`
-        or trainer.on_save_error is stop.
+        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point
+        at the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is
+        `required` or trainer.on_save_error is stop.
         """
         trouble = self.finish()  # of an earlier one
         if self.saved_at == update and not trouble:
@@ -104,7 +104,7 @@ class Checkpointer:
     def _begin(
         self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
     ) -> str:
-        """Begin to write a checkpoint; return an error message or "", the same on all replicas."""
+        """Start writing a checkpoint; return an error message or "", the same on all replicas."""
         first, trouble = process_group.rank() == 0, ""
         weights, files, manifest = self.parts.model.state_dict(), {}, {}
         shards = checkpoint.take_shards({"weights": weights, "state": state})
@@ -130,7 +130,7 @@ class Checkpointer:
         return trouble
 
     def outdate(self) -> str:
-        """Let the next save write a checkpoint of this update again; errors as in `save`."""
+        """Make the next save rewrite a checkpoint of this update; raises as `save` does."""
         trouble = self.finish()
         self.saved_at = -1
         return trouble
@@ -208,8 +208,8 @@ class Checkpointer:
         ]
         if others:
             messages.append(
-                f"the checkpoint was made with other software ({', '.join(others)}), so the run may not be "
-                "bitwise equal to an uninterrupted one"
+                f"the checkpoint was made with other software ({', '.join(others)}), so the run "
+                "may not be bitwise equal to an uninterrupted one"
             )
         return messages
 
@@ -246,7 +246,7 @@ class Checkpointer:
 
 
 class BestCheckpoint:
-    """The best value of trainer.best_checkpoint_metric, its update, and the number of validations since."""
+    """Best value of trainer.best_checkpoint_metric, its update, and the validations since then."""
 
     def __init__(self, options: TrainerConfig) -> None:
         self.metric: str = options.best_checkpoint_metric
@@ -290,11 +290,11 @@ class BestCheckpoint:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Raise MetaseqError if the disk has no room for two checkpoints with two moments per weight."""
+    """Raise MetaseqError if the disk cannot hold two checkpoints with two moments per weight."""
     size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
     needed, free = int(2.2 * size), free_bytes(folder)
     if free < needed:
         raise MetaseqError(
-            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and {free:,} "
-            f"are free ({human_bytes(free)}). Make room, or choose another --save-dir"
+            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and "
+            f"{free:,} are free ({human_bytes(free)}). Make room, or choose another --save-dir"
         )

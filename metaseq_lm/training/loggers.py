@@ -1,4 +1,4 @@
-"""Where a run's values go besides log.jsonl: TensorBoard, trackio, Weights & Biases, MLflow."""
+"""Loggers of a run besides log.jsonl: TensorBoard, trackio, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoggedRun:
     Attributes:
         folder: The run folder.
         config: The run's configuration.
-        update: The update from which it goes on.
+        update: The update from which it continues.
     """
 
     folder: Path
@@ -43,7 +43,7 @@ class LoggedRun:
 
     @property
     def id(self) -> str:
-        """What a logger finds the run by when it is resumed; stored in the run folder."""
+        """The logger's identifier of the run, stored in the run folder to resume it."""
         file = self.folder / ID_FILE
         stored = file.read_text(errors="replace").strip() if file.is_file() else ""
         if not re.fullmatch("[0-9a-f]{32}", stored):
@@ -61,29 +61,30 @@ class Logger(Protocol):
     """A service that is open for a run; its methods may raise any exception."""
 
     def log(self, update: int, values: dict[str, float]) -> None:
-        """Add one point per value; of a resumed run, an update may come again with equal values."""
+        """Add one point per value; a resumed run may repeat an update with equal values."""
 
     def close(self, failed: bool) -> None:
-        """Send what waits, and mark the run as finished or failed."""
+        """Flush, and mark the run as finished or failed."""
 
 
 class TensorBoard:
     """An event file in the run folder.
 
-    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full disk
-    the next point waits for ever.
+    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full
+    disk the next point blocks.
     """
 
     def __init__(self, run: LoggedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        place = run.folder / "tb"
-        place.mkdir(parents=True, exist_ok=True)
+        folder = run.folder / "tb"
+        folder.mkdir(parents=True, exist_ok=True)
         # By the number, a run that is resumed within a second does not overwrite its file.
-        number = sum(1 for _ in place.iterdir())
-        self.writer = EventsWriter(str(place / "events"), f".{number:04d}")
-        # TensorBoard drops later points, which a killed process logged, and shows those that follow.
+        number = sum(1 for _ in folder.iterdir())
+        self.writer = EventsWriter(str(folder / "events"), f".{number:04d}")
+        # TensorBoard drops later points, which a killed process logged, and shows those that
+        # follow.
         start = SessionLog(status=SessionLog.START)
         self.writer.write_event(
             Event(step=run.update + 1, wall_time=time.time(), session_log=start)
@@ -150,7 +151,7 @@ class WandB:
         self.run.log(values, step=update)
 
     def close(self, failed: bool) -> None:
-        """Send what waits and end the run."""
+        """Flush and end the run."""
         self.run.finish(exit_code=int(failed))
 
 
@@ -164,14 +165,18 @@ class MLflow:
         self.client = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
-        place = experiment.experiment_id if experiment else self.client.create_experiment(name)
-        earlier = self.client.search_runs([place], f"tags.metaseq_lm_id = '{run.id}'")
+        experiment_id = (
+            experiment.experiment_id if experiment else self.client.create_experiment(name)
+        )
+        earlier = self.client.search_runs([experiment_id], f"tags.metaseq_lm_id = '{run.id}'")
         if earlier:
             self.run_id = earlier[0].info.run_id
             self.client.update_run(self.run_id, status="RUNNING")
             return
         tags = {"metaseq_lm_id": run.id}
-        self.run_id = self.client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        self.run_id = self.client.create_run(
+            experiment_id, run_name=run.name, tags=tags
+        ).info.run_id
         options = [Param(key, str(value)[:500]) for key, value in run.options.items()]
         for first in range(0, len(options), 100):  # MLflow takes no more at once
             self.client.log_batch(self.run_id, params=options[first : first + 100])
@@ -203,7 +208,8 @@ def check_installed(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(name) is None:
             raise UsageError(
-                f"engine.loggers names {name}, which is not installed; pip install 'metaseq-lm[{name}]'"
+                f"engine.loggers names {name}, which is not installed; pip install "
+                f"'metaseq-lm[{name}]'"
             )
 
 

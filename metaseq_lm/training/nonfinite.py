@@ -22,8 +22,8 @@ class NonfinitePolicy:
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
 
-    With "stop" a GPU refuses the step itself (`finite_check.defers`), and the run stops when the host looks
-    next: before a line of the log, a validation, a checkpoint and the end.
+    With "stop" a GPU refuses the step itself (`finite_check.defers`), and the run stops when the
+    host looks next: before a line of the log, a validation, a checkpoint and the end.
     """
 
     def __init__(self, options: TrainerConfig, model: nn.Module, engine: Engine) -> None:
@@ -83,8 +83,9 @@ class NonfinitePolicy:
         if self.policy == "stop" or self.refusals > self.limit:
             times = f" ({self.refusals} times in a row)" if self.refusals > 1 else ""
             raise DivergedError(
-                f"{message}{times}; nothing was changed by it. Lower optimizer.lr or optimizer.clip_norm and "
-                "start anew, or resume with trainer.on_nonfinite=skip or rollback"
+                f"{message}{times}; nothing was changed by it. Lower optimizer.lr or "
+                "optimizer.clip_norm and start anew, or resume "
+                "with trainer.on_nonfinite=skip or rollback"
             )
 
 

@@ -1,4 +1,4 @@
-"""The task, the networks and the engine of a run, built from its configuration, and their evaluation."""
+"""Task, networks and engine of a run, built from its configuration, and their evaluation."""
 
 from __future__ import annotations
 
@@ -52,12 +52,10 @@ class Parts:
         """The fingerprint of the data in use; MetaseqError if a file differs from the manifest."""
         return fingerprint_of_run(self.config.data, vars(self.config.task))
 
-    def place(self, batches: Batches) -> Batches:
+    def to_device(self, batches: Batches) -> Batches:
         """Return the batches of an update on the engine's device, in its precision."""
-        return {
-            name: [self.engine.to_device(batch) for batch in stream]
-            for name, stream in batches.items()
-        }
+        to_device = self.engine.to_device
+        return {name: [*map(to_device, stream)] for name, stream in batches.items()}
 
     @contextlib.contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -94,7 +92,7 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     if config.engine.parallel != "replicate":
-        # Parameters that are put together and let go in turn would leave holes in the heap.
+        # Gathering and releasing parameters in turn would fragment the heap.
         set_heap(1 << 20)
     elif config.engine.retain_heap:
         set_heap(1 << 30, retain=True)  # can save a quarter of the time of an update on a CPU
@@ -106,13 +104,13 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     recompute = config.engine.recompute == "block"
     if recompute and not any(isinstance(module, Stack) for module in model.modules()):
         raise UsageError(
-            "engine.recompute=block computes the activations of Transformer layers again, and model "
-            f"{config.model._name} has none; leave engine.recompute out"
+            "engine.recompute=block computes the activations of Transformer layers again, and "
+            f"model {config.model._name} has none; leave engine.recompute out"
         )
     if config.engine.precision == "fp64" and config.engine.reduce_precision == "bf16":
         raise UsageError(
-            "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; leave it out, "
-            "or use engine.precision=fp32"
+            "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; "
+            "leave it out, or use engine.precision=fp32"
         )
     by_layer = config.engine.gather == "layer"
     placement = build_placement(model, config.engine.parallel, device, by_layer)
@@ -136,7 +134,7 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
 def check_compilable(
     config: RunConfig, task: Task, model: nn.Module, device: str, sharded: bool
 ) -> None:
-    """Raise UsageError that names what of a run engine.compile=true cannot compile, or what is missing."""
+    """Raise UsageError that names what engine.compile=true cannot compile or is missing."""
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
     ]
@@ -153,20 +151,21 @@ def check_compilable(
     for reason in filter(None, reasons):
         raise UsageError(
             f"engine.compile=true cannot compile task {config.task._name} with criterion "
-            f"{config.criterion._name} and these options, because {reason}; use engine.compile=false"
+            f"{config.criterion._name} and these options, because {reason}; use "
+            "engine.compile=false"
         )
     compiler = os.environ.get("CXX", "g++")
     headers = Path(sysconfig.get_path("include"), "Python.h")
     if device == "cpu" and not (shutil.which(compiler) and headers.exists()):
         raise UsageError(
-            f"engine.compile=true needs a C++ compiler ({compiler}) and Python's headers ({headers}): "
-            "install g++ and python3-dev or their like, name the compiler in CXX, or use "
-            "engine.compile=false"
+            f"engine.compile=true needs a C++ compiler ({compiler}) and Python's headers "
+            f"({headers}): install g++ and python3-dev or their like, name the compiler in CXX, or "
+            "use engine.compile=false"
         )
 
 
 def set_up_compiler() -> None:
-    """Let torch.compile take numbers of Python, such as rates of dropout, as constants.
+    """Make torch.compile treat Python numbers, such as dropout rates, as constants.
 
     It would trace them as symbols, find that it cannot, and then trace and compile all again. What
     changes between updates is a tensor.
@@ -180,22 +179,19 @@ def check_parts(config: RunConfig) -> None:
     """Raise UsageError if the configured task or its networks cannot be built.
 
     The networks get no memory. One that computes with its first weights cannot be built so, and
-    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as long as
-    these are still to be made.
+    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as
+    long as these are still to be made.
     """
     check_pair(config)
     require_data_folder(config.data)
     if not any(Path(config.data).iterdir()):
         return
     values = flatten(as_dict(config))
-    sources = [values.get(key) for key in options_with("source", config)]
-    paths = [
-        path
-        for source in sources
-        for path in ([source] if isinstance(source, str) else source or [])
-    ]
-    if not all(Path(path).exists() for path in paths):
-        return
+    for key in options_with("source", config):
+        source = values.get(key) or []
+        paths = [source] if isinstance(source, str) else source
+        if not all(Path(path).exists() for path in paths):
+            return
     task = build_task(prepare_config(config))
     with torch.device("meta"), contextlib.suppress(RuntimeError):
         task.build_model()
@@ -223,7 +219,7 @@ def choose_device(name: str) -> str:
 
 
 def set_heap(largest: int, retain: bool = False) -> None:
-    """Let glibc take blocks above `largest` bytes from the system, and `retain` freed memory below."""
+    """Make glibc map blocks above `largest` bytes and `retain` freed memory below that size."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, largest)  # M_MMAP_THRESHOLD
@@ -236,8 +232,8 @@ def check_splits(parts: Parts) -> None:
     options = parts.config.trainer
     if options.valid_split == "train":
         raise UsageError(
-            "trainer.valid_split=train would choose the best checkpoint by the examples it was trained on; "
-            "name another split, and score 'train' with trainer.final_splits=[train]"
+            "trainer.valid_split=train would choose the best checkpoint by the examples it was "
+            "trained on; name another split, and score 'train' with trainer.final_splits=[train]"
         )
     for split in sorted({options.valid_split, *options.final_splits} - {""}):
         check_scored(parts.task, split)
@@ -248,8 +244,8 @@ def check_scored(task: Task, split: str) -> None:
     """Raise UsageError for the training split if the task cannot score it."""
     if split == "train" and not isinstance(task, ScoresTraining):
         raise UsageError(
-            "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
-            "(preprocess --split NAME=FILE) and name that"
+            "the stream of 'train' is endless and cannot be scored; binarise its text as a further "
+            "split (preprocess --split NAME=FILE) and name that"
         )
 
 
@@ -290,7 +286,7 @@ def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this process in bytes: GPU memory on a GPU, resident size on CPU."""
+    """Return the peak memory of this process in bytes: of the GPU, or resident size on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import traceback
@@ -29,8 +30,9 @@ class Prefetcher:
         positions: where to start in each stream.
         shard: this replica's share of each batch.
         workers: number of threads.
-        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its thread.
-        place: what the threads do with the batches of an update in the end, such as moving them to a GPU.
+        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its
+            thread.
+        transfer: moves the batches of an update to a device; called in the threads.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Prefetcher:
         shard: Shard,
         workers: int = 0,
         timeout: float = 600.0,
-        place: Callable[[Batches], Batches] | None = None,
+        transfer: Callable[[Batches], Batches] | None = None,
     ) -> None:
         self.needs = needs
         self.streams = streams
@@ -49,7 +51,7 @@ class Prefetcher:
         self.shard = shard
         self.workers = workers
         self.timeout = timeout
-        self.place = place
+        self.transfer = transfer
         self.threads: dict[int, int] = {}  # update: the thread that prepares it
 
     def _plan(self, update: int, positions: dict[str, int]) -> Plan:
@@ -66,7 +68,7 @@ class Prefetcher:
         for name, number in plan:
             micro_batches = self.streams[name].micro_batches(number, self.shard)
             batches.setdefault(name, []).append(micro_batches)
-        batches = self.place(batches) if self.place else batches
+        batches = self.transfer(batches) if self.transfer else batches
         del self.threads[update]
         return batches
 
@@ -102,14 +104,16 @@ class Prefetcher:
             frame = sys._current_frames().get(thread)
             where = "".join(traceback.format_stack(frame)) if frame else "it has not begun\n"
             raise MetaseqError(
-                f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the batch "
-                f"of update {update} within {self.timeout:.0f} s (engine.timeout). It is at\n{where}"
+                f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the "
+                f"batch of update {update} within {self.timeout:.0f} s "
+                f"(engine.timeout). It is at\n{where}"
             ) from None
 
 
 def sample_numbers(batches: Batches) -> dict[str, list[Any]]:
     """Return the numbers of the samples in an update, by stream."""
-    return {
-        name: [micro.samples.tolist() for batch in stream for micro in batch]
-        for name, stream in batches.items()
-    }
+    numbers = {}
+    for name, stream in batches.items():
+        micro_batches = itertools.chain.from_iterable(stream)
+        numbers[name] = [micro.samples.tolist() for micro in micro_batches]
+    return numbers

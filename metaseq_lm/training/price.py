@@ -35,7 +35,7 @@ from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 
-# A dry run on a CPU computes a part of a batch that has at least so many rows: a whole update of a
+# A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
 DRY_ROWS = 8
 
@@ -92,7 +92,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
 
 
 def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
-    """Return by how much a dry run divides the batches: on a CPU, all keep DRY_ROWS rows or are whole."""
+    """Return the divisor of a dry run's batches: on a CPU all have DRY_ROWS rows or are whole."""
     if parts.engine.device.type != "cpu":
         return 1
     needed = [streams[name] for _, needs in kinds_of(parts.task) for name in needs]
@@ -104,9 +104,9 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
 
 
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
-    """Begin an update of each kind of the task, and yield its batches on the engine's device.
+    """Start an update of each kind of the task and yield its batches on the engine's device.
 
-    Of each batch the share that a replica would have if there were `divisor` times as many.
+    Of each batch it takes the share of a replica among `divisor` times as many.
     """
     kinds = kinds_of(parts.task)
     shard = replace(parts.shard, world=divisor * parts.shard.world)
@@ -119,7 +119,7 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Ite
         empty = [name for name, stream in batches.items() if not all(stream)]
         if empty and divisor > 1:
             raise UsageError(f"batches of stream '{empty[0]}' cannot be divided by {divisor}")
-        yield parts.place(batches)
+        yield parts.to_device(batches)
 
 
 def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, f
 
 
 def seconds_of_update(estimate: PriceEstimate) -> float:
-    """Make one more update of each kind; return the mean time over the kinds and their batches.
+    """Repeat one update of each kind; return the mean time over the kinds and their batches.
 
     A call of all replicas. It is not that of the first updates, which take longer and are counted.
     """
@@ -180,16 +180,16 @@ def dry_run(config: RunConfig) -> Parts:
     seconds = seconds_of_update(estimate)
     peak = max(process_group.gather_objects(peak_memory(parts.engine.device)))
     log.message(
-        f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} parameters "
-        "are trained",
+        f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} "
+        "parameters are trained",
         is_result=True,
     )
     options = config.trainer
     total = options.max_update or int(options.max_flops // estimate.flops)
     log.message(
-        f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, without "
-        f"validations and saves; memory: {human_bytes(peak)} of a process at most"
-        f"{' with such a part, more with a whole batch' if is_part else ''}",
+        f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, "
+        f"without validations and saves; memory: {human_bytes(peak)} of a process at "
+        f"most{' with such a part, more with a whole batch' if is_part else ''}",
         is_result=True,
     )
     log.close()
@@ -217,7 +217,8 @@ def resolve_flops_budget(config: RunConfig) -> RunConfig:
     price = estimate_price(config).flops
     if price > options.max_flops:
         raise UsageError(
-            f"one update costs {price:.3g} FLOPs, more than trainer.max_flops={options.max_flops:.3g}"
+            f"one update costs {price:.3g} FLOPs, more than "
+            f"trainer.max_flops={options.max_flops:.3g}"
         )
     return with_updates(config, int(options.max_flops // price))
 

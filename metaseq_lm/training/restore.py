@@ -1,4 +1,4 @@
-"""Use of checkpoints: reopening a run to evaluate or export it, and starting a run from its weights."""
+"""Use of checkpoints: reopening a run for evaluation or export, and starting from its weights."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Initialisation:
     is_outdated: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return what checkpoints record of it, for JSON."""
+        """Return its record in checkpoints, for JSON."""
         costs = {} if self.costs is None else {"costs": self.costs}
         return {"start": {"weights": self.weights, **costs}} if self.weights else {}
 
@@ -89,8 +89,9 @@ class Initialisation:
 def initialise_from(parts: Parts, source: str) -> Initialisation:
     """Load the weights that the task uses from the run or checkpoint `source`.
 
-    Heads (`Task.fresh`) that only one of the two has start fresh, or are not used. Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
-    layers differ from those of `source`.
+    Heads (`Task.fresh`) that only one of the two has start fresh, or are not used. Raises
+    CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the layers
+    differ from those of `source`.
     """
     stored = checkpoint.load(manifests.resolve(source))
     check_source(stored, parts.config)
@@ -121,8 +122,8 @@ def other_heads(
 ) -> dict[str, str]:
     """Return by name the head of each of the `weights` whose head has no weight in `others`.
 
-    A head is called by one of the `prefixes` and the word after it. One of which `others` have a part
-    is damaged, or of another kind, and is not among them.
+    A head is called by one of the `prefixes` and the word after it. One of which `others` have a
+    part is damaged, or of another kind, and is not among them.
     """
 
     def head_of(name: str) -> str:
@@ -134,7 +135,7 @@ def other_heads(
 
 
 def check_source(stored: Checkpoint, config: RunConfig) -> None:
-    """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
+    """Raise UsageError if a checkpoint has another tokenizer or other layers than the run."""
     check_tokenizer(stored, config.data)
     model = (stored.manifest.get("config") or {}).get("model") or {}
     for key in SHAPELESS:
@@ -152,6 +153,6 @@ def check_tokenizer(stored: Checkpoint, data: str) -> None:
     trained_with, current = stored.manifest.get("tokenizer"), tokenizer_hash(data)
     if trained_with and current and trained_with != current:
         raise UsageError(
-            f"{stored.path} was trained with another tokenizer than {data} has ({trained_with} and {current}); "
-            "binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
+            f"{stored.path} was trained with another tokenizer than {data} has ({trained_with} and "
+            f"{current}); binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
         )

@@ -41,7 +41,7 @@ class TrainingRun:
     """Builds a run from its configuration and trains it into `config.save_dir`.
 
     All methods are calls of all replicas. `folder` is None on all but the first. The parts of the
-    run in `reset` (see RESETS) start anew with the options of `config`.
+    run in `reset` (see RESETS) restart with the options of `config`.
     """
 
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
@@ -74,9 +74,9 @@ class TrainingRun:
             trained_on, current = results.get("data"), self.parts.data_fingerprint
             if trained_on not in (None, current):
                 raise MetaseqError(
-                    f"{folder} is finished, but was trained on other data than {self.config.data} holds now "
-                    f"({trained_on} then, {current} now); choose another --save-dir, or go on with "
-                    "--reset data and a larger --max-update"
+                    f"{folder} is finished, but was trained on other data than {self.config.data} "
+                    f"holds now ({trained_on} then, {current} now); choose another --save-dir, or "
+                    "go on with --reset data and a larger --max-update"
                 )
             self._check_sources()
             if self.folder is not None:
@@ -110,17 +110,17 @@ class TrainingRun:
             self.log.close(failed=sys.exc_info()[0] is not None)
 
     def _check_sources(self) -> None:
-        """Raise MetaseqError if a finished run started from other weights than its sources have now."""
+        """Raise MetaseqError if a finished run's sources have other weights than at its start."""
         folder, source = Path(self.config.save_dir), self.config.init_from
         if self.initialisation.is_outdated:
             raise MetaseqError(
-                f"{folder} is finished, but init_from {source} has other weights now than it started from; "
-                "choose another --save-dir to start from those, or go on with its own weights with a larger "
-                "--max-update"
+                f"{folder} is finished, but init_from {source} has other weights now than it "
+                "started from; choose another --save-dir to start from those, or go on with its "
+                "own weights with a larger --max-update"
             )
         stored = manifests.newest_manifest(folder / "checkpoints") or {}
         facts: dict[str, Any] = {}
-        with contextlib.suppress(manifests.CheckpointError):  # a run that it used is gone
+        with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
             facts = facts_of(self.task)
         checkpoint.check_facts(stored.get("facts"), facts, folder)
 
@@ -143,7 +143,7 @@ class TrainingRun:
         self.record("finished", metrics=metrics)
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of the best checkpoint, if there is one, and load its weights if needed."""
+        """Add the metrics of the best checkpoint, if any, and load its weights if needed."""
         best = self.checkpointer.folder / "best"
         if not best.exists():
             return
@@ -156,7 +156,7 @@ class TrainingRun:
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.
 
-        A call of all replicas, unless the run "failed" and the others may be gone.
+        A call of all replicas, unless the run "failed" and the others may have ended.
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))

@@ -1,4 +1,4 @@
-"""Where a training run reports: the screen, log.jsonl and loggers such as TensorBoard."""
+"""Outputs of a training run: the screen, log.jsonl and loggers such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunLog:
             )
 
     def open_loggers(self, update: int) -> None:
-        """Open TensorBoard's event file and the loggers of engine.loggers, of a run at an update."""
+        """Open TensorBoard's event file and the loggers of engine.loggers at an update of a run."""
         options = self.config.engine
         names = ["tensorboard"] * options.tensorboard + list(options.loggers)
         if self.folder is not None and names:
@@ -112,7 +112,7 @@ class RunLog:
 
 
 class Window:
-    """Means of the logs since the last line; the values stay on their device until they are read."""
+    """Means of the logs since the last line; values stay on their device until they are read."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
@@ -131,7 +131,7 @@ class Window:
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        """Return sums and counts: a resumed run continues the line of the log that it was at."""
+        """Return sums and counts: a resumed run continues its current line of the log."""
         return {"sums": dict(self.sums), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:

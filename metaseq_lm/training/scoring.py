@@ -43,8 +43,8 @@ class Cost:
         passes = self.forward_tokens / max(self.row_tokens, 1)
         return (
             f"{self.sentences:,} different sentences of {self.tokens:,} tokens in {seconds:.2f} s: "
-            f"{self.sentences / seconds:,.1f} sentences/s; {self.forward_tokens:,} tokens went through "
-            f"the encoder, {passes:.2f} times each with padding"
+            f"{self.sentences / seconds:,.1f} sentences/s; {self.forward_tokens:,} tokens went "
+            f"through the encoder, {passes:.2f} times each with padding"
         )
 
 

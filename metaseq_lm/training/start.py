@@ -15,10 +15,10 @@ from metaseq_lm.training.restore import Initialisation, initialise_from
 
 
 def initialise(parts: Parts) -> Initialisation:
-    """Load the weights of init_from, unless the run has a checkpoint, which holds those it goes on with.
+    """Load the weights of init_from, unless the run has a checkpoint of its weights.
 
-    init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is not
-    the one that the run started from, otherwise errors as `initialise_from`.
+    init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is
+    not the one that the run started from, otherwise errors as `initialise_from`.
     """
     folder, source = Path(parts.config.save_dir), parts.config.init_from
     stored = manifests.newest_manifest(folder / "checkpoints")
@@ -28,9 +28,9 @@ def initialise(parts: Parts) -> Initialisation:
     then, now = record.get("weights") or weights_at(first), weights_at(source)
     if first != shown and (now is None or now != then):
         raise UsageError(
-            f"{folder} holds another run (init_from is {first!r} there, {shown!r} here, which has not the same "
-            "weights); choose another --save-dir, or the same init_from to resume it. A new run that starts "
-            f"from its weights is init_from={folder}"
+            f"{folder} holds another run (init_from is {first!r} there, {shown!r} here, which has "
+            "not the same weights); choose another --save-dir, or the same init_from to resume it. "
+            f"A new run that starts from its weights is init_from={folder}"
         )
     if source is None:
         return Initialisation()

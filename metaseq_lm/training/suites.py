@@ -20,7 +20,7 @@ PRECISION = "engine.precision"
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What to score: a checkpoint, the suite and the folder of its data, and with which options.
+    """A scoring job: a checkpoint, a suite, the folder of its data, and options.
 
     Attributes:
         checkpoint: The folder of the checkpoint.
@@ -44,7 +44,7 @@ class SuiteRequest:
 
 
 def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
-    """Return the items of a suite; UsageError, which says what a suite reads, if they are wrong."""
+    """Return the items of a suite; UsageError with the suite's input format if invalid."""
     try:
         return suite.read(folder)
     except UsageError:
@@ -116,7 +116,8 @@ def score_predictions(
         raise UsageError(
             f"suite {suite.name} takes predictions for a labelled set, and task "
             f"'{task.get('_name')}' of {request.checkpoint} makes none of a single set; give a run "
-            "that was fine-tuned on one, as by 'train DATA --task sentence_prediction task.labelled=NAME --init-from RUN'"
+            "that was fine-tuned on one, as by 'train DATA --task sentence_prediction "
+            "task.labelled=NAME --init-from RUN'"
         )
     overrides = [*request.overrides, f"task.labelled={folder.name}"]
     run = open_run(str(request.checkpoint), str(folder.parent), request.user_dir, overrides)

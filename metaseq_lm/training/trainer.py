@@ -23,7 +23,7 @@ MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chan
 
 
 class Trainer:
-    """Runs a task's updates from where the checkpoints left off. All methods are calls of all replicas."""
+    """Runs a task's updates from the last checkpoint on. All methods are collective calls."""
 
     def __init__(self, parts: Parts, checkpointer: Checkpointer, log: RunLog) -> None:
         self.parts, self.checkpointer, self.log = parts, checkpointer, log
@@ -36,7 +36,7 @@ class Trainer:
         self.best = BestCheckpoint(self.options)
         self.last_valid: dict[str, float] = {}
         self.window = Window()
-        # Of updates that the device may have refused: the numbers of their samples.
+        # Sample numbers of the updates that the device may have refused.
         self._unchecked: dict[int, dict[str, list[Any]]] = {}
         self.stopped_by = ""  # the limit that ended the run
         self._validated_at = -1
@@ -63,7 +63,7 @@ class Trainer:
                     shard,
                     engine.workers,
                     engine.timeout,
-                    self.parts.place,
+                    self.parts.to_device,
                 )
                 try:
                     self._make_updates(prefetcher)
@@ -98,7 +98,8 @@ class Trainer:
     def _log_window(self) -> None:
         """Log the updates since the last line.
 
-        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so far.
+        Raises DivergedError if a value is not finite, MetaseqError if no update had a target so
+        far.
         """
         values = self.window.means() | engine_values(self.engine)
         if self.engine.record.has_items is not False:
@@ -108,8 +109,9 @@ class Trainer:
         self._event("no targets so far")
         if self.stopped_by or self.update >= MOST_WITHOUT_TARGETS:
             raise MetaseqError(
-                f"no targets in {self.update} updates, so nothing was learnt: the text has no tokens to predict; "
-                "look at it with 'metaseq-lm doctor', and at options such as task.mask_prob"
+                f"no targets in {self.update} updates, so nothing was learnt: the text has no "
+                "tokens to predict; look at it with 'metaseq-lm doctor', and at "
+                "options such as task.mask_prob"
             )
 
     def _update(self, update: int, batches: Batches) -> None:
@@ -198,7 +200,7 @@ class Trainer:
             self.save(improved, required=bool(self.stopped_by))
 
     def progress_text(self) -> str:
-        """Return how far the run came, for the message of an interruption."""
+        """Return the progress of the run, for the message of an interruption."""
         if not self.update:
             return "before the first update"
         return f"after update {self.update}; a checkpoint is saved"
@@ -254,7 +256,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved state; raises KeyError if a part is missing, ValueError if one does not fit."""
+        """Load a saved state; raises KeyError for a missing part, ValueError for other shapes."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.flops.load_state_dict(state["flops"])

@@ -18,11 +18,14 @@ FAMILIES = {
     "compile": "a 12-layer masked LM with engine.compile=true against the same without",
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
-    "meta": "an update of TARTAN, of meta-learned pre-training and of hard labels in masked-LM updates",
+    "meta": "an update of TARTAN, of meta-learned pre-training and of hard "
+    "labels in masked-LM updates",
     "bam": "an update of BAM on eight sets with stored teachers against plain fine-tuning on one",
-    "cvt": "Cross-View Training: its steps against a plain BiLSTM tagger, many heads against one set's",
+    "cvt": "Cross-View Training: its steps against a plain BiLSTM tagger, many "
+    "heads against one set's",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
-    "gpu": "bf16 masked LM and ELECTRA of base size on a GPU: tokens/s, share of a matrix product's rate",
+    "gpu": "bf16 masked LM and ELECTRA of base size on a GPU: tokens/s, share "
+    "of a matrix product's rate",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }
 
@@ -31,9 +34,9 @@ def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/benchmark",
-        description="Ratios against peers, each pair measured in turn in one run, with one thread, on "
-        "the CPU. A ratio compares process CPU seconds; 'wall' beside it, wall-clock seconds. 'gpu' "
-        "runs on the GPU, by the wall clock, and is skipped without one.",
+        description="Ratios against peers, each pair measured in turn in one run, with one thread, "
+        "on the CPU. A ratio compares process CPU seconds; 'wall' beside it, wall-clock "
+        "seconds. 'gpu' runs on the GPU, by the wall clock, and is skipped without one.",
         epilog="\n".join(f"  {name:<12}{text}" for name, text in FAMILIES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

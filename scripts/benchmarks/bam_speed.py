@@ -1,4 +1,4 @@
-"""An update of BAM on eight labelled sets, teachers' outputs stored, against plain fine-tuning on one."""
+"""BAM on eight labelled sets, with stored teacher outputs, against fine-tuning on one."""
 
 from __future__ import annotations
 
@@ -49,5 +49,8 @@ def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     }
     done = paired(variants, rounds=9 if quick else 15, warm_up=3)
     work = done["bam"].rounds[-1]["flops"] / done["plain"].rounds[-1]["flops"]
-    note = f"{LAYERS} layers, width 256, {rows} rows of {LENGTH}, {SETS} sets; {work:.3f} times the FLOPs"
+    note = (
+        f"{LAYERS} layers, width 256, {rows} rows of {LENGTH}, {SETS} sets; {work:.3f} times "
+        "the FLOPs"
+    )
     yield cost("bam_step", done["bam"], done["plain"], "s/step", 1.1, note)

@@ -1,4 +1,4 @@
-"""Cross-View Training: labelled and unlabelled steps, against a plain tagger, each other, one set's."""
+"""Cross-View Training: labelled and unlabelled steps against a plain tagger and each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH_SIZE = 64
 
 
 def made_up(folder: Path) -> Path:
-    """Write text, tagged sets and a treebank, of 8 to 30 words a sentence; return the data folder."""
+    """Write text, tagged sets and a treebank, 8 to 30 words a sentence; return the data folder."""
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(WORDS)]
     folder.mkdir()
@@ -76,7 +76,7 @@ def options_for(size: str, sets: tuple[str, ...], rows: int) -> list[str]:
 
 
 def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str) -> Step:
-    """Make our updates of one kind, "labelled" or "unlabelled", data included; a word is the unit."""
+    """Make our updates of one kind, "labelled" or "unlabelled", with data; the unit is a word."""
     run = build(data, options_for(size, sets, rows))
     run.model.train()
     streams = run.task.build_streams("train")
@@ -171,7 +171,7 @@ def plain_step(data: Path, size: str, rows: int) -> Step:
 
 
 def compared(name: str, ours: Measured, other: Measured, target: float | None, note: str) -> Figure:
-    """Return the cost of a word in ours over that in the other, with words, seconds and FLOPs of both."""
+    """Return the cost ratio of a word, ours to the other's; words, seconds and FLOPs of both."""
     figure = cost(name, ours, other, "s/word", target, note)
     rates = [f"{statistics.median(m.rates()):,.0f} words/s" for m in (ours, other)]
     steps = [f"{statistics.median(r['cpu'] for r in m.rounds):.3g} s/step" for m in (ours, other)]
@@ -197,7 +197,7 @@ def mean_of(parts: Sequence[Measured]) -> Measured:
 
 
 def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield what a word costs in our steps: against the plain tagger's, the other kind's, one set's."""
+    """Yield the cost of a word in our steps against the plain tagger, each other, one set."""
     size, rows = ("small", BATCH_SIZE // 2) if quick else ("base", BATCH_SIZE)
     data = made_up(folder / "cvt")
     common = {"data": data, "size": size, "rows": rows}

@@ -21,8 +21,8 @@ VOCAB = 30522
 TARGET = 0.5  # of the rate of a matrix product
 ON_GPU = ["engine.device=cuda", "engine.precision=bf16"]
 # The number of targets is the same in every batch: FLOPs are counted once for each shape.
-# Variants of each family: with the paper's dropout, without any, and without in a compiled step. What takes
-# longest to start comes last, so that a run that is cut has printed the rest.
+# Variants of each family: with the paper's dropout, without any, and without in a compiled step.
+# What takes longest to start comes last, so that a run that is cut has printed the rest.
 VARIANTS = {
     "": [],
     "_no_dropout": ["model.dropout=0", "model.attention_dropout=0"],
@@ -50,7 +50,7 @@ def synchronise(device: str) -> None:
 
 
 def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> float:
-    """Return the FLOPs per second of a product of two square bf16 matrices, the best of `rounds`."""
+    """Return the FLOPs per second of a square bf16 matrix product, the best of `rounds`."""
     a, b = torch.randn(2, size, size, device=device).bfloat16()
     out = torch.empty_like(a)
     best = float("inf")
@@ -94,7 +94,7 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
 
 
 def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
-    """Return tokens/s beside those at `peak` FLOPs per second; the ratio is the share of the peak."""
+    """Return tokens/s beside those at `peak` FLOPs per second, and their ratio."""
     speeds = [r.tokens / r.seconds for r in rounds]
     limits = [peak * r.tokens / r.flops for r in rounds]
     shares = [r.flops / r.seconds / peak for r in rounds]

@@ -1,9 +1,9 @@
 """What updates of the meta-learning methods cost in updates of plain masked LM, at NLP size.
 
-One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as many
-batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one more and
-up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard and soft
-labels those of one micro-step.
+One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as
+many batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one
+more and up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1,
+hard and soft labels those of one micro-step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def made_up_data(folder: Path, vocab: int = VOCAB) -> dict[str, Path]:
 
 
 def options_of(kind: str, rows: int) -> list[str]:
-    """Return the overrides of a kind of update; the meta head has the share of rows of the defaults."""
+    """Return the overrides of an update kind; the meta head has the default share of rows."""
     more = [f"task.meta_head_batch_size={max(rows // 4, 1)}"] if kind == "tartan_meta" else []
     return [*SIZES, *KINDS[kind], *more]
 

@@ -56,7 +56,8 @@ def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> 
     def step() -> dict[str, Any]:
         loss = 0.0
         for _ in range(updates):
-            # The FLOPs of each shape of batch are counted once in a run; a few rounds see most of them.
+            # The FLOPs of each shape of batch are counted once in a run; a few rounds see most of
+            # them.
             logs = train(run, *next(source), count=False)
             loss += float(logs["mlm" if config == "mlm" else "teacher_mlm"])
         return {"amount": updates * copies, "loss": loss / updates}

@@ -1,4 +1,4 @@
-"""Meta Pseudo Labels as a plain autograd loop: one micro-step at a time, the order of the paper's code.
+"""Meta Pseudo Labels as an autograd loop: one micro-step at a time, in the paper code's order.
 
 A micro-step is a dict: "original" and "masked" (B, S), "labels" of the masked rows, and (tokens,
 padding, labels) under "support" and "query"; labels are -1 where there is no target.

@@ -1,4 +1,4 @@
-"""Soft labels at NLP size (6 layers, width 256): what a micro-step costs in plain masked-LM steps."""
+"""Soft labels at NLP size (6 layers, width 256): a micro-step in units of masked-LM steps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TARGETS = {"exact": 3.5, "finite_difference": 2.3}
 def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> Step:
     """Make soft-label updates of one micro-step.
 
-    Support and query rows are masked text, or with `labelled` rows where every position has a target;
-    in training each is half of the draws.
+    Support and query rows are masked text, or with `labelled` rows where every position has a
+    target; in training each is half of the draws.
     """
     (batch,) = first_batches(folder, ["task=masked_lm", f"task.batch_size={rows}"], 1)
     overrides = [

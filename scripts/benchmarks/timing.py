@@ -31,7 +31,7 @@ class Variant:
 
 @dataclass
 class Measured:
-    """The rounds of one variant; a round is what its step returned, with "cpu" and "wall" seconds."""
+    """The rounds of one variant: each its step's result with "cpu" and "wall" seconds."""
 
     rounds: list[dict[str, Any]]
     peak: int  # resident bytes at most, of the whole process

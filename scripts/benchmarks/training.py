@@ -29,7 +29,7 @@ ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 def configured(
     data: Path, overrides: list[str], folder: Path | None = None, config: str | None = None
 ) -> RunConfig:
-    """Return the configuration of a run on the CPU with one thread, if the overrides say nothing else."""
+    """Return the configuration of a run on the CPU with one thread, unless overridden."""
     plugins.load_all()
     options = [f"data={data}", *ALWAYS, *overrides]
     return load_config(options, str(folder) if folder else None, config)

@@ -1,17 +1,18 @@
-"""Every code block of the documentation works: tutorials are run at a tiny size, the rest is composed.
+"""Every code block of the documentation works: tutorials are run at a tiny size, the rest is
+composed.
 
 A comment before a block says what the test does with it, if not the default:
 
     <!-- test: run; --max-update 3000 -> --max-update 4 -->   run, with these words replaced
-    <!-- test: file focal.py -->                              write it to this file; run it as part of the page
+    <!-- test: file focal.py -->                              write it to this file; run it
     <!-- test: compose, because it needs Slurm -->            check the options, do not run
     <!-- test: skip, because it installs -->                  look at nothing
-    <!-- test: after tutorials/text_to_model.md -->           (anywhere) run that page's blocks first
+    <!-- test: after tutorials/text_to_model.md -->           (anywhere) run that page first
 
-The default of bash is `compose`: bash itself expands loops, variables and braces; then each option of each
-`metaseq-lm` command must exist, each configuration and sweep must compose, each named file of the
-repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers that blocks of the
-results print are compared with their pages by test_printed_numbers.py.
+The default of bash is `compose`: bash itself expands loops, variables and braces; then each option
+of each `metaseq-lm` command must exist, each configuration and sweep must compose, each named file
+of the repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers
+that blocks of the results print are compared with their pages by test_printed_numbers.py.
 """
 
 import re

@@ -1,12 +1,14 @@
-"""The first updates of some runs give the numbers that they gave when golden_losses.json was written.
+"""The first updates of some runs give the numbers that they gave when golden_losses.json was
+written.
 
 All other tests compare two runs of one version: a stream of another name, another order of draws or
 another rule of masking would pass them. Here it fails, for it is a change of every published number
 and breaks every run that is resumed.
 
-`python tests/integration/test_golden_losses.py` writes the file anew. That is right only if such a change is
-meant: look at `git diff tests/integration/golden_losses.json`, and say in CHANGELOG.md what changed the numbers
-and that earlier ones cannot be had again. A case that is added must leave the others as they are.
+`python tests/integration/test_golden_losses.py` writes the file anew. That is right only if such a
+change is meant: look at `git diff tests/integration/golden_losses.json`, and say in CHANGELOG.md
+what changed the numbers and that earlier ones cannot be had again. A case that is added must leave
+the others as they are.
 """
 
 import hashlib
@@ -39,8 +41,9 @@ CASES = [
 ]
 DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
 # Other CPUs and libraries add in another order, which moves a number in float64 by 1e-14. Initial
-# weights are drawn in float32, though, and round differently on a CPU without AVX2: a loss was moved
-# by 2e-8 there, a small difference of large numbers by 3e-5. Other draws move a loss by 1e-5 and more.
+# weights are drawn in float32, though, and round differently on a CPU without AVX2: a loss was
+# moved by 2e-8 there, a small difference of large numbers by 3e-5. Other draws move a loss by 1e-5
+# and more.
 LOSS, OTHERS = 1e-7, 1e-4
 
 

@@ -30,7 +30,9 @@ IDS = [f"{name}-{number}" for name, number in CASES]
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_the_same_weights_as_on_the_cpu(case: battery.Case, moons: Path, tmp_path: Path) -> None:
-    """Ten updates in float64 with dropout: masks and samples come from counters, not from devices."""
+    """Ten updates in float64 with dropout: masks and samples come from counters, not
+    from devices.
+    """
     more = battery.exact("model.dropout=0.1", "model.attention_dropout=0.1")
     found = []
     for device in ("cpu", "cuda"):

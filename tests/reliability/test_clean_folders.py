@@ -1,4 +1,6 @@
-"""What a run leaves in its folder: no temporary files, no secrets, and a clear message if it goes."""
+"""What a run leaves in its folder: no temporary files, no secrets, and a clear
+message if it goes.
+"""
 
 import os
 import shlex

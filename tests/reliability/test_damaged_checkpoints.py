@@ -1,4 +1,6 @@
-"""R10: a damaged checkpoint is passed over with a reason, or refused; a run never begins anew unasked."""
+"""R10: a damaged checkpoint is passed over with a reason, or refused; a run never begins anew
+unasked.
+"""
 
 import ctypes
 import hashlib

@@ -1,8 +1,8 @@
 """A power cut at any moment: the old content or the new one is whole, and what was saved is there.
 
-The real code runs while every change of a name and every fsync is recorded. The model of a disk then
-loses power after each of them: a file has the content that was fsynced last, and of the changes in
-a folder since its last fsync any may be lost, each by itself.
+The real code runs while every change of a name and every fsync is recorded. The model of a disk
+then loses power after each of them: a file has the content that was fsynced last, and of the
+changes in a folder since its last fsync any may be lost, each by itself.
 """
 
 import os
@@ -21,7 +21,9 @@ from metaseq_lm.runs import checkpoint
 
 
 class Disk:
-    """What `action` does in a folder: events (inode, changed names) and (inode, content at fsync)."""
+    """What `action` does in a folder: events (inode, changed names) and (inode,
+    content at fsync).
+    """
 
     def __init__(self, root: Path, action: Callable[[], object]) -> None:
         self.root = root
@@ -52,7 +54,9 @@ class Disk:
         return call
 
     def look(self) -> None:
-        """Write down the names that changed since the last look; 0 stands for a name that is gone."""
+        """Write down the names that changed since the last look; 0 stands for a name
+        that is gone.
+        """
         for folder, folders, files in os.walk(self.root):
             now = {name: self.inode(Path(folder, name)) for name in (*folders, *files)}
             before = self.names.get(self.inode(Path(folder)), {})

@@ -132,7 +132,9 @@ TIMEOUT = 4
 
 
 def broken(save: Path, run: Started, *updates: int) -> str:
-    """Check the end of a broken run, whose last checkpoint is of one of `updates`; returns its text."""
+    """Check the end of a broken run, whose last checkpoint is of one of `updates`; returns its
+    text.
+    """
     code = run.wait(TIMEOUT + 30 + 30)  # the last 30: until the fault
     text = run.text()
     assert code == 1 and not run.members(), text
@@ -144,7 +146,9 @@ def broken(save: Path, run: Started, *updates: int) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(DRAWN)))
 def test_a_replica_that_dies_or_hangs_ends_all(number: int, moons: Path, tmp_path: Path) -> None:
-    """All within engine.timeout + 30 s; its rank is named, and where it was if that can be known."""
+    """All within engine.timeout + 30 s; its rank is named, and where it was if that
+    can be known.
+    """
     what, where = DRAWN[number]
     save = tmp_path / "run"
     chance = random.Random(REPEATS + number)

@@ -1,4 +1,6 @@
-"""No damage of a run, a sweep, an archive or a data folder changes what a command says in silence."""
+"""No damage of a run, a sweep, an archive or a data folder changes what a command
+says in silence.
+"""
 
 from pathlib import Path
 

@@ -375,7 +375,9 @@ def test_other_references_and_programs_keep_theirs(sandbox: tuple[Path, Path]) -
 def test_home_stands_for_a_tilde_wherever_a_path_is_typed(
     sandbox: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind "=" no shell replaces it, and a folder called ~ is easily removed with all that is at home."""
+    """Behind "=" no shell replaces it, and a folder called ~ is easily removed with all that is at
+    home.
+    """
     place, inner = sandbox
     monkeypatch.setenv("HOME", str(inner / "home"))
     (inner / "home").mkdir()

@@ -54,7 +54,9 @@ def check(save: Path, count: int, refused: set[int]) -> None:
 
 @counts
 def test_skip(count: int, moons: Path, tmp_path: Path) -> None:
-    """NaN, +Inf, -Inf in loss, gradient, weight, activation of one replica, at micro-batch 1 of 4."""
+    """NaN, +Inf, -Inf in loss, gradient, weight, activation of one replica, at
+    micro-batch 1 of 4.
+    """
     save = tmp_path / "run"
     each = [
         {"what": what, "where": where, "update": 2 * i + 1, "slot": 1, "rank": i % count}
@@ -105,7 +107,9 @@ def test_skip_beyond_max_nonfinite_stops_the_run(
 
 @pytest.mark.parametrize("where", ["student", "teacher"])
 def test_skip_with_two_optimizers(where: str, moons: Path, tmp_path: Path) -> None:
-    """The student has taken four steps when the teacher's gradient turns out bad; they are undone."""
+    """The student has taken four steps when the teacher's gradient turns out bad;
+    they are undone.
+    """
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "gradient", "update": 3, "slot": None}
     fault["of"] = f"{where}.encoder.stack.layers.0.fc1.weight"

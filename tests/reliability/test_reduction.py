@@ -65,7 +65,8 @@ def gradients(rank: int, world: int, size: int) -> list[dict]:
     return found
 
 
-# By the bytes of a bucket, the sums of an update: one for each bucket, one of which gradients there are.
+# By the bytes of a bucket, the sums of an update: one for each bucket, one of which gradients there
+# are.
 SUMS = {1: 6 + 1, 100: 4 + 1, 1 << 20: 1 + 1}
 
 

@@ -1,4 +1,6 @@
-"""The same run on other numbers of processes: the same samples, and the same losses up to rounding."""
+"""The same run on other numbers of processes: the same samples, and the same losses
+up to rounding.
+"""
 
 import json
 from pathlib import Path

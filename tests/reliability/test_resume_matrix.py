@@ -1,4 +1,6 @@
-"""Going on with a run: unchanged, and with other options, data, code or torch (docs/how_to/training.md)."""
+"""Going on with a run: unchanged, and with other options, data, code or torch
+(docs/how_to/training.md).
+"""
 
 import json
 import shutil
@@ -64,7 +66,9 @@ def refused(capsys: pytest.CaptureFixture, *words: str, say: str) -> None:
 
 @pytest.mark.parametrize("words", [[], ["data"], ["data", *MLM, *START]])
 def test_unchanged(words: list[str], work: Path) -> None:
-    """With the stored configuration or the whole command: bitwise equal to one run of four updates."""
+    """With the stored configuration or the whole command: bitwise equal to one run of
+    four updates.
+    """
     main(["train", "data", "--save-dir", "whole", *MLM, *START, "--max-update", "4"])
     go_on(*words)
     whole, resumed = last("whole"), last()
@@ -79,7 +83,10 @@ def test_unchanged(words: list[str], work: Path) -> None:
 
 @pytest.mark.parametrize("part", ["schedule", "optimizer"])
 def test_other_lr(part: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    say = "optimizer.lr is 0.001 there, 0.0001 here); to go on with these options add --reset schedule"
+    say = (
+        "optimizer.lr is 0.001 there, 0.0001 here); to go on with these "
+        "options add --reset schedule"
+    )
     refused(capsys, "--lr", "1e-4", say=say)
     refused(capsys, "--lr", "1e-4", "--reset", "data", say="--reset schedule,data")
     positions = last().state["positions"]

@@ -273,8 +273,9 @@ def task_of(case: Case) -> str:
 TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
 # Unrolled steps, and exact second derivatives of three of them.
 BILEVEL = [("meta_pseudo_label_soft", 0), ("bert_pretraining", 2)]
-# By number of processes, the cases and where their parameters rest. How four replicas share the rows,
-# of which one has none, is a matter of the task. Four processes pose as two nodes of two (see replicated).
+# By number of processes, the cases and where their parameters rest. How four replicas share the
+# rows, of which one has none, is a matter of the task. Four processes pose as two nodes of two (see
+# replicated).
 REPLICATED = {
     2: [(case, "replicate") for case in ALL] + [(case, "shard") for case in FIRST],
     4: [(case, parallel) for parallel in ("replicate", "hybrid") for case in [*TASKS, *BILEVEL]],
@@ -326,7 +327,9 @@ def exact(*more: str) -> list[str]:
 
 
 def dropped(*more: str) -> list[str]:
-    """Return overrides for six such updates with dropout, whose masks belong to rows, not to calls."""
+    """Return overrides for six such updates with dropout, whose masks belong to rows,
+    not to calls.
+    """
     on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
     return exact(*on, "trainer.max_update=6", *more)
 
@@ -340,7 +343,9 @@ def train(config: RunConfig) -> dict[str, Tensor]:
 
 
 def shift_weights(run: Path) -> None:
-    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it were another."""
+    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it
+    were another.
+    """
     path = manifests.resolve(str(run), prefer="best")
     stored = checkpoint.load(path)
     weights = {name: weight + 1 for name, weight in stored.weights.items()}

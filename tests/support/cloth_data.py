@@ -22,7 +22,9 @@ def passage(draw: random.Random, level: str, words: int = 20) -> dict[str, Any]:
 
 
 def write(folder: Path, passages: int = 10) -> Path:
-    """Write train.jsonl, valid.jsonl and test.jsonl, half of each of either level; return the folder."""
+    """Write train.jsonl, valid.jsonl and test.jsonl, half of each of either level; return the
+    folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "valid", "test"):
         draw = random.Random(split)

@@ -1,19 +1,21 @@
-"""Differences between the weights of runs on 1, 2 and 4 processes, with whole and with sharded parameters.
+"""Differences between the weights of runs on 1, 2 and 4 processes, with whole and with sharded
+parameters.
 
     python tests/support/compare_placements.py [--only CASE ...] [--all] [--updates 10]
 
 It trains cases of the battery in float64, with dropout. A row has the largest absolute difference
 between the weights of two runs:
 
-* 1R to 4H: of 1, 2 and 4 processes (R replicate, S shard, H hybrid) with micro-batches, from one process
-  with whole batches; `moved` is a run that goes on with other processes and placements three times;
+* 1R to 4H: of 1, 2 and 4 processes (R replicate, S shard, H hybrid) with micro-batches, from one
+  process with whole batches; `moved` is a run that goes on with other processes and placements
+  three times;
 * `stop`: of a run with 2S that stops half-way from one that does not, which is 0;
-* `bits`: of a run that goes from 2S to 2R from one with 2R throughout, both with whole batches and without
-  clipping: 0 where every sum has the same order.
+* `bits`: of a run that goes from 2S to 2R from one with 2R throughout, both with whole batches and
+  without clipping: 0 where every sum has the same order.
 
-Two and four processes pose as two nodes. A case is a criterion (`masked_lm`) or one of its further cases
-(`masked_lm-1`). Without --all, which takes twice as long, these are the first case of each criterion
-and all of meta-learning by MAML. The exit code is 1 if a difference is above 1e-12.
+Two and four processes pose as two nodes. A case is a criterion (`masked_lm`) or one of its further
+cases (`masked_lm-1`). Without --all, which takes twice as long, these are the first case of each
+criterion and all of meta-learning by MAML. The exit code is 1 if a difference is above 1e-12.
 """
 
 import argparse
@@ -65,7 +67,9 @@ def name_of(case: Case) -> str:
 
 @contextlib.contextmanager
 def quiet(log: Path) -> Iterator[TextIO]:
-    """Send what all processes print to a file, whose end is printed if they fail; yield the real output."""
+    """Send what all processes print to a file, whose end is printed if they fail; yield the real
+    output.
+    """
     with (
         open(log, "wb") as file,
         os.fdopen(os.dup(1), "w", buffering=1) as output,
@@ -114,13 +118,17 @@ def train(cases: Sequence[Case], updates: int, place: Path, output: TextIO) -> W
 
 
 def micro_batch(case: Case, processes: int) -> str:
-    """Return the option for micro-batches that divide the rows of one of these processes, unevenly if possible."""
+    """Return the option for micro-batches that divide the rows of one of these processes, unevenly
+    if possible.
+    """
     small = "meta_pseudo_label" in battery.task_of(case) or case[0] == "token_labels"
     return f"engine.micro_batch_size={1 if small else {1: 5, 2: 3, 4: 1}[processes]}"
 
 
 def train_group(count: int, runs: Sequence[Run], data: Path, place: Path) -> Weights:
-    """Train some runs on so many processes, which must agree to the last bit; return their weights."""
+    """Train some runs on so many processes, which must agree to the last bit; return
+    their weights.
+    """
     arguments = (str(data), str(place), min(count, 2), runs)
     real_runs.on_replicas(count, battery.replicated, *arguments, seconds=10_000)
     first, *others = (

@@ -1,4 +1,6 @@
-"""What the tests of Cross-View Training share: runs in double precision, their batches and scores."""
+"""What the tests of Cross-View Training share: runs in double precision, their
+batches and scores.
+"""
 
 from pathlib import Path
 from typing import Any

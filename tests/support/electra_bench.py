@@ -69,7 +69,9 @@ def make_batch(
     seed: int = 0,
     width: int = 0,
 ) -> Rows:
-    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays visible."""
+    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays
+    visible.
+    """
     g = torch.Generator().manual_seed(seed)
     chosen = [[1, 3], [5, 2], [3]] if chosen is None else chosen
     width = max(*lengths, width)
@@ -117,7 +119,9 @@ def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
 
 
 class Seen:
-    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms` and the `loss`."""
+    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms`
+    and the `loss`.
+    """
 
     def __init__(self, model: Electra, how: Any, batch: ElectraBatch, root: int = 1) -> None:
         self.tokens: Tensor = batch.tokens

@@ -75,7 +75,8 @@ SLURM = {
 }
 CANARY = "canary"
 CHANGING = re.compile(
-    r"[\d.]+( seconds| s\b|s/it| MB| GB| MiB| GiB)|\d{4}-\d\d-\d\d[T ][\d:+]+|(?<=seconds\": )[\d.]+"
+    r"[\d.]+( seconds| s\b|s/it| MB| GB| MiB| GiB)|\d{4}-\d\d-\d\d[T ][\d:+]+"
+    r"|(?<=seconds\": )[\d.]+"
     r"|submission_file_\w+|pid \d+|[\d.,]+ (sentences|tokens)/s"
 )
 
@@ -399,8 +400,9 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 SAID = re.compile(
-    r"changed after|were written by|left out|Left out|not in the table|is damaged|is torn|not found here|no lines|"
-    r"no log\.jsonl|no results\.json|not readable|cannot be used|not finished|without config\.yaml|is not searched|; changed "
+    r"changed after|were written by|left out|Left out|not in the table|is damaged|is torn|"
+    r"not found here|no lines|no log\.jsonl|no results\.json|not readable|cannot be used|"
+    r"not finished|without config\.yaml|is not searched|; changed "
 )
 ROW = re.compile(r"\S {2,}\S|(,[^ ]*){3}")  # of a table, as text or csv
 
@@ -408,7 +410,8 @@ ROW = re.compile(r"\S {2,}\S|(,[^ ]*){3}")  # of a table, as text or csv
 def is_said(damaged: Sequence[str], added: Sequence[str]) -> bool:
     """Return whether a new line, which is no row of a table, tells the damage of one of the files.
 
-    It must name the file or its folder; a row of `sweep status` must be of the run and name the file.
+    It must name the file or its folder; a row of `sweep status` must be of the run and name the
+    file.
     """
     for name in damaged:
         path = Path(name)

@@ -1,13 +1,14 @@
 """Kills a training run again and again and starts it again; the result must be that of no kill.
 
-  python tests/support/kill_and_resume.py --kills 200 [--nproc N] [--parallel shard] [--single] [--async-save]
+  python tests/support/kill_and_resume.py --kills 200 [--nproc N] [--parallel shard] [--single]
+  [--async-save]
 
-Each kill is a kill -9 of the whole process group, with --single every other one of one replica, after
-which the others have to end by themselves: half of them at a random moment, half while a checkpoint
-is being written, linked or pruned (which the plug-in tests/support/faults slows down). Checked
-after each: every checkpoint is complete, none is lost, at most one temporary copy is there, what
-an earlier kill left is gone, the run resumed from the newest one. Checked when a run is through:
-log, weights and moments are those of a run that nobody disturbed, to the last bit.
+Each kill is a kill -9 of the whole process group, with --single every other one of one replica,
+after which the others have to end by themselves: half of them at a random moment, half while a
+checkpoint is being written, linked or pruned (which the plug-in tests/support/faults slows down).
+Checked after each: every checkpoint is complete, none is lost, at most one temporary copy is there,
+what an earlier kill left is gone, the run resumed from the newest one. Checked when a run is
+through: log, weights and moments are those of a run that nobody disturbed, to the last bit.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Victim:
         return result
 
     def kill(self, run: Started, replica: int | None) -> bool:
-        """Kill one replica, if there are any yet, or all; return whether the run was through before."""
+        """Kill one replica, if there are any yet, or all; return whether the run was through
+        before.
+        """
         pids = run.replicas()
         if run.code is not None or replica is None or replica >= len(pids):
             through = run.code is not None

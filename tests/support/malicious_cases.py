@@ -246,7 +246,9 @@ def perform(command: str, place: Place) -> dict[str, Any]:
 
 
 def apart(work: Callable[[], None]) -> int:
-    """Run `work` in a fork, so that what it leaves in memory counts for no other; return the status."""
+    """Run `work` in a fork, so that what it leaves in memory counts for no other; return the
+    status.
+    """
     sys.stdout.flush()
     child = os.fork()
     if not child:

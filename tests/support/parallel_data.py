@@ -1,4 +1,6 @@
-"""Small parallel text: a sentence of letters, and the same letters in capitals from the last to the first."""
+"""Small parallel text: a sentence of letters, and the same letters in capitals from the last to the
+first.
+"""
 
 import random
 from pathlib import Path

@@ -1,35 +1,37 @@
 """Numbers of a Markdown page beside what its commands print.
 
 A source is a bash block whose commands print numbers: those that read an archive of the repository
-(`metaseq-lm report examples/NAME/measured.jsonl`, `python examples/NAME/SCRIPT.py FILE.jsonl`, without
-`--out`), which are run. A comment before a block says more:
+(`metaseq-lm report examples/NAME/measured.jsonl`, `python examples/NAME/SCRIPT.py FILE.jsonl`,
+without `--out`), which are run. A comment before a block says more:
 
     <!-- test: print -->                               run all of its commands
-    <!-- test: printed in examples/electric/toy.txt -->  run none: they train, and the file has what they
-                                                         printed, below the command in a line "$ COMMAND"
+    <!-- test: printed in examples/electric/toy.txt -->  run none: they train; the file has what
+                                                         they printed, below "$ COMMAND"
 
 What a page says has to be in what its sources print:
 
-* each number of a table's cells, in the output of the nearest source above it in the same section (##);
-  but for the header, the first column, which names the rows, and columns whose header speaks of the paper,
-  the dissertation, a claim or a setting. A ± B has to be printed as such;
+* each number of a table's cells, in the output of the nearest source above it in the same section
+  (##); but for the header, the first column, which names the rows, and columns whose header speaks
+  of the paper, the dissertation, a claim or a setting. A ± B has to be printed as such;
 * each line of a text block, as it is, in the same output;
-* in sentences numbers with a decimal point, those with ± and those in points or per cent, in the output of
-  a source of the section, or, if it has none, of the page. Not those in `code`, in brackets that begin
-  with "paper" or "dissertation", in descriptions of pictures, and not those of sections, tables and versions.
+* in sentences numbers with a decimal point, those with ± and those in points or per cent, in the
+  output of a source of the section, or, if it has none, of the page. Not those in `code`, in
+  brackets that begin with "paper" or "dissertation", in descriptions of pictures, and not those of
+  sections, tables and versions.
 
 `python tests/support/printed_numbers.py PAGE ...` says what is missing.
 
-A printed number may be rounded to the digits of the page, in sentences to none, and a score between 0 and 1 with four or more
-digits may be given in per cent. A comment says where other numbers are from; directly above a table, block
-or paragraph it stands for that one, followed by an empty line for the rest of its section:
+A printed number may be rounded to the digits of the page, in sentences to none, and a score between
+0 and 1 with four or more digits may be given in per cent. A comment says where other numbers are
+from; directly above a table, block or paragraph it stands for that one, followed by an empty line
+for the rest of its section:
 
     <!-- numbers: of the paper -->
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
     <!-- numbers: of this page -->          what any source of the page prints: for summaries
-    <!-- numbers: not archived -->          measured, but no file holds what was printed; the page says "not archived"
-    <!-- numbers: of the linked pages -->   what the sources of the results pages print to which the row,
-                                            the paragraph or else the section links
+    <!-- numbers: not archived -->          measured, but no file holds what was printed
+    <!-- numbers: of the linked pages -->   what the sources of the results pages print to which
+                                            the row, the paragraph or the section links
 """
 
 import contextlib
@@ -145,14 +147,18 @@ def scales(number: Number) -> list[float]:
 
 
 def same(number: Number, printed: float) -> bool:
-    """Return whether a number of a page is a printed one, perhaps rounded, perhaps without its sign."""
+    """Return whether a number of a page is a printed one, perhaps rounded, perhaps without its
+    sign.
+    """
     value = printed if number.signed else abs(printed)
     return abs(number.value - value) <= number.tolerance
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table, block or paragraph of a page: its first line and text, its section and its origin."""
+    """A table, block or paragraph of a page: its first line and text, its section and
+    its origin.
+    """
 
     kind: str
     line: int
@@ -162,7 +168,9 @@ class Item:
 
 
 def parse(page: Path) -> Iterator[Item]:
-    """Yield the items of a page; sections are those of second level, by the line of their heading."""
+    """Yield the items of a page; sections are those of second level, by the line of
+    their heading.
+    """
     lines = page.read_text(encoding="utf-8").splitlines()
     section, number = 0, 0
     origins: dict[int, str] = {}  # by the level of the heading that a comment stands below
@@ -271,7 +279,9 @@ class Problem:
 
 
 def describe(problems: list[Problem]) -> str:
-    """Return the problems as lines: page and line, the numbers, the commands that do not print them."""
+    """Return the problems as lines: page and line, the numbers, the commands that do not print
+    them.
+    """
     lines = []
     for place, group in itertools.groupby(
         problems, lambda problem: (problem.place, problem.sources)
@@ -409,7 +419,9 @@ def cells(line: str) -> list[str]:
 
 
 def without_code(text: str) -> str:
-    """Return a text of the same length without code, pictures, targets of links and numbers that are names."""
+    """Return a text of the same length without code, pictures, targets of links and numbers that
+    are names.
+    """
     for pattern in (re.compile(r"`[^`]*`"), PICTURE, LINK, NAMES):
         text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     return text.replace("*", " ")

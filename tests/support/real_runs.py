@@ -203,7 +203,9 @@ class Forked:
 
 
 def on_replicas(world: int, function: Callable, *arguments: Any, seconds: float = LONG) -> None:
-    """Call `function`, which joins the process group itself, in `world` replicas; all must return."""
+    """Call `function`, which joins the process group itself, in `world` replicas; all
+    must return.
+    """
     from torch.distributed import TCPStore
 
     serve()

@@ -1,4 +1,6 @@
-"""What tests of fine-tuning share: a tiny model, ELECTRA's optimizer, the configuration of a run."""
+"""What tests of fine-tuning share: a tiny model, ELECTRA's optimizer, the
+configuration of a run.
+"""
 
 from pathlib import Path
 

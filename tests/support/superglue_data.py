@@ -55,7 +55,9 @@ MAKERS = {"MultiRC": (multirc, 5, 8), "ReCoRD": (record, 6, 20), "CB": (bank, 3,
 
 
 def make_superglue(folder: Path) -> Path:
-    """Return a data folder of sentences and three tasks, 20 rows or so each, up to 45 tokens long."""
+    """Return a data folder of sentences and three tasks, 20 rows or so each, up to 45
+    tokens long.
+    """
     draw = random.Random(1)
     for split, count in (("train", 200), ("valid", 30)):
         lines = [sentence(draw, draw.randint(4, 30)) + " *Ann* 0: 1:" for _ in range(count)]

@@ -48,7 +48,9 @@ def sentence(draw: random.Random, topic: str) -> str:
 
 
 def make_data(place: Path) -> Path:
-    """Write texts and binarise them: set "topic" (48/24/24 rows), 300 lines "domain", 7 long ones."""
+    """Write texts and binarise them: set "topic" (48/24/24 rows), 300 lines "domain",
+    7 long ones.
+    """
     draw = random.Random(1)
     place.mkdir(parents=True, exist_ok=True)
     names = list(TOPICS)

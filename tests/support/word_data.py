@@ -97,7 +97,8 @@ def binarise(text: Path, data: Path, train: int = 40, other: int = 10) -> None:
 
 
 def language_model(data: Path, folder: Path, *options: str) -> Path:
-    """Write an untrained language model of the words of `data` as a checkpoint, and return its folder.
+    """Write an untrained language model of the words of `data` as a checkpoint, and return its
+    folder.
 
     It has 2 layers of width 3 with 5 cells, `options` are further ones; dropout is 0.5.
     """

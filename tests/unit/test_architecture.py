@@ -1,4 +1,6 @@
-"""The rules of the layout, read off the source: who may import whom, and how large things may be."""
+"""The rules of the layout, read off the source: who may import whom, and how large
+things may be.
+"""
 
 import ast
 import subprocess
@@ -64,7 +66,8 @@ def run(code: str) -> str:
 
 def test_importing_the_package_imports_no_wing() -> None:
     shown = run(
-        "import metaseq_lm, metaseq_lm.training.trainer, metaseq_lm.training.run, sys; print(*sys.modules)"
+        "import metaseq_lm, metaseq_lm.training.trainer, metaseq_lm.training.run, sys; "
+        "print(*sys.modules)"
     )
     assert not [name for name in shown.split() if wing_of(name)]
 
@@ -125,8 +128,8 @@ def test_top_level_is_as_designed() -> None:
     assert {n for n in top if not n.startswith(".")} <= set(" ".join(TOP).split())
 
 
-# From the bottom to the top. `plugins` is the composition root: it imports what names are registered
-# by, some of it by strings, so only commands may import it.
+# From the bottom to the top. `plugins` is the composition root: it imports what names are
+# registered by, some of it by strings, so only commands may import it.
 ROOMS = (
     *("core", "distributed", "runs", "forward", "data", "optim", "engine", "models", "criterions"),
     *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "methods", "plugins"),

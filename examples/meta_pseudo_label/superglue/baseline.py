@@ -1,10 +1,10 @@
-"""Print the scores of the class that is most frequent in training, of each labelled set, as JSON lines.
+"""Print the scores of the majority class of each labelled set as JSON lines.
 
   python baseline.py DATA [SET ...] [--split test]
 
-Of the tasks of SuperGLUE, or of the labelled sets of DATA that are named. Of ReCoRD the answer is the
-entity that the passage mentions most often, the first of equals. The last line is the mean of the
-scores. A set without the splits that it takes is named and skipped.
+Of the tasks of SuperGLUE, or of the labelled sets of DATA that are named. Of ReCoRD the answer is
+the entity that the passage mentions most often, the first of equals. The last line is the mean of
+the scores. A set without the splits that it takes is named and skipped.
 """
 
 import argparse

@@ -45,6 +45,7 @@ from metaseq_lm.data.worlds.base import (
     World,
     build_world,
     describe,
+    words_of,
 )
 
 WORLD_FILE = "world.json"
@@ -77,17 +78,6 @@ class WorldOptions:
     task_tokens: int = option(1, "number of symbols [CLS0], [CLS1], ...", at_least=1)
 
 
-def values_of(words: Iterable[str]) -> dict[str, str]:
-    """Return the options of words NAME=VALUE; UsageError for another form."""
-    values = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UsageError(f"--world-options {word!r}: expected NAME=VALUE,NAME=VALUE")
-        values[name] = value
-    return values
-
-
 def load_world(data: Path) -> World:
     """Return the world that a data folder is of.
 
@@ -98,7 +88,7 @@ def load_world(data: Path) -> World:
     world = Manifest.load(data).details.get("world")
     if not isinstance(world, dict):
         raise MetaseqError(f"{data}: not made of a world; make it with preprocess --world NAME")
-    return build_world(world["name"], world["seed"], world["options"])
+    return build_world(world["name"], world["seed"], words_of(world["options"]))
 
 
 def collect(
@@ -159,9 +149,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             flags = ", ".join(f"--{split}pref" for split in (TRAIN, VALID, TEST))
             raise UsageError(f"a world makes its own text; leave out {flags} and --split")
         self.options = options
-        self.world = build_world(
-            options.world, options.world_seed, values_of(options.world_options)
-        )
+        self.world = build_world(options.world, options.world_seed, options.world_options)
         self._samples: dict[str, Documents] = {}
         self._labelled: dict[str, dict[str, Documents]] = {}
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}

@@ -99,7 +99,7 @@ class _Stream:
 
     def __init__(self, file: TextFile) -> None:
         self._file, self._lines = file, file.lines()
-        self._text, self._place, self._line = "", 0, 0
+        self._text, self._position, self._line = "", 0, 0
         self._has_bad = False
 
     def records(self) -> Iterator[Record]:
@@ -112,12 +112,12 @@ class _Stream:
             self._refuse("text behind the last object")
 
     def _refuse(self, reason: object) -> NoReturn:
-        line = self._line - self._text.count("\n", self._place)
+        line = self._line - self._text.count("\n", self._position)
         raise MetaseqError(f"{self._file}:{line}: not valid JSON: {reason}")
 
     def _read(self) -> bool:
         """Append lines until the text has doubled; return whether there were any."""
-        parts, size = [self._text[self._place :]], 0
+        parts, size = [self._text[self._position :]], 0
         for number, text, bad in self._lines:
             self._line = number
             parts.append(text.removeprefix("\ufeff"))
@@ -125,7 +125,7 @@ class _Stream:
             self._has_bad = self._has_bad or bad
             if size > max(len(parts[0]), _CHUNK):
                 break
-        self._text, self._place = "\n".join(parts), 0
+        self._text, self._position = "\n".join(parts), 0
         line = self._line - self._text.count("\n")
         check_length(len(self._text), "line", f"{self._file}:{line}")
         return size > 0
@@ -133,26 +133,26 @@ class _Stream:
     def _peek(self) -> str:
         """Return the next character that is not blank, "" at the end of the file."""
         while True:
-            match = _FILLED.search(self._text, self._place)
+            match = _FILLED.search(self._text, self._position)
             if match is not None:
-                self._place = match.start()
+                self._position = match.start()
                 return match[0]
-            self._place = len(self._text)
+            self._position = len(self._text)
             if not self._read():
                 return ""
 
     def _expect(self, sign: str) -> None:
         if self._peek() != sign:
-            rest = self._text[self._place : self._place + 20]
+            rest = self._text[self._position : self._position + 20]
             self._refuse(f"no {sign!r} before {rest!r}" if rest else "the file ends within it")
-        self._place += 1
+        self._position += 1
 
     def _value(self) -> tuple[Any, bool]:
         """Return the next value, and whether it held invalid UTF-8."""
         self._peek()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._place)
+                value, end = _DECODER.raw_decode(self._text, self._position)
                 break
             except json.JSONDecodeError as error:
                 # What ends with the text may go on in the next line.
@@ -160,8 +160,8 @@ class _Stream:
                     self._refuse(error.msg)
             except (ValueError, RecursionError) as error:
                 self._refuse(error)
-        bad = self._has_bad and "\ufffd" in self._text[self._place : end]
-        self._place = end
+        bad = self._has_bad and "\ufffd" in self._text[self._position : end]
+        self._position = end
         return value, bad
 
     def _array(self) -> Iterator[Record]:
@@ -180,7 +180,7 @@ class _Stream:
 
     def _object(self) -> Iterator[Record]:
         """Yield an object, or the objects in its field "data"."""
-        line = self._line - self._text.count("\n", self._place)
+        line = self._line - self._text.count("\n", self._position)
         self._expect("{")
         fields: dict[str, Any] = {}
         has_bad = has_rows = False
@@ -209,7 +209,7 @@ class _Stream:
         if self._peek() != "[":
             return False
         while True:
-            match = _FILLED.search(self._text, self._place + 1)
+            match = _FILLED.search(self._text, self._position + 1)
             if match is not None:
                 return match[0] == "{"
             if not self._read():

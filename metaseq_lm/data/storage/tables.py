@@ -167,7 +167,7 @@ class _QuotedRows:
     def __init__(self, file: TextFile, delimiter: str) -> None:
         self._file, self._delimiter = file, delimiter
         self._lines = file.lines()
-        self._text, self._place, self._bad = "", 0, False
+        self._text, self._position, self._bad = "", 0, False
         self._first = self._number = 0  # lines: the first of the row, the current one
 
     def __iter__(self) -> Iterator[tuple[int, list[str], bool]]:
@@ -179,33 +179,33 @@ class _QuotedRows:
     def _next_line(self) -> bool:
         self._number, text, bad = next(self._lines, (0, "", False))
         self._bad = self._bad or bad
-        self._text, self._place = text.replace("\r", " ").replace("\0", "\ufffd"), 0
+        self._text, self._position = text.replace("\r", " ").replace("\0", "\ufffd"), 0
         return self._number > 0
 
     def _fields(self) -> Iterator[str]:
         while True:
-            if self._delimiter != "\t" and self._text.startswith(" ", self._place):
+            if self._delimiter != "\t" and self._text.startswith(" ", self._position):
                 # Blanks in front of quotes are not of the field, others are.
-                rest = self._text[self._place : self._place + _MOST_BLANKS]
+                rest = self._text[self._position : self._position + _MOST_BLANKS]
                 blanks = len(rest) - len(rest.lstrip(" "))
-                if self._text.startswith('"', self._place + blanks):
-                    self._place += blanks
-            if self._text.startswith('"', self._place):
+                if self._text.startswith('"', self._position + blanks):
+                    self._position += blanks
+            if self._text.startswith('"', self._position):
                 yield self._quoted()
             else:
-                end = self._text.find(self._delimiter, self._place)
+                end = self._text.find(self._delimiter, self._position)
                 end = len(self._text) if end < 0 else end
-                yield self._text[self._place : end]
-                self._place = end
-            if self._place == len(self._text):
+                yield self._text[self._position : end]
+                self._position = end
+            if self._position == len(self._text):
                 return
-            if self._text[self._place] != self._delimiter:
+            if self._text[self._position] != self._delimiter:
                 self._refuse(f"{self._delimiter!r} expected after '\"'")
-            self._place += 1
+            self._position += 1
 
     def _quoted(self) -> str:
         """Return the field that begins here, which may go on over lines; move behind it."""
-        field, size, start = io.StringIO(), 0, self._place + 1
+        field, size, start = io.StringIO(), 0, self._position + 1
         while True:
             end = self._text.find('"', start)
             if end < 0:
@@ -221,7 +221,7 @@ class _QuotedRows:
                 start = end + 2
             else:
                 field.write(self._text[start:end])
-                self._place = end + 1
+                self._position = end + 1
                 return field.getvalue()
 
     def _refuse(self, reason: str) -> NoReturn:

@@ -12,26 +12,23 @@ data folder of one. A plug-in registers its own:
 
         def log_probs(self, tokens: np.ndarray) -> np.ndarray: ...
 
-Shapes: N documents, S tokens of the longest, V symbols. Tokens are places in `symbols`, padded on
-the right with -1.
+Shapes: N documents, S tokens of the longest, V symbols. Tokens are indices into `symbols`, padded
+on the right with -1.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.arguments import value_type
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options
-from metaseq_lm.core.registry import WORLDS, nearest
+from metaseq_lm.core.arguments import read_words
+from metaseq_lm.core.registry import WORLDS
 from metaseq_lm.core.registry import register_world as register_world
 
 NO_TOKEN = -1
 NO_LABEL = -1
-TRUTH = {"true": True, "false": False}
 CHUNK = 1 << 16  # documents or clauses whose probabilities are computed at once
 
 
@@ -40,9 +37,9 @@ class Documents:
     """Documents and the labels of each.
 
     Attributes:
-        tokens: Places in the world's symbols, int64 (N, S), NO_TOKEN behind the last.
-        labels: For each labelled set places in its classes, NO_LABEL where there is none: (N,) for
-            labels of documents, (N, S) for labels of tokens.
+        tokens: Indices into the world's symbols, int64 (N, S), NO_TOKEN behind the last.
+        labels: For each labelled set indices into its classes, NO_LABEL where there is none: (N,)
+            for labels of documents, (N, S) for labels of tokens.
     """
 
     tokens: np.ndarray
@@ -57,7 +54,7 @@ class Documents:
         return np.asarray((self.tokens != NO_TOKEN).sum(axis=1))
 
     def select(self, rows: np.ndarray) -> "Documents":
-        """Return some of the documents; `rows` are their places or a mask."""
+        """Return some of the documents; `rows` are their indices or a mask."""
         labels = {name: values[rows] for name, values in self.labels.items()}
         return Documents(self.tokens[rows], labels)
 
@@ -106,7 +103,7 @@ class World:
         """Return the log-probability of each document, (N, S) to (N,), in nats; -inf for none."""
         raise NotImplementedError
 
-    def cloze(self, tokens: np.ndarray, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the probability of each symbol in a gap, where all other tokens are seen.
 
         Each symbol is put into the gap, and the probabilities of the V documents are normalised:
@@ -115,7 +112,7 @@ class World:
         Args:
             tokens: Documents (N, S).
             rows: The document of each gap, (M,).
-            places: The place of each gap in its document, (M,).
+            positions: The position of each gap in its document, (M,).
 
         Returns:
             Probabilities (M, V); NaN where no symbol makes a document of the world.
@@ -126,7 +123,7 @@ class World:
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             filled = np.repeat(tokens[rows[part]], size, axis=0)
-            filled[np.arange(len(filled)), np.repeat(places[part], size)] = np.tile(
+            filled[np.arange(len(filled)), np.repeat(positions[part], size)] = np.tile(
                 np.arange(size), len(rows[part])
             )
             log_probs[part] = self.log_probs(filled).reshape(-1, size)
@@ -189,44 +186,33 @@ def normalised(log_probs: np.ndarray) -> np.ndarray:
         return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def build_world(name: str, seed: int = 0, options: Mapping[str, Any] | None = None) -> World:
-    """Return the world registered under `name`.
+def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
+    """Return the world registered under `name` with options `name=value`.
 
     Args:
         name: The name.
         seed: Of its constants and documents.
-        options: Values of its options by name; texts are converted to the type of the option.
+        options: The options.
 
     Raises:
         UsageError: The world or an option is unknown, or a value of a wrong type or out of range.
     """
     entry = WORLDS.entry(name)
-    world: World = entry.value(parse_options(name, entry.dataclass, options or {}), seed)
+    config = read_words(entry.dataclass, options, f"world {name}")
+    world: World = entry.value(config, seed)
     world.name = name
     return world
 
 
-def parse_options(world: str, schema: type, options: Mapping[str, Any]) -> Any:
-    """Return an instance of the dataclass of a world's options."""
-    hints = get_type_hints(schema)
-    names = [item.name for item in fields(schema)]
-    values = {}
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words `name=value`, which `build_world` takes."""
+    words = []
     for name, value in options.items():
-        if name not in names:
-            known = f"Options: {', '.join(names)}" if names else "It has none"
-            raise UsageError(f"world {world} has no option '{name}'.{nearest(name, names)} {known}")
-        kind, _ = value_type(hints[name])
-        try:
-            values[name] = TRUTH[str(value).lower()] if kind is bool else kind(value)
-        except (ValueError, KeyError) as error:
-            raise UsageError(
-                f"{name}={value}: world {world} takes another kind of value there"
-            ) from error
-    config = schema(**values)
-    check_options(schema, config)
-    return config
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{name}={text}")
+    return words
 
 
 def describe(world: World) -> dict[str, Any]:
-    """Return what identifies a world, for `build_world`: name, seed and options."""
+    """Return what identifies a world: name, seed and options."""
     return {"name": world.name, "seed": world.seed, "options": asdict(world.config)}

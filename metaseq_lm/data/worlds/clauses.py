@@ -47,7 +47,7 @@ class Symbols:
 
 
 def pick(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return a place in each row of probabilities, (M, K) or (K,), for uniform numbers (M,)."""
+    """Return a position in each row of probabilities, (M, K) or (K,), for uniform numbers (M,)."""
     sums = np.cumsum(probabilities, axis=-1)
     below = (sums <= uniforms[:, None]).sum(axis=-1)
     return np.asarray(np.minimum(below, probabilities.shape[-1] - 1))
@@ -221,21 +221,23 @@ class Chain:
     def forward(self, clauses: np.ndarray) -> np.ndarray:
         """Return the forward variables of clauses of this kind, (M, length, states).
 
-        p(words up to t, state at t); their sum at the last place is the probability of the clause.
+        p(words up to t, state at t); their sum at the last one is the probability of the clause.
         """
         emitted = self.emissions.T[self.words.item(clauses[:, : self.length])]
         forward = np.empty_like(emitted)
         forward[:, 0] = emitted[:, 0] / len(self.transitions)
-        for place in range(1, self.length):
-            forward[:, place] = forward[:, place - 1] @ self.transitions * emitted[:, place]
+        for position in range(1, self.length):
+            forward[:, position] = (
+                forward[:, position - 1] @ self.transitions * emitted[:, position]
+            )
         return np.asarray(forward)
 
     def backward(self, clauses: np.ndarray) -> np.ndarray:
         """Return p(words after t | state at t) of clauses of this kind, (M, length, states)."""
         emitted = self.emissions.T[self.words.item(clauses[:, : self.length])]
         backward = np.ones_like(emitted)
-        for place in range(self.length - 2, -1, -1):
-            backward[:, place] = (emitted[:, place + 1] * backward[:, place + 1]) @ (
+        for position in range(self.length - 2, -1, -1):
+            backward[:, position] = (emitted[:, position + 1] * backward[:, position + 1]) @ (
                 self.transitions.T
             )
         return np.asarray(backward)
@@ -310,7 +312,7 @@ class Copy:
         columns, others = np.full(len(clauses), -1), np.full(len(clauses), NO_TOKEN)
         is_clause = self.parse(clauses)
         names = clauses[:, 1 : self.length + 1]
-        differs = names[:, :, None] != names[:, None, :]  # the place, and that of the other name
+        differs = names[:, :, None] != names[:, None, :]  # the position, and that of the other name
         choices = differs.reshape(len(clauses), -1)
         rows = np.flatnonzero(is_clause & choices.any(axis=1))
         weights = choices[rows] / choices[rows].sum(axis=1, keepdims=True)
@@ -335,8 +337,8 @@ def balanced(pairs: int) -> list[str]:
 class Brackets:
     """A balanced sequence of brackets of several kinds with two fillers among them.
 
-    Shape, kinds and places of the fillers are uniform: with n pairs of K kinds the probability is
-    1 / Catalan(n) K^-n / C(2n + 2, 2) p_z(first filler) p_z(second filler).
+    Shape, kinds and positions of the fillers are uniform: with n pairs of K kinds the probability
+    is 1 / Catalan(n) K^-n / C(2n + 2, 2) p_z(first filler) p_z(second filler).
     """
 
     opening: Symbols
@@ -352,7 +354,7 @@ class Brackets:
 
     @cached_property
     def templates(self) -> np.ndarray:
-        """Each shape with each choice of places: the pair of each token, (T, longest).
+        """Each shape with each choice of positions: the pair of each token, (T, longest).
 
         An opening bracket is the number of its pair, from 0, a closing one -1 - number, a filler
         `pairs`.
@@ -369,10 +371,10 @@ class Brackets:
                     opened += 1
                 else:
                     roles.append(-1 - stack.pop())
-            for places in combinations(range(self.longest), FILLERS):
+            for positions in combinations(range(self.longest), FILLERS):
                 row = list(roles)
-                for place in places:
-                    row.insert(place, self.pairs)
+                for position in positions:
+                    row.insert(position, self.pairs)
                 rows.append(row)
         return np.array(rows)
 

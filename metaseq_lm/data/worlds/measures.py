@@ -91,10 +91,10 @@ class NGram:
         return np.bincount(rows, self.token_log_probs(tokens), len(tokens))
 
 
-def _look_up(keys: np.ndarray, values: np.ndarray, wanted_keys: np.ndarray) -> np.ndarray:
-    """Return the value of each of the wanted keys; 0 for one that is not in the sorted `keys`."""
-    places = np.minimum(np.searchsorted(keys, wanted_keys), len(keys) - 1)
-    return np.where(keys[places] == wanted_keys, values[places], 0)
+def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the value of each of the queries; 0 for one that is not in the sorted `keys`."""
+    positions = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[positions] == queries, values[positions], 0)
 
 
 def pair_accuracy(good: np.ndarray, bad: np.ndarray) -> float:
@@ -172,12 +172,12 @@ def naive_bayes(
         size: The number of symbols, V.
     """
     table = np.full((len(counts), size), 0.5)
-    rows, places = np.nonzero(train.tokens != NO_TOKEN)
-    np.add.at(table, (train.labels[name][rows], train.tokens[rows, places]), 1)
+    rows, positions = np.nonzero(train.tokens != NO_TOKEN)
+    np.add.at(table, (train.labels[name][rows], train.tokens[rows, positions]), 1)
     log_table = np.log(table / table.sum(axis=1, keepdims=True))
-    rows, places = np.nonzero(test.tokens != NO_TOKEN)
+    rows, positions = np.nonzero(test.tokens != NO_TOKEN)
     words = np.zeros((len(test), size))
-    np.add.at(words, (rows, test.tokens[rows, places]), 1)
+    np.add.at(words, (rows, test.tokens[rows, positions]), 1)
     return np.asarray((words @ log_table.T + np.log(counts + 0.5)).argmax(axis=1))
 
 
@@ -202,8 +202,10 @@ def losses(
     log_shares = np.log(counts / counts.sum())
     unigrams = np.where(tokens != NO_TOKEN, log_shares[tokens], 0).sum(axis=1)
     first = tokens[: max(2, int(gaps / lengths.mean()))]
-    rows, places = np.nonzero(first != NO_TOKEN)
-    probabilities = world.cloze(first, rows, places)[np.arange(len(rows)), first[rows, places]]
+    rows, positions = np.nonzero(first != NO_TOKEN)
+    probabilities = world.cloze(first, rows, positions)[
+        np.arange(len(rows)), first[rows, positions]
+    ]
     of_document = np.bincount(rows, -np.log(probabilities), len(first))
     return {
         "document": Estimate.of(-log_probs),

@@ -159,16 +159,16 @@ class Quad(World):
         shape = (count, config.clauses, self.width + 1)
         tokens = np.full(shape, NO_TOKEN)
         labels = {name: np.full(shape, NO_LABEL) for name in (STATE, DEPTH, HEAD)}
-        for place in range(config.clauses):
+        for position in range(config.clauses):
             uniforms = random_streams.uniforms(
-                random_streams.subkeys(keys, f"clause {place}"), 0, UNIFORMS
+                random_streams.subkeys(keys, f"clause {position}"), 0, UNIFORMS
             )
             for number in range(len(self.kinds)):
-                rows = np.flatnonzero(kinds[:, place] == number)
+                rows = np.flatnonzero(kinds[:, position] == number)
                 clauses, labelled = self._sample_clauses(number, topics[rows], uniforms[rows])
-                tokens[rows, place, :-1] = clauses
+                tokens[rows, position, :-1] = clauses
                 for name, values in labelled.items():
-                    labels[name][rows, place, :-1] = values
+                    labels[name][rows, position, :-1] = values
         lengths = (tokens != NO_TOKEN).sum(axis=2)
         np.put_along_axis(tokens, lengths[:, :, None], 0, axis=2)
         order = np.argsort((tokens == NO_TOKEN).reshape(count, -1), axis=1, kind="stable")
@@ -262,7 +262,7 @@ class Quad(World):
     def log_probs(self, tokens: np.ndarray) -> np.ndarray:
         return np.asarray(np.logaddexp.reduce(self.topic_log_probs(tokens), axis=1))
 
-    def cloze(self, tokens: np.ndarray, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the probability of each symbol in a gap: see `World.cloze`.
 
         Only the clause with the gap is computed anew, under each topic. An end of a clause has
@@ -273,11 +273,11 @@ class Quad(World):
         of_clauses = self.clause_log_probs(clauses.reshape(-1, self.width))
         of_clauses = of_clauses.reshape(len(tokens), config.clauses, -1)
         log_probs = np.full((len(rows), size), -np.inf)
-        is_end = tokens[rows, places] == 0
+        is_end = tokens[rows, positions] == 0
         log_probs[is_end, 0] = 0
         inside = np.flatnonzero(~is_end & good[rows])
-        clause = (starts[rows[inside]] <= places[inside][:, None]).sum(axis=1) - 1
-        column = places[inside] - starts[rows[inside], clause]
+        clause = (starts[rows[inside]] <= positions[inside][:, None]).sum(axis=1) - 1
+        column = positions[inside] - starts[rows[inside], clause]
         step = max(1, CHUNK // size)
         for start in range(0, len(inside), step):
             gaps = inside[start : start + step]
@@ -336,8 +336,8 @@ class Quad(World):
         rows = np.flatnonzero((columns >= 0).any(axis=1))
         clause = (columns[rows] >= 0).argmax(axis=1)
         bad = tokens[rows].copy()
-        place = starts[rows, clause] + columns[rows, clause]
-        bad[np.arange(len(rows)), place] = others.reshape(columns.shape)[rows, clause]
+        position = starts[rows, clause] + columns[rows, clause]
+        bad[np.arange(len(rows)), position] = others.reshape(columns.shape)[rows, clause]
         return tokens[rows], bad
 
     def parameters(self) -> dict[str, Any]:

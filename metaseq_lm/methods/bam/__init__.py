@@ -1,7 +1,7 @@
 """BAM: several labelled sets at once, taught by models of one or all of them (Clark et al. 2019).
 
-  metaseq-lm train DATA --task bam --criterion bam_distill 'task.labelled=[CoLA,RTE]' init_from=RUN \
-      'task.teachers=[runs/CoLA,runs/RTE]'
+  metaseq-lm train DATA --task bam --criterion bam_distill 'task.labelled=[CoLA,RTE]' \
+      init_from=RUN 'task.teachers=[runs/CoLA,runs/RTE]'
 
 Start with criterion.py (the target, teacher annealing); then data.py (mixed batches, and
 how often each set is seen), teachers.py (computing and storing outputs of teachers) and task.py.

@@ -22,7 +22,7 @@ LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
 
 @dataclass
 class BamDistillConfig:
-    """How gold labels and teacher outputs are mixed."""
+    """The mixture of gold labels and teacher outputs."""
 
     annealing: bool = option(
         True, "teacher annealing: the weight of the gold label grows linearly from 0 to 1"
@@ -44,11 +44,11 @@ class BamDistillConfig:
 class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 
-    The teacher's part is its softmax for classes, and for real values its prediction on the scale of
-    the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and the
-    gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping sees
-    the sum. Logs show the mean over the batch.
-    Evaluation (`evaluated`) has unweighted means over the rows of a set.
+    The teacher's part is its softmax for classes, and for real values its prediction on the scale
+    of the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and
+    the gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping
+    sees the sum. Logs show the mean over the batch. Evaluation (`evaluated`) has unweighted means
+    over the rows of a set.
     """
 
     tasks = ("bam",)
@@ -138,12 +138,12 @@ class BamDistill(Criterion):
         return losses
 
     def teacher_outputs(self, model: nn.Module, batch: TokenBatch, name: str) -> Tensor:
-        """Return a teacher's logits (B, K_k), or its real values (B, 1) on the scale of the labels."""
+        """Return a teacher's logits (B, K_k), or real values (B, 1) on the scale of the labels."""
         scores = self.scores(model, batch, [name])[name]
         return scores if scores.shape[-1] > 1 else self.final(model, name, scores)
 
     def final(self, model: nn.Module, name: str, scores: Tensor) -> Tensor:
-        """Return probabilities (B, K_k), or values (B, 1) on the scale of the labels, as float64."""
+        """Return probabilities (B, K_k), or values (B, 1) on the labels' scale, in float64."""
         if scores.shape[-1] == 1:
             values: Tensor = model.unscaled(name, scores.double())  # type: ignore[operator]
             return values

@@ -1,12 +1,12 @@
 """Batches with rows of several labelled sets, and how often each set is seen.
 
 A set is seen in proportion to its size to the power of 0.75 (Clark et al. 2019). There are two ways
-to these shares. `draws` fixes the number of rows of each set in an epoch, instead of the random draws
-of the paper's text. `copies_and_weights` repeats small sets and weights their losses, as the authors'
-code does.
+to these shares. `draws` fixes the number of rows of each set in an epoch, instead of the random
+draws of the paper's text. `copies_and_weights` repeats small sets and weights their losses, as the
+authors' code does.
 
-Shapes: B rows of a batch, S its longest row, N_k rows and K_k outputs of set k (its classes, or 1 for
-real values), K the largest K_k.
+Shapes: B rows of a batch, S its longest row, N_k rows and K_k outputs of set k (its classes, or 1
+for real values), K the largest K_k.
 """
 
 from collections.abc import Mapping, Sequence
@@ -137,9 +137,9 @@ class MixedEpochs:
     """An endless order of full batches of rows of several sets, numbered as in `MixedRows`.
 
     An epoch has `counts[k]` rows of set k: all its rows as often as possible, then a random part of
-    them, shuffled together with those of the other sets. A batch may contain the end of one epoch and
-    the beginning of the next. With `lengths` (rows,) the rows of a batch within an epoch have about
-    the same length: see `by_length`.
+    them, shuffled together with those of the other sets. A batch may contain the end of one epoch
+    and the beginning of the next. With `lengths` (rows,) the rows of a batch within an epoch have
+    about the same length: see `by_length`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Fine-tuning one encoder on several labelled sets at once, with or without teachers.
 
-A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows of a set, K classes.
+A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows of a set, K
+classes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option, with_default
@@ -61,10 +62,11 @@ from metaseq_lm.tasks.options import (
 )
 
 FORMS = ("single", "pair")
-# The paper's score of a set is the first of these that it has: CoLA's, that of real values, all others'.
+# The paper's score of a set is the first of these that it has: CoLA's, that of real values, all
+# others'.
 PAPER_METRICS = ("matthews", "spearman", "accuracy")
-# Added to the random streams of a student's new heads and row order. Without it a student would start
-# exactly like a teacher of the same seed.
+# Added to the random streams of a student's new heads and row order. Without it a student would
+# start exactly like a teacher of the same seed.
 STUDENT = "taught"
 
 
@@ -93,8 +95,8 @@ class BamConfig(
     )
     sampling: str = option(
         "sampler",
-        "sampler: a fixed number of rows of each set in an epoch; legacy_copies: copies of small sets "
-        "and loss weights (the authors' code)",
+        "sampler: a fixed number of rows of each set in an epoch; legacy_copies: copies of small "
+        "sets and loss weights (the authors' code)",
         choices=("sampler", "legacy_copies"),
     )
     exponent: float = option(
@@ -107,8 +109,8 @@ class BamConfig(
         LengthGroupsConfig,
         "group_by_length",
         False,
-        "put rows of similar length into a training batch, which saves padding; sets with short rows "
-        "and sets with long rows then rarely share a batch",
+        "put rows of similar length into a training batch, which saves padding; sets with short "
+        "rows and sets with long rows then rarely share a batch",
     )
     pooled: bool = with_default(
         SentenceHeadConfig, "pooled", True, "BERT's tanh layer on [CLS], shared by all heads"
@@ -119,8 +121,8 @@ class BamConfig(
 class BamTask(Task):
     """An encoder with a head for each set of sentences or pairs, with classes or real values.
 
-    The score of a validation is the mean of the sets' scores. The pooler comes from init_from if that
-    has one (BERT's pre-training, or fine-tuning).
+    The score of a validation is the mean of the sets' scores. The pooler comes from init_from if
+    that has one (BERT's pre-training, or fine-tuning).
     """
 
     exported = True
@@ -175,7 +177,7 @@ class BamTask(Task):
         return {"labels": self.labels, "teachers": hashes}
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError unless init_from has the heads to keep, with the same classes in order."""
+        """Raise UsageError unless init_from has the heads to keep, with the same class order."""
         if not self.config.keep_head:
             return
         labels = checkpoint.labels_of(facts, source)
@@ -289,13 +291,14 @@ class BamTask(Task):
         for name, (minimum, _) in ranges.items():
             if minimum < 0 and getattr(self.run_config.criterion, "sigmoid", False):
                 raise UsageError(
-                    f"criterion.sigmoid: {self.data / name} has labels from {minimum:g} on; divided by the "
-                    "largest one they would span more than the 0 to 1 of a sigmoid, so leave it out"
+                    f"criterion.sigmoid: {self.data / name} has labels from {minimum:g} on; "
+                    "divided by the largest one they would span more than the 0 to 1 "
+                    "of a sigmoid, so leave it out"
                 )
         return MultiTaskModel(sizes, len(vocabulary), vocabulary.pad, heads, ranges)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder, the pooler if there is one, and with task.keep_head the sets' heads.
+        """Load the encoder, the pooler if there is one, and with task.keep_head the sets' heads.
 
         A kept head keeps the range of labels that it was trained on.
         """
@@ -316,13 +319,14 @@ class BamTask(Task):
 
         It follows the optimizer's count of steps, so a resumed run continues it.
         """
-        # A tensor: torch.compile would compile anew for each number.
+        # A tensor, because torch.compile would recompile for each number.
         number = self.criterion.gold_share(engine.optimizers["main"].updates)
         share = torch.full((), number, dtype=torch.float64, device=engine.device)
-        annealed = {
-            name: [[micro.replace(gold_share=share) for micro in batch] for batch in stream]
-            for name, stream in batches.items()
-        }
+
+        def with_share(batch: Sequence[Batch]) -> list[Batch]:
+            return [micro.replace(gold_share=share) for micro in batch]
+
+        annealed = {name: [*map(with_share, stream)] for name, stream in batches.items()}
         return super().update(engine, model, annealed)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -358,7 +362,7 @@ class BamTask(Task):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities or values, by set."""
+        """Return metrics and predictions, by set, of the runs' mean probabilities or values."""
         metrics_by_set: dict[str, Logs] = {}
         rows: list[dict[str, Any]] = []
         members_by_set = [by_set(member) for member in members]
@@ -372,19 +376,21 @@ class BamTask(Task):
 
 
 def with_score(metrics: Logs) -> Logs:
-    """Return the metrics of a set with the paper's as "score"; sets without one keep the official."""
+    """Return the metrics of a set, the paper's as "score"; without one, the official score."""
     paper = [metrics[name] for name in PAPER_METRICS if name in metrics]
     return metrics | {"score": paper[0]} if paper else metrics
 
 
 def summary(metrics_by_set: Mapping[str, Logs]) -> Logs:
     """Return the mean "score" and "loss" of the sets, if all have one, then every set's metrics."""
-    sets = metrics_by_set.values()
-    kinds = [kind for kind in ("score", "loss") if sets and all(kind in m for m in sets)]
-    means = {kind: float(np.mean([metrics[kind] for metrics in sets])) for kind in kinds}
-    return means | {
-        f"{n}_{k}": v for n, metrics in metrics_by_set.items() for k, v in metrics.items()
-    }
+    result: dict[str, Any] = {}
+    for kind in ("score", "loss"):
+        values = [metrics[kind] for metrics in metrics_by_set.values() if kind in metrics]
+        if values and len(values) == len(metrics_by_set):
+            result[kind] = float(np.mean(values))
+    for name, metrics in metrics_by_set.items():
+        result |= {f"{name}_{key}": value for key, value in metrics.items()}
+    return result
 
 
 def by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -1,9 +1,9 @@
 """Teachers: runs of this task, and their outputs on the training rows, computed once and stored.
 
-A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): logits for
-classes, or one real value (K = 1) on the scale of the labels. Row i belongs to row i of the set (the
-doubled rows of a benchmark have rows of their own). The header identifies the data, the classes and
-the teacher's weights, and records the cost. For a teacher that is a run, FOLDER is
+A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): logits
+for classes, or one real value (K = 1) on the scale of the labels. Row i belongs to row i of the set
+(the doubled rows of a benchmark have rows of their own). The header identifies the data, the
+classes and the teacher's weights, and records the cost. For a teacher that is a run, FOLDER is
 outputs/CHECKPOINT/ in its run folder.
 """
 
@@ -84,28 +84,28 @@ def resolve(name: str) -> Teacher:
     stored = sorted(folder.glob(f"*{SUFFIX}"))
     if stored:
         return Teacher(name, folder, dict.fromkeys(f.name.removesuffix(SUFFIX) for f in stored))
-    place = manifests.resolve(name, prefer="best")
+    source = manifests.resolve(name, prefer="best")
     results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
     if (results or {}).get("status") != "finished":
         raise UsageError(
-            f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let it come "
-            "to its end, or name one of its checkpoints"
+            f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let "
+            "it come to its end, or name one of its checkpoints"
         )
-    manifest = manifests.read_manifest(place)
+    manifest = manifests.read_manifest(source)
     config = manifest.get("config")
     task = config.get("task") if isinstance(config, dict) else None
     kind = task.get("_name") if isinstance(task, dict) else None
     if kind != "bam":
         raise UsageError(
-            f"{name} is a run of task {str(kind)[:40]}; a teacher is a run of task bam (on one set or "
-            "several), or a folder of its outputs"
+            f"{name} is a run of task {str(kind)[:40]}; a teacher is a run of task bam (on one set "
+            "or several), or a folder of its outputs"
         )
     # A checkpoint outside a run folder has its outputs inside itself.
-    in_run = place.parent.name == "checkpoints"
-    outputs = place.parent.parent / FOLDER / place.name if in_run else place / FOLDER
+    in_run = source.parent.name == "checkpoints"
+    outputs = source.parent.parent / FOLDER / source.name if in_run else source / FOLDER
     weights = manifests.hash_of_weights(manifest)
-    labels = checkpoint.labels_of(manifest.get("facts"), place)
-    return Teacher(name, outputs, labels, place, weights)
+    labels = checkpoint.labels_of(manifest.get("facts"), source)
+    return Teacher(name, outputs, labels, source, weights)
 
 
 def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
@@ -118,15 +118,16 @@ def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, T
         for name in teacher.labels:
             if name in by_set and name in labels:
                 raise UsageError(
-                    f"task.teachers: both {by_set[name].name} and {teacher.name} teach {name}; a set has "
-                    "one teacher"
+                    f"task.teachers: both {by_set[name].name} and {teacher.name} teach {name}; a "
+                    "set has one teacher"
                 )
             by_set[name] = teacher
     lacking = [name for name in labels if name not in by_set]
     if lacking:
         raise UsageError(
             f"task.teachers: none of {', '.join(names)} teaches {', '.join(lacking)} (they teach "
-            f"{', '.join(sorted(by_set)) or 'nothing'}); name a run trained on each of task.labelled"
+            f"{', '.join(sorted(by_set)) or 'nothing'}); name a run trained "
+            "on each of task.labelled"
         )
     for name, classes in labels.items():
         teacher_classes = by_set[name].labels[name]
@@ -146,9 +147,9 @@ def load_outputs(
 ) -> tuple[dict[str, np.ndarray], Costs]:
     """Return the outputs, float32 (rows, K), of the teacher of each set, and their cost.
 
-    Outputs that are not stored yet are computed by all replicas, stored by the first, and read back,
-    so that all replicas and resumed runs use the same numbers. A `dry_run` opens the teachers but
-    has zeros for missing outputs. Call on all replicas.
+    Outputs that are not stored yet are computed by all replicas, stored by the first, and read
+    back, so that all replicas and resumed runs use the same numbers. A `dry_run` opens the teachers
+    but has zeros for missing outputs. Call on all replicas.
 
     Raises:
         MetaseqError: A stored file belongs to other rows or weights.
@@ -207,7 +208,7 @@ def open_teacher(config: RunConfig, teacher: Teacher) -> Parts:
 
 
 def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
-    """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
+    """Return a teacher's outputs (rows, K) on a set's training rows without dropout, and the cost.
 
     Call on all replicas: each computes its share of every batch. Raises Interrupted.
     """
@@ -263,13 +264,13 @@ def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
     outputs = np.ascontiguousarray(outputs, np.float32)
     if not np.isfinite(outputs).all():
         raise MetaseqError(
-            f"the teacher {header.get('checkpoint')} has outputs on {header['set']} that are not finite; "
-            "choose another teacher"
+            f"the teacher {header.get('checkpoint')} has outputs on {header['set']} that are not "
+            "finite; choose another teacher"
         )
     header = header | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(header)})
-    for place in path.parents[:2]:
-        check_folder(place)
+    for parent in path.parents[:2]:
+        check_folder(parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -281,8 +282,8 @@ def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
             os.close(folder)
     except OSError as error:
         raise MetaseqError(
-            f"{path}: {error.strerror}; the outputs of a teacher are stored in its run folder. Make it "
-            "writable, or copy the run to where you can write"
+            f"{path}: {error.strerror}; the outputs of a teacher are stored in its run folder. "
+            "Make it writable, or copy the run to where you can write"
         ) from error
 
 
@@ -334,7 +335,7 @@ def read(path: Path, expected: dict[str, Any]) -> tuple[np.ndarray, Costs]:
     if differing:
         raise MetaseqError(
             f"{path}: these outputs are of other rows, classes or weights than are used now "
-            f"({'; '.join(differing)}); delete the file to have it computed anew, or give the data and the "
-            "teacher that it was made with"
+            f"({'; '.join(differing)}); delete the file to have it computed anew, or give the data "
+            "and the teacher that it was made with"
         )
     return outputs, costs

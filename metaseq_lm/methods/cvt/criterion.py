@@ -1,8 +1,8 @@
-"""Criterions on words: gold labels on labelled sentences, the primary module's predictions on others.
+"""Criterions on words: gold labels, or the primary module's predictions on unlabelled sentences.
 
-The teacher is the primary module on the whole sentence, without dropout and gradient. The modules of
-the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et al.
-2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
+The teacher is the primary module on the whole sentence, without dropout and gradient. The modules
+of the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et
+al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UnlabelledWeightConfig:
     )
 
     def weight_after(self, updates: int) -> float:
-        """Return the weight so many updates after task.labelled_first; it is never 0."""
+        """Return the weight, never 0, at a number of updates after task.labelled_first."""
         if not self.unlabelled_warmup:
             return self.unlabelled_weight
         return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
@@ -77,7 +77,7 @@ class Unlabelled(WordLabels):
 
     @property
     def unlabelled(self) -> bool:
-        """Whether unlabelled sentences are used at all."""
+        """Whether unlabelled sentences are used."""
         return True
 
     def modules(self, form: str) -> list[str]:
@@ -127,7 +127,7 @@ class Unlabelled(WordLabels):
     def term(
         self, model: WordNet, views: Views, batch: WordBatch, name: str, module: str, target: Tensor
     ) -> Terms:
-        """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
+        """Return the cross-entropy of a set's module to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
         if shift:  # pairs of words only: <start> predicts nothing
             target = shifted(target, shift) * batch.scored.unsqueeze(-1)
@@ -160,7 +160,7 @@ class CrossViewConfig(UnlabelledConfig):
 
 @register_criterion("cvt_aux", dataclass=CrossViewConfig)
 class CrossView(Unlabelled):
-    """Auxiliary modules with restricted views learn the primary one's predictions, equally weighted.
+    """Auxiliary modules with restricted views learn from the primary one, with equal weights.
 
     On unlabelled sentences the encoder gets a gradient, the primary modules do not.
     """
@@ -183,9 +183,9 @@ class CrossView(Unlabelled):
         names: list[str] = list(getattr(self.config, f"{kind}_auxiliaries"))
         if self.unlabelled and not names:
             raise UsageError(
-                f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would learn from "
-                f"unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or give "
-                "criterion.use_unlabelled=false"
+                f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would "
+                f"learn from unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or "
+                "give criterion.use_unlabelled=false"
             )
         return names
 
@@ -259,15 +259,15 @@ class VATConfig(UnlabelledConfig):
 class VirtualAdversarial(Unlabelled):
     """The baseline: the primary module is the student and reads perturbed word embeddings.
 
-    The perturbation is adversarial: one step of power iteration without dropout, the gradient of the
-    divergence at a small random shift. Each set has its own, so each costs a pass. Needs
+    The perturbation is adversarial: one step of power iteration without dropout, the gradient of
+    the divergence at a small random shift. Each set has its own, so each costs a pass. Needs
     model.normalize_words (Miyato et al. 2017).
     """
 
     config: VATConfig
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates."""
+        """Return why torch.compile cannot run the updates."""
         return "the loss contains a gradient, the adversarial direction"
 
     def student_terms(

@@ -1,4 +1,4 @@
-"""What the methods on words, translation and images share.
+"""Code shared by the methods on words, translation and images.
 
 That is: what each auxiliary module on words sees (Clark et al. 2018, code; the modules are in
 metaseq_lm/models/words/prediction_modules.py), averaged weights, and perturbations of the student's
@@ -22,9 +22,9 @@ from metaseq_lm.models.layers import RAW, AveragedWeights
 from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
-# Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and "past"
-# do not see the word whose class they predict; "full" sees all that the primary module sees, but with
-# dropout.
+# Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and
+# "past" do not see the word whose class they predict; "full" sees all that the primary module sees,
+# but with dropout.
 TAGGING: dict[str, dict[str, Any]] = {
     "full": {"view": FULL, "linear": True},
     "forwards": {"view": AHEAD},
@@ -81,7 +81,7 @@ class AveragedNet(nn.Module):
         return self.net(*inputs)
 
     def move_average(self) -> None:
-        """Take the weights that the net has now into the average, if there is one."""
+        """Update the average with the current weights, if there is one."""
         if self.average is not None:
             self.average.move(self.net)
 
@@ -120,7 +120,7 @@ def gaussian(like: Tensor) -> Tensor:
 
 
 def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the gradient (B, ...) of a loss, a sum over rows, at a step of norm `xi` towards `start`.
+    """Return the gradient (B, ...) of a loss, summed over rows, after a step `xi` along `start`.
 
     From a random `start` this is one step of power iteration for the direction that raises the loss
     most. Parameters get no gradient.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs, WordBatch
+from metaseq_lm.core.batch import Batch, Logs, WordBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
@@ -71,8 +71,8 @@ class CVTTask(WordTask):
             check_teacher(self.criterion.config.mean_teacher, options.average_decay)
         if options.elmo and isinstance(self.criterion, Unlabelled):
             raise UsageError(
-                "task.elmo is for supervised training, --criterion tagging or parsing: the language "
-                "model knows the whole sentence, so every auxiliary module would know it"
+                "task.elmo is for supervised training, --criterion tagging or parsing: the "
+                "language model knows the whole sentence, so every auxiliary module would know it"
             )
 
     @property
@@ -127,7 +127,7 @@ class CVTTask(WordTask):
 
     @cached_property
     def _shares(self) -> np.ndarray:
-        """Where each labelled set's part of [0, 1) ends."""
+        """The upper bound of each labelled set's interval of [0, 1)."""
         sizes = np.sqrt([float(len(self.chosen(name))) for name in self.names])
         return np.cumsum(sizes / sizes.sum())
 
@@ -159,16 +159,17 @@ class CVTTask(WordTask):
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def weighed(self, engine: Engine, updates: int, batches: Batches) -> Batches:
-        """Return unlabelled batches with the weight that their loss has after so many updates."""
+        """Return unlabelled batches with the weight of their loss at a number of updates."""
         assert isinstance(self.criterion, Unlabelled)
         number = self.criterion.config.weight_after(updates - self.config.labelled_first)
-        # A tensor: torch.compile would compile anew for each number.
+        # A tensor, because torch.compile would recompile for each number.
         dtype = PRECISIONS[engine.precision]
         weight = torch.full((), number, dtype=dtype, device=engine.device)
-        return {
-            name: [[part.replace(weight=weight) for part in batch] for batch in stream]
-            for name, stream in batches.items()
-        }
+
+        def weighted(batch: Sequence[Batch]) -> list[Batch]:
+            return [part.replace(weight=weight) for part in batch]
+
+        return {name: [*map(weighted, stream)] for name, stream in batches.items()}
 
 
 class EveryOther:

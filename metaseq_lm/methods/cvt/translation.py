@@ -124,7 +124,8 @@ class CVTTranslation(SemiSupervisedTranslation):
         for name in self.auxiliary:
             inputs, targets, per = states, batch.targets, "targets"
             if name == FUTURE:
-                # The word at t from the attention vector at t - 1, which does not know word t - 1.
+                # The word at t from the attention vector at t - 1, which is independent of word t -
+                # 1.
                 inputs, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
             logits = net.heads[name](inputs, memory)
             losses = cross_entropy(logits, targets, self.config.label_smoothing)
@@ -185,8 +186,8 @@ class CVTTranslationTask(TranslationTask):
             data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
             if not len(chosen):
                 raise UsageError(
-                    f"task.unlabelled=rest: task.labelled_share={options.labelled_share} leaves no pair; "
-                    "lower it, or name a split of source text"
+                    f"task.unlabelled=rest: task.labelled_share={options.labelled_share} leaves no "
+                    "pair; lower it, or name a split of source text"
                 )
         else:
             data = ParallelSet(self.data, options.unlabelled)

@@ -46,8 +46,8 @@ from metaseq_lm.models.vision import (
     POSITIONAL,
     ConvLarge,
     check_whole_batches,
+    feature_size,
     frozen_statistics,
-    places,
 )
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
@@ -56,7 +56,7 @@ from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 from metaseq_lm.tasks.protocols import Kinds
 
 UNLABELLED = "unlabelled"
-PLACES = "places"  # name of the auxiliary heads
+POSITION_HEADS = "places"  # name of the auxiliary heads
 NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
 PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
 
@@ -79,7 +79,7 @@ class ConsistencyConfig:
 
 @dataclass
 class CVTVisionConfig(ConsistencyConfig):
-    """As for VAT, but without perturbation by default."""
+    """Options of VAT, without perturbation by default."""
 
     perturbation: str = option(
         NONE,
@@ -98,7 +98,7 @@ class ConsistentImages(ImageClassification):
     config: ConsistencyConfig
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates, if so."""
+        """Return why torch.compile cannot run the updates, "" if it can."""
         adversarial = self.config.perturbation == ADVERSARIAL
         return "the loss contains a gradient, the adversarial direction" if adversarial else ""
 
@@ -120,16 +120,16 @@ class ConsistentImages(ImageClassification):
         return {"consistency": Term(losses.sum(), UNLABELLED, self.config.weight)}
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
-        """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
+        """Return the student's loss (B,) on images, given the teacher's log-probs (B, K)."""
         return divergence(target, net(images))
 
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return what is added to the images (B, C, H, W): of norm `radius` for each, or nothing.
+        """Return the perturbation of the images (B, C, H, W), of norm `radius` each, or zeros.
 
         Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
-        small random displacement, without dropout, whose noise would drown so small a change.
+        small random displacement, without dropout, whose noise would exceed such a change.
         """
         if self.config.perturbation == NONE:
             return torch.zeros_like(images)
@@ -159,7 +159,7 @@ class VATVision(ConsistentImages):
 
 @register_criterion("cvt_vision", dataclass=CVTVisionConfig)
 class CVTVision(ConsistentImages):
-    """Cross-view training: the students are heads that each see one place of the features.
+    """Cross-view training: the students are heads that each see one position of the features.
 
     The loss is the mean over the heads; criterion.weight, 36 for as many heads, makes it their sum.
     """
@@ -167,18 +167,18 @@ class CVTVision(ConsistentImages):
     config: CVTVisionConfig
 
     def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
-        logits = net.heads[PLACES](net.features(images))
+        logits = net.heads[POSITION_HEADS](net.features(images))
         return divergence(target.unsqueeze(1), logits).mean(1)
 
 
-class PlaceHeads(nn.Module):
-    """A softmax layer of its own for every place of the features."""
+class PositionHeads(nn.Module):
+    """A separate softmax layer for each position of the features."""
 
-    def __init__(self, places: int, width: int, classes: int) -> None:
+    def __init__(self, positions: int, width: int, classes: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(width)
-        self.weight = nn.Parameter(torch.empty(places, classes, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.zeros(places, classes))
+        self.weight = nn.Parameter(torch.empty(positions, classes, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(positions, classes))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (B, P, K) of features (B, D, n, n), P = n n, row by row."""
@@ -205,7 +205,7 @@ class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return a random order of the indices of `labels` (N,) whose every prefix is class-balanced."""
+    """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
     rank = np.empty(len(labels), np.int64)  # within its class
@@ -217,7 +217,7 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
 
 @register_task("cvt_vision", dataclass=CVTVisionTaskConfig)
 class CVTVisionTask(Task):
-    """Updates on labelled and unlabelled images; with image_classification on labelled ones only."""
+    """Updates on labelled and unlabelled images; labelled ones only for image_classification."""
 
     criterions = (ImageClassification,)
 
@@ -245,13 +245,14 @@ class CVTVisionTask(Task):
             count = round(options.labelled_share * available)
             if not count:
                 raise UsageError(
-                    f"task.labelled_share={options.labelled_share} of {available} training images is none; "
-                    "raise it"
+                    f"task.labelled_share={options.labelled_share} of {available} training images "
+                    "is none; raise it"
                 )
         if not 0 < count <= available:
             raise UsageError(
-                f"{len(order)} training images are too few for task.valid_count={options.valid_count} "
-                f"and {count} labelled ones; lower task.labelled or task.valid_count"
+                f"{len(order)} training images are too few for "
+                f"task.valid_count={options.valid_count} and {count} labelled ones; lower "
+                "task.labelled or task.valid_count"
             )
         cuts = np.split(order, [options.valid_count, options.valid_count + count])
         names = ("valid", "train", UNLABELLED)
@@ -266,7 +267,7 @@ class CVTVisionTask(Task):
     def training_batch(
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
     ) -> ImageBatch:
-        """Return augmented and normalised images (B, C, H, W) and targets (B,); the size is `size`."""
+        """Return augmented, normalised images (B, C, H, W) and targets (B,); the size is `size`."""
         options, images = self.config, part.images[samples]
         if options.translate:
             u = random_streams.uniforms(keys, 0, 2)
@@ -311,19 +312,23 @@ class CVTVisionTask(Task):
         images = load_images(self.data, "train")
         _, height, width, channels = images.images.shape
         sizes = self.run_config.model
-        if height != width or places(height) < 1 or channels != sizes.channels:
+        if height != width or feature_size(height) < 1 or channels != sizes.channels:
             raise UsageError(
-                f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "
-                f"for square ones of 12 or more and {sizes.channels} channels (model.channels)"
+                f"{self.data}: images of {height} x {width} pixels and {channels} channels; the "
+                f"model is for square ones of 12 or more and {sizes.channels} channels "
+                "(model.channels)"
             )
         require_scale(images, self.config.mean, self.config.sd)
         if self.config.translate >= height:
             raise UsageError(
-                f"task.translate is {self.config.translate}, but the images have {height} pixels a side"
+                f"task.translate is {self.config.translate}, but the images have {height} "
+                "pixels a side"
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
-            net.heads[PLACES] = PlaceHeads(places(height) ** 2, net.outputs, len(images.names))
+            net.heads[POSITION_HEADS] = PositionHeads(
+                feature_size(height) ** 2, net.outputs, len(images.names)
+            )
         return AveragedNet(net, self.config.average_decay)
 
     def needs(self, update: int) -> dict[str, int]:

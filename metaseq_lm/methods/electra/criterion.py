@@ -44,8 +44,8 @@ class Noised:
         tokens: The rows with sampled tokens, (B, S).
         chosen: The chosen positions, boolean (B, S).
         terms: The noise model's own loss and metrics.
-        log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None for
-            a masked LM, which does not give it.
+        log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None
+            for a masked LM, which does not give it.
     """
 
     tokens: Tensor
@@ -114,7 +114,7 @@ class Corrupting(Criterion):
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
-    """Return log-probabilities of the noise: (B, S, V) of two towers, (V,) of a fixed distribution."""
+    """Return the noise's log-probabilities: (B, S, V) of two towers, or (V,) if it is fixed."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
     logits = model.cloze_noise(batch)
@@ -190,8 +190,8 @@ class ElectraConfig(NoiseConfig):
     contrast_weight: float = option(1.0, "weight of the loss of that head", at_least=0)
     pll_formula: str = option(
         "corrected",
-        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can be "
-        "given to these commands for any finished run",
+        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can "
+        "be given to these commands for any finished run",
         choices=("corrected", "dissertation"),
     )
 
@@ -241,7 +241,7 @@ class ReplacedTokenDetection(Corrupting):
         return real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
-        """Return which rows stay uncorrupted, (B,), drawn by row; None without criterion.contrast."""
+        """Return which rows stay uncorrupted, (B,); None without criterion.contrast."""
         if not self.config.contrast:
             return None
         count, device = len(batch.tokens), batch.tokens.device
@@ -277,7 +277,7 @@ class ReplacedTokenDetection(Corrupting):
 
 @register_criterion("replace_mlm", dataclass=NoiseConfig)
 class ReplaceMLM(Corrupting):
-    """A masked LM whose chosen positions hold samples in place of [MASK] (Clark 2021, 5.4.3)."""
+    """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
     exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
     heads = ("lm",)
@@ -341,9 +341,9 @@ class AdversarialConfig(NoiseConfig):
 class AdversarialElectra(Corrupting):
     """The generator is rewarded for fooling the discriminator (Clark 2021, section 5.3.4).
 
-    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed to
-    depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state h,
-    trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
+    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed
+    to depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state
+    h, trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
     """
 
     exported = Exported(heads=("rtd", "baseline"), generator=False)
@@ -381,7 +381,7 @@ class AdversarialElectra(Corrupting):
         samples: Tensor,
         rewards: tuple[Tensor, Tensor],
     ) -> Terms:
-        """Return the losses of policy and baseline; `rewards` (B, M) come with the used positions."""
+        """Return the losses of policy and baseline from `rewards` (B, M) at the used positions."""
         reward, counted = rewards
         log_probs = full_precision(slots).log_softmax(-1)
         chosen = log_probs.gather(-1, samples.unsqueeze(-1)).squeeze(-1)
@@ -414,18 +414,18 @@ class ElectricConfig(NoiseConfig):
 
 @register_criterion("electric_nce", dataclass=ElectricConfig)
 class Electric(Corrupting):
-    """Electric (Clark 2021, section 5.1.5), an energy E for every token by noise-contrastive estimation.
+    """Electric (Clark 2021, section 5.1.5): token energies E by noise-contrastive estimation.
 
     P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise.
 
     It does so even if the sample is the original: then exp(-E) is, at the optimum, the data's
-    probability of the token given the others, normalised (Clark 2021, section 5.1.3). The noise model
-    must see all tokens but the one it predicts.
+    probability of the token given the others, normalised (Clark 2021, section 5.1.3). The noise
+    model must see all tokens but the one it predicts.
     """
 
     exported = (
-        "its head gives energies of tokens, and a class of transformers with this head gives logits of "
-        "replaced tokens"
+        "its head gives energies of tokens, and a class of transformers with this head gives "
+        "logits of replaced tokens"
     )
     noises = ("two_tower", "unigram", "uniform")
 
@@ -460,7 +460,7 @@ class Electric(Corrupting):
             return math.log(self.config.noise_rate / (1 - self.config.noise_rate))
         k = noised.chosen.sum(-1, keepdim=True)
         n = included.sum(-1, keepdim=True)
-        # A row without either is no evidence, and log 0 would be NaN.
+        # A row without either is ignored, because log 0 would give NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
         return odds if noised.log_q is None else odds.to(noised.log_q)
 

@@ -37,7 +37,10 @@ class ElectraBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class ElectraRows:
-    """The batches of a corpus; `subset_rate` is the share of the tokens in `subset` (0 = no subset)."""
+    """The batches of a corpus.
+
+    `subset_rate` is the share of the tokens in `subset` (0 = no subset).
+    """
 
     corpus: Samples
     masking: Masking

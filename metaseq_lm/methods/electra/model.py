@@ -1,8 +1,8 @@
 """A main encoder with its heads, and the noise model that corrupts its input.
 
-The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may stand
-a net that chooses what is masked. Shapes: B batch, S
-length, M chosen positions, V vocabulary, D hidden width, E embedding width, G width of the noise model.
+The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may
+stand a net that chooses what is masked. Shapes: B batch, S length, M chosen positions, V
+vocabulary, D hidden width, E embedding width, G width of the noise model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ElectraConfig(TransformerConfig):
 
     noise: str = option(
         "mlm",
-        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: strategic masking",
+        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: "
+        "strategic masking",
         choices=(*NOISES, DIFFICULTY),
     )
     generator_size: float = option(
@@ -76,17 +77,17 @@ class ElectraConfig(TransformerConfig):
         ):
             if size < 1:
                 raise UsageError(
-                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of {size}; "
-                    "make it larger"
+                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of "
+                    f"{size}; make it larger"
                 )
         if self.freeze_generator and self.sharing != "none":
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
 
     def generator(self) -> TransformerConfig:
-        """Return the sizes of the noise model: width, heads and feed-forward width scale together."""
+        """Return the noise model's sizes: width, heads and feed-forward width scale together."""
         width = round(self.encoder_embed_dim * self.generator_size)
         ffn_width = round(self.encoder_ffn_embed_dim * width / self.encoder_embed_dim)
-        # A frozen noise model is a copy of what the first stage trained, embeddings included.
+        # A frozen noise model is a copy of the first stage's, including embeddings.
         separate = self.sharing == "none" and not self.freeze_generator
         return replace(
             self,
@@ -126,7 +127,7 @@ class MaskedGenerator(nn.Module):
         self.head = LMHead(*sizes, True, config.norm_eps)
 
     def forward(self, main: Encoder | None, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (B, M, V) at the chosen positions and the states (B, M, G) they come from."""
+        """Return logits (B, M, V) at the chosen positions and the states (B, M, G) behind them."""
         embeddings, stack = self.embeddings, self.stack
         if main is not None:
             embeddings, stack = embeddings or main.embeddings, stack or main.stack
@@ -183,7 +184,7 @@ def embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddin
 
 
 class Difficulty(nn.Module):
-    """An encoder of the generator's size that reads the original row, with a logit for each token."""
+    """An encoder of the generator's size that reads the original row and scores each token."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None
 
 
 def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Put `samples` (B, M) into the original rows; return these and the chosen positions, both (B, S).
+    """Write `samples` (B, M) to the chosen positions; return the rows and the choice, both (B, S).
 
     All chosen positions are replaced, also those that the masking left visible. A position chosen
     twice (legacy_duplicates) gets the floor of its samples' mean, as in the authors' code.
@@ -269,8 +270,8 @@ class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
 
     Args:
-        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there is
-            no main encoder, only the noise model.
+        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there
+            is no main encoder, only the noise model.
         frequencies: Counts of the tokens (V,), for unigram noise.
     """
 
@@ -316,7 +317,7 @@ class Electra(nn.Module):
             self.generator.requires_grad_(False)
 
     def hidden(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the main encoder's states (B, S, D) for `tokens` (B, S) in place of the batch's."""
+        """Return the main encoder's states (B, S, D) for `tokens` (B, S) instead of the batch's."""
         assert self.encoder is not None
         states: Tensor = self.encoder(tokens, batch.layout, batch.segments)
         return states
@@ -334,7 +335,7 @@ class Electra(nn.Module):
         return self
 
     def masked_noise(self, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (B, M, V) of the masked LM at the chosen positions, and its states (B, M, G)."""
+        """Return the masked LM's logits (B, M, V) at the chosen positions and states (B, M, G)."""
         assert isinstance(self.generator, MaskedGenerator)
         noise: tuple[Tensor, Tensor] = self.generator(self.encoder, batch)
         return noise

@@ -1,4 +1,4 @@
-"""A masked LM whose masks a small net chooses (Clark 2021, section 5.5, a negative result).
+"""A masked LM with masks chosen by a small net (Clark 2021, section 5.5, a negative result).
 
 Shapes: B batch, S length, M chosen positions, V vocabulary.
 """
@@ -24,7 +24,7 @@ from metaseq_lm.models.layers import select
 
 @dataclass
 class StrategicConfig:
-    """The net that guesses which tokens are hard, and how far the draw follows it."""
+    """The net that predicts difficulty, and its influence on the choice of tokens."""
 
     difficulty_weight: float = option(1.0, "weight of that net's own loss", at_least=0)
     sharpness: float = option(
@@ -34,15 +34,16 @@ class StrategicConfig:
 
 @register_criterion("strategic_mlm", dataclass=StrategicConfig)
 class StrategicMLM(Criterion):
-    """A masked LM on the tokens that it is expected to fail at (Clark 2021, section 5.5).
+    """A masked LM on tokens that are predicted to be difficult (Clark 2021, section 5.5).
 
-    A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p is
-    the masked LM's probability of that token once it is hidden. Training draws as many tokens of a row as
-    the batch has, without replacement and in proportion to the guess to the power `sharpness`; that
-    net learns by cross-entropy at the tokens drawn. In evaluation the masks are those of the batch.
+    A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p
+    is the masked LM's probability of that token once it is hidden. Training draws as many tokens of
+    a row as the batch has, without replacement and in proportion to the guess to the power
+    `sharpness`; that net learns by cross-entropy at the tokens drawn. In evaluation the masks are
+    those of the batch.
 
-    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight are
-    choices.
+    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight
+    are choices.
     """
 
     exported = Exported(heads=("lm",), generator=False)
@@ -77,7 +78,7 @@ class StrategicMLM(Criterion):
 
 @torch.no_grad()
 def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose other tokens, by weights whose logarithms are (B, S), and hide them as the batch does.
+    """Choose tokens again, by log-weights (B, S), and mask them as the batch does.
 
     Each row keeps its number of chosen tokens and what became of them: [MASK], another token, or
     nothing. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.
@@ -88,7 +89,8 @@ def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, T
     else:
         u = noise.uniform(shape, torch.double)
     # Exponential clocks of these rates; the order in which they ring is that of successive draws in
-    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is infinite.
+    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is
+    # infinite.
     rings = torch.log(-torch.log1p(-u)) - log_weights.double()
     rings = rings.masked_fill(~batch.candidates, float("inf"))
     positions = rings.topk(batch.positions.shape[1], largest=False).indices

@@ -65,8 +65,8 @@ class ElectraTask(Task):
     def prepare(cls, config: RunConfig) -> RunConfig:
         if getattr(config.model, "freeze_generator", False) and not config.init_from:
             raise UsageError(
-                "model.freeze_generator=true freezes the generator of init_from; give the run of the "
-                "first stage as init_from"
+                "model.freeze_generator=true freezes the generator of init_from; give the run of "
+                "the first stage as init_from"
             )
         return config
 
@@ -110,12 +110,12 @@ class ElectraTask(Task):
         return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the weights of a run of this task, or only its encoder from another run.
+        """Load the weights of a run of this task, or only its encoder from another run.
 
-        The encoder of a masked LM or discriminator becomes the main encoder; a detection head is kept,
-        other heads start fresh. A generator of the same sizes starts from the masked LM and its head
-        too (second stage of Clark 2021, section 5.3.3). Other noise models start fresh; UsageError if
-        they are frozen.
+        The encoder of a masked LM or discriminator becomes the main encoder; a detection head is
+        kept, other heads start fresh. A generator of the same sizes starts from the masked LM and
+        its head too (second stage of Clark 2021, section 5.3.3). Other noise models start fresh;
+        UsageError if they are frozen.
         """
         if any(name.startswith("generator.") for name in weights):
             return {n: w for n, w in weights.items() if n != "generator.log_probs"}
@@ -138,13 +138,14 @@ class ElectraTask(Task):
             return chosen | head | generator
         if model.freeze_generator:
             raise UsageError(
-                "model.freeze_generator=true freezes the generator of init_from, which is no masked LM of "
-                "the generator's sizes; give the run of the first stage, model.generator_size=1 and "
-                "model.generator_layers=1"
+                "model.freeze_generator=true freezes the generator of init_from, which is no "
+                "masked LM of the generator's sizes; give the run of the first stage, "
+                "model.generator_size=1 and model.generator_layers=1"
             )
         if model.noise in ("mlm", "two_tower", DIFFICULTY) and not process_group.rank():
             show(
-                f"{self.run_config.init_from}: nothing in it fits the noise model, which starts fresh"
+                f"{self.run_config.init_from}: nothing in it fits the noise "
+                "model, which starts fresh"
             )
         self.fresh = (*self.fresh, "generator.")
         return chosen

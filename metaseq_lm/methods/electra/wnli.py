@@ -1,9 +1,9 @@
-"""WNLI as coreference: which candidate, put in place of the pronoun, looks least like a fake.
+"""WNLI as coreference: the candidate that looks least replaced in the pronoun's position.
 
 Clark 2021, section 5.2.4: rules extract the candidates, and the discriminator, with its pre-trained
-head, learns that the tokens of the right one are real and those of the others fake. The source gives
-neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake) over its
-tokens, and the loss is cross-entropy over candidates.
+head, learns that the tokens of the right one are real and those of the others fake. The source
+gives neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake)
+over its tokens, and the loss is cross-entropy over candidates.
 
 Shapes: B samples, K candidates (the query first), R rows of the model, S length.
 """
@@ -53,8 +53,8 @@ HEAD = "heads.rtd."
 class Discriminator(nn.Module):
     """ELECTRA's encoder and detection head, with the names of weights of pre-training.
 
-    `prior` (2,) are the shares of the labels in the training set, the prediction for samples without
-    candidates; it is a buffer, so it is saved with the weights.
+    `prior` (2,) are the shares of the labels in the training set, the prediction for samples
+    without candidates; it is a buffer, so it is saved with the weights.
     """
 
     prior: Tensor
@@ -81,7 +81,10 @@ class Discriminator(nn.Module):
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
-    exported = "it compares candidates by the mean logit of a detector, which no class of transformers does"
+    exported = (
+        "it compares candidates by the mean logit of a detector, which no class of "
+        "transformers does"
+    )
     tasks = ("wnli",)
 
     config: BatchSumConfig
@@ -90,7 +93,7 @@ class Wnli(Criterion):
         return self.terms(model, self.scores(model, batch), batch)
 
     def scores(self, model: nn.Module, batch: CandidateBatch) -> Tensor:
-        """Return the scores (B, K) of the candidates in full precision, -inf where there is none."""
+        """Return the scores (B, K) of the candidates in full precision, -inf at padding."""
         logits = full_precision(model(batch.tokens, batch.layout, batch.segments))
         inside = batch.candidate.to(logits.dtype)
         means = -(logits * inside).sum(-1) / inside.sum(-1)
@@ -112,15 +115,15 @@ class Wnli(Criterion):
 
 
 def query_margin(scores: Tensor) -> Tensor:
-    """Return the query's score less the best other one, (B,), of scores (B, K)."""
+    """Return the query's score minus the best other score, (B,), of scores (B, K)."""
     return scores[:, 0] - scores[:, 1:].amax(-1)
 
 
 def label_probabilities(scores: Tensor) -> Tensor:
     """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
 
-    They compare the query with the best other candidate only, so that entailment is the likelier label
-    exactly if the query scores best.
+    They compare the query with the best other candidate only, so that entailment is the likelier
+    label exactly if the query scores best.
     """
     entailed = query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
@@ -131,12 +134,12 @@ def label_probabilities(scores: Tensor) -> Tensor:
 
 @dataclass
 class WnliTaskConfig(CutRowsConfig, OneSetConfig):
-    """The set glue/WNLI and its batches; a sample has about ten rows (defaults: Clark et al. 2020)."""
+    """Data of the set glue/WNLI; a sample has about ten rows (defaults: Clark et al. 2020)."""
 
 
 @register_task("wnli", dataclass=WnliTaskConfig)
 class WnliTask(LabelledSetTask):
-    """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
+    """A pre-trained discriminator on WNLI; samples without candidates get the majority label."""
 
     exported = True
     criterion: Wnli
@@ -175,7 +178,7 @@ class WnliTask(LabelledSetTask):
         return Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the detection head of an ELECTRA run, or of a run of this task."""
+        """Load the encoder and the detection head of an ELECTRA run, or of a run of this task."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return encoder_weights(weights, self.run_config) | head
 

@@ -56,13 +56,13 @@ class Choice:
 
 
 class CandidateRows:
-    """One split of WNLI, each sample the rows of its candidates.
+    """One split of WNLI; a sample is the rows of its candidates.
 
     A sample is `usable` if its pronoun was found and there is a candidate beside the query. For an
     entailment the query is positive. Otherwise it is the query of an entailment about the same
     pronoun, since WNLI asks about a pronoun more than once; where the split has none, it is all
-    candidates but the query. With `training` that other query becomes a candidate, and candidates that
-    overlap it are removed; else labels decide nothing but `positive`.
+    candidates but the query. With `training` that other query becomes a candidate, and candidates
+    that overlap it are removed; else labels decide nothing but `positive`.
 
     Raises:
         UsageError: The set is not WNLI, or tokens_per_sample is too small.
@@ -103,7 +103,7 @@ class CandidateRows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The length of the longest row of each usable sample with its special tokens, int64 (N,)."""
+        """The longest row of each usable sample, with special tokens, int64 (N,)."""
         longest = [max(map(len, choice.tokens)) + 2 for choice in self.choices.values()]
         return np.array(longest, np.int64)
 
@@ -135,8 +135,12 @@ class CandidateRows:
         antecedents = [] if entailed else known.get((row["sentence"], *row["pronoun"]), [])
         right = {phrase_key(text): text for text in antecedents if phrase_key(text) != query}
         if training and right:
-            others = [t for t in others if not any(overlap(phrase_key(t), r) for r in right)]
-            others += right.values()
+            wrong = []
+            for text in others:
+                key = phrase_key(text)
+                if not any(overlap(key, antecedent) for antecedent in right):
+                    wrong.append(text)
+            others = [*wrong, *right.values()]
         encoded = {
             number: (text, tokens)
             for number, text in enumerate((row["query"], *others))
@@ -155,7 +159,7 @@ class CandidateRows:
         return Choice(list(tokens), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` in place of the pronoun and its span; None if it has no token.
+        """Return the tokens with `text` as the pronoun, and its span; None if it has no token.
 
         A long sentence is cut to the tokens around it.
         """
@@ -171,7 +175,7 @@ class CandidateRows:
         return tokens, (max(first - cut, 0), min(last - cut, self.max_tokens))
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CandidateBatch:
-        """Return all candidates of the usable samples `samples` (B,); the size "rows" counts samples."""
+        """Return all candidates of the usable samples `samples` (B,); "rows" counts samples."""
         vocabulary, numbers = self.tokenizer.vocabulary, self.usable[samples]
         choices = [self.choices[number] for number in numbers.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])
@@ -201,7 +205,7 @@ class CandidateRows:
             present=as_tensor(present),
             positive=as_tensor(positive),
             targets=None if self.entailed is None else self.entailed[numbers].astype(np.int64),
-            # The model sees more rows than samples: each has random numbers of its own.
+            # The model gets more rows than samples: each has separate random numbers.
             rows=words(keys, 0, present.shape[1])[present],
             samples=numbers,
             sizes={"rows": len(samples)},
@@ -217,5 +221,5 @@ def _is_valid(row: dict[str, Any]) -> bool:
     if not isinstance(texts, list) or not isinstance(pronoun, list):
         return False
     valid = all(isinstance(text, str) and text for text in (row.get("query"), *texts))
-    valid = valid and len(pronoun) == 2 and all(type(place) is int for place in pronoun)
+    valid = valid and len(pronoun) == 2 and all(type(position) is int for position in pronoun)
     return valid and 0 <= pronoun[0] < pronoun[1] <= len(sentence)

@@ -1,4 +1,4 @@
-"""The model of the supervised setting (Lv et al. 2020): a linear head on [CLS] for each labelled set."""
+"""The model of the supervised setting (Lv et al. 2020): a linear head on [CLS] per labelled set."""
 
 from collections.abc import Mapping
 

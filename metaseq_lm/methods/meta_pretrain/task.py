@@ -5,6 +5,7 @@ Each task prepares its data as an ordinary task does; only its updates are meta 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,14 +69,14 @@ class MetaLearned(Task):
         return one_gradient * (self.config.inner_steps + 1)
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        mixed = [
-            [micro for name in self.sources for micro in batches[name][number]]
-            for number in range(self.config.inner_steps + 1)
-        ]
+        mixed = []
+        for number in range(self.config.inner_steps + 1):
+            parts = (batches[name][number] for name in self.sources)
+            mixed.append(list(itertools.chain.from_iterable(parts)))
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates, if so."""
+        """Return why torch.compile cannot run the updates, "" if it can."""
         exact = self.config.second_order == "exact"
         return "task.second_order=exact differentiates gradients again" if exact else ""
 
@@ -169,7 +170,7 @@ class MetaPretrainPairsTask(MetaLearned):
         return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any pre-trained model."""
+        """Load the encoder of any pre-trained model."""
         return encoder_weights(weights, self.run_config)
 
 

@@ -1,9 +1,9 @@
 """One meta update: k inner steps, the gradient after them, and one step from the starting weights.
 
-Pre-training as meta-learning (Lv et al. 2020, algorithm 1). From theta_0, k inner steps, each on its
-own batch, lead to theta_k. The gradient of the test batch is taken at theta_k, and the optimizer
-applies it at theta_0 (first order, equation 5). The exact meta-gradient is that gradient times
-prod(I - inner_lr H_j), with H_j the Hessian at theta_j (equation 4).
+Pre-training as meta-learning (Lv et al. 2020, algorithm 1). From theta_0, k inner steps, each on
+its own batch, lead to theta_k. The gradient of the test batch is taken at theta_k, and the
+optimizer applies it at theta_0 (first order, equation 5). The exact meta-gradient is that gradient
+times prod(I - inner_lr H_j), with H_j the Hessian at theta_j (equation 4).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class MetaOptions:
     inner_lr: float | None = option(None, "learning rate of inner_optim=sgd", at_least=0)
     second_order: str = option(
         "none",
-        "none: use the gradient at theta_k; exact: differentiate through the inner steps (sgd only)",
+        "none: use the gradient at theta_k; exact: differentiate through the "
+        "inner steps (sgd only)",
         choices=("none", "exact"),
     )
 
@@ -44,8 +45,8 @@ class MetaOptions:
         """Raise UsageError for options that contradict each other."""
         if (self.inner_lr is None) != (self.inner_optim == "adam"):
             raise UsageError(
-                "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps of "
-                "adam have the rate of the optimizer"
+                "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps "
+                "of adam have the rate of the optimizer"
             )
         if self.inner_optim == "adam" and self.second_order == "exact":
             raise UsageError("task.second_order=exact needs task.inner_optim=sgd")
@@ -54,7 +55,7 @@ class MetaOptions:
 def meta_update(
     engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], config: MetaOptions
 ) -> Logs:
-    """Do one meta update of the optimizer "main"; `batches` are k inner batches, then the test batch.
+    """Do one meta update of the optimizer "main" on k inner batches and the test batch.
 
     Returns the logs of the test batch at theta_k, and "inner_loss_j", the loss of inner batch j at
     theta_j. If a loss or gradient is not finite, the parameters do not change and the engine
@@ -79,7 +80,8 @@ def meta_update(
                 gradient, logs = engine.gradients(loss, batch, parameters, rng_key)
             inner_losses[f"inner_loss_{step}"] = logs["loss"]
             if config.inner_optim == "sgd":
-                # If the gradient is not finite, the next loss is not either: the outer step refuses it.
+                # If the gradient is not finite, the next loss is not either: the outer step refuses
+                # it.
                 engine.move(MAIN, gradient, -inner_lr)
                 continue
             updates = optimizer.updates

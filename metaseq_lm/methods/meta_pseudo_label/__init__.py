@@ -1,4 +1,4 @@
-"""Meta-learning a language-modelling objective (Shen 2021): a teacher writes the student's training pairs.
+"""Meta-learned objective (Shen 2021): a teacher generates the student's training pairs.
 
 The teacher turns unlabelled text x into a pair (input, target); the student pre-trains on it, takes
 a virtual fine-tuning step on labelled data, and what that does to a second labelled batch trains

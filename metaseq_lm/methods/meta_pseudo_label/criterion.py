@@ -43,7 +43,8 @@ class HardConfig:
 
     reward: str = option(
         "cosine",
-        "cosine or dot product of the step and the query gradient, or neg_loss: minus the query loss",
+        "cosine or dot product of the step and the query gradient, or neg_loss: "
+        "minus the query loss",
         choices=("cosine", "dot", "neg_loss"),
     )
     inner_steps: int = option(
@@ -56,9 +57,10 @@ class HardConfig:
     meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
     fidelity: str = option(
         "authors",
-        "authors: the student takes a step after each micro-step, and the reward is that of the whole step; "
-        "paper: it takes one step per update, on the mean gradient, and the reward of a micro-step is that "
-        "of the step that would follow from its gradient alone, without weight decay",
+        "authors: the student takes a step after each micro-step, and the reward is that of the "
+        "whole step; paper: it takes one step per update, on the mean gradient, and the reward of "
+        "a micro-step is that of the step that would follow from its "
+        "gradient alone, without weight decay",
         choices=("authors", "paper"),
     )
 
@@ -87,8 +89,8 @@ class SoftConfig:
     difference_step: float = option(1e-5, "relative displacement of finite differences", above=0)
     fidelity: str = option(
         "authors",
-        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the number of "
-        "micro-steps; paper: not divided (equation 1)",
+        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the "
+        "number of micro-steps; paper: not divided (equation 1)",
         choices=("authors", "paper"),
     )
 
@@ -127,8 +129,8 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     original = batch.original.clone()
     original[..., 0] = task_token
     masked, padding = batch.tokens, batch.layout.padding_of(batch.tokens)
-    both = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
-    hidden = teacher.encoder(both, batch.layout.repeated(2))
+    inputs = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
+    hidden = teacher.encoder(inputs, batch.layout.repeated(2))
     x_targets = masked.masked_fill(padding, -1)
     of_original, of_masked = hidden.unbind(-3)
     x_logits = teacher.predict(hidden, head="x")
@@ -146,7 +148,7 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
 
 
 class PairCriterion(Criterion):
-    """What both kinds of labels share: validation scores the student as a masked LM."""
+    """Base class for soft and hard labels: validation scores the student as a masked LM."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         """Return the student's masked-LM terms."""
@@ -177,7 +179,7 @@ class HardLabels(PairCriterion):
         return {"reinforce": Term(total, "tokens", weight)}
 
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
-        """Return the point (P,) from which the student's next step is measured, given its `weights`.
+        """Return the parameters (P,) that the student's next step starts from, given its `weights`.
 
         That is the weights themselves or, as in the paper, the weights after weight decay alone.
         """
@@ -218,7 +220,7 @@ class SoftLabels(PairCriterion):
         self.difference_step = 0.0 if exact else config.difference_step
 
     def eager_reason(self) -> str:
-        """Say why torch.compile cannot run the updates."""
+        """Return why torch.compile cannot run the updates."""
         return "gradients are differentiated again"
 
     def distil(
@@ -241,7 +243,7 @@ class SoftLabels(PairCriterion):
 def reward_of(
     kind: str, step: Tensor, query_gradient: Tensor, query_loss: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (reward, dot product) of a student step theta0 - theta1 and the query gradient (eq. 8).
+    """Return reward and dot product of a step theta0 - theta1 and the query gradient (eq. 8).
 
     A reward that is not finite, or a cosine outside [-1, 1], counts as 0: that sample is skipped.
     """
@@ -256,7 +258,8 @@ def reward_of(
     return torch.where(reward.isfinite(), reward, torch.zeros_like(reward)), product
 
 
-# For large logits the soft cross-entropy, too, has derivatives written out: see criterions.masked_lm.
+# For large logits the soft cross-entropy, too, has derivatives written out: see
+# criterions.masked_lm.
 
 
 def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
 class MetaPseudoLabelConfig(
     EvaluationConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig, LabelledSetsConfig
 ):
-    """Data of the meta-learned objectives; the defaults are those of Two Moons (paper tables 4, 5)."""
+    """Data of the meta-learned objectives; defaults of Two Moons (paper, tables 4 and 5)."""
 
     labelled: list[str] = with_default(
         LabelledSetsConfig,
@@ -55,8 +55,8 @@ class MetaPseudoLabelConfig(
     )
     task_tokens: list[int] = option(
         [],
-        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers of sets "
-        "where one is left out",
+        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers "
+        "of sets where one is left out",
     )
     include_mlm_task: bool | None = option(
         None,
@@ -217,7 +217,7 @@ class Labelled:
         return task
 
     def pick(self, samples: np.ndarray, count: int, query: bool, name: str) -> np.ndarray:
-        """Return a row out of `count` per sample; a query row differs from the support row beside it."""
+        """Return one of `count` rows per sample; a query row differs from its support row."""
         support = draw_below(random_streams.key(self.seed, name, "support"), samples, count)
         if not query or count == 1:
             return support
@@ -239,7 +239,7 @@ class Labelled:
         return batch.replace(sizes=sizes_of(batch))
 
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
-        """Return rows of one labelled set, of a long one a random window; every position is a target."""
+        """Return rows of one labelled set, random windows of long ones; all tokens are targets."""
         data, name = self.sets[task], f"set {task}"
         root = random_streams.key(self.seed, name, "window", query)
         chosen = self.pick(samples, len(data), query, name)
@@ -282,8 +282,8 @@ def labelled_sets(
         )
     if len(set(numbers)) < len(numbers) or min(numbers) <= MLM:
         raise UsageError(
-            f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, because "
-            f"[CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
+            f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, "
+            f"because [CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
         )
     sets = []
     sizes = (options.tokens_per_sample, options.stride)
@@ -295,7 +295,7 @@ def labelled_sets(
 
 
 def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
-    """Put rows of several tasks, each at its places, into arrays of `count` rows; padding is id 0."""
+    """Merge rows of several tasks, by index, into arrays of `count` rows; padding is id 0."""
     width = max(rows[0].shape[1] for _, rows in parts)
     n_targets = max(rows[2].shape[1] for _, rows in parts)
     tokens = np.zeros((count, width), np.int64)

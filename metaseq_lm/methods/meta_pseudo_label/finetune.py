@@ -1,4 +1,4 @@
-"""Fine-tuning the student on one labelled set in the common format: its LM head predicts label tokens.
+"""Fine-tuning of the student on one labelled set: its LM head predicts label tokens.
 
 Shapes: B batch, S length, V vocabulary, K classes.
 """
@@ -55,8 +55,9 @@ class TokenLabelCriterion(Criterion):
     """
 
     exported = (
-        "it names classes by words at every position of rows that begin with a task token, which no class "
-        "of transformers does; fine-tune with task sentence_prediction to export a classifier"
+        "it names classes by words at every position of rows that begin with a task token, which "
+        "no class of transformers does; fine-tune with task sentence_prediction "
+        "to export a classifier"
     )
 
     def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
@@ -75,7 +76,7 @@ class TokenLabelCriterion(Criterion):
 
 @dataclass
 class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
-    """Which labelled set, and how it is batched (paper table 6)."""
+    """The labelled set and its batches (paper table 6)."""
 
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
     batch_size: int = with_default(BatchConfig, "batch_size", 4)
@@ -90,8 +91,8 @@ class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
         EvaluationConfig,
         "valid_size",
         128,
-        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they are "
-        "the split 'mini', and all rows of 'valid' are used",
+        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they "
+        "are the split 'mini', and all rows of 'valid' are used",
     )
     shuffle: bool = option(
         True, "shuffle the training rows in every epoch; the authors' code does not"
@@ -102,7 +103,7 @@ class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
 class TokenLabelsTask(LabelledSetTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 
-    In training a long row is one window, drawn anew each time; elsewhere all of its windows.
+    In training a long row is one window, drawn each time; elsewhere all of its windows.
     """
 
     exported = True
@@ -161,7 +162,7 @@ class TokenLabelsTask(LabelledSetTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the student of a pair, or all weights if there is no pair."""
+        """Load the student of a pair, or all weights if there is no pair."""
         student = {n[len("student.") :]: w for n, w in weights.items() if n.startswith("student.")}
         return student or weights
 
@@ -189,20 +190,20 @@ class TokenLabelsTask(LabelledSetTask):
             scored = labelled_split(rows.data, mean_scores(answers), logs)
 
         def rows_with_text() -> list[dict[str, Any]]:
-            columns = rows.data.inputs
-            return [
-                row | {"text": [tokenizer.decode(c[row["index"]].tolist()) for c in columns]}
-                for row in scored.rows()
-            ]
+            result = []
+            for row in scored.rows():
+                ids = (column[row["index"]].tolist() for column in rows.data.inputs)
+                result.append(row | {"text": [tokenizer.decode(tokens) for tokens in ids]})
+            return result
 
         return Scored(scored.metrics, rows_with_text)
 
     def facts(self) -> dict[str, Any]:
-        """Return nothing: classes are words of the vocabulary, whatever their order in a set."""
+        """Return no facts: classes are words of the vocabulary, independent of their order."""
         return {}
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the file that the benchmark's leaderboard wants for a test split."""
+        """Return the benchmark's leaderboard file for a test split."""
         data = self.labelled(split)
         split = data.data.split  # "mini" is a part of "valid"
         if data.token_level:
@@ -297,7 +298,7 @@ def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]
 
 
 def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the text of the most probable answer over all windows of each sample, "" if there is none."""
+    """Return the most probable answer of each sample over all its windows, "" for none."""
     texts = {}
     for sample, windows in by_sample(answers).items():
         _, tokens = max(windows, key=lambda answer: answer[0])
@@ -306,7 +307,7 @@ def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[
 
 
 def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored:
-    """Return F1 and EM of ReCoRD, their mean first and as "score", the rest of `logs`, and the rows.
+    """Return F1 and EM of ReCoRD with their mean as "score" first, the other `logs`, and the rows.
 
     Rows have "index", "gold" (a list; None in a split without labels) and "predicted".
     """

@@ -43,7 +43,7 @@ def teacher_of(model: nn.Module) -> TransformerLM:
 
 
 class VirtualModel:
-    """Calls `module` with weights taken from a vector (..., P), or from vectors of several copies (C, P).
+    """Calls `module` with weights from a vector (..., P), or from one vector per copy (C, P).
 
     The vector holds the parameters in the order of `module.named_parameters()`, a tied one once.
     """
@@ -68,7 +68,7 @@ class VirtualModel:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """Return the views of `vector` (..., P) that stand for the parameters."""
+        """Return views of `vector` (..., P), one for each parameter."""
         lead = vector.shape[:-1]
         pieces = vector.split(self.sizes, dim=-1)
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
@@ -102,7 +102,7 @@ class Moments:
 
     @property
     def remaining(self) -> Tensor | float:
-        """What weight decay leaves of a parameter."""
+        """The factor by which weight decay multiplies a parameter."""
         return 1 - self.lr * self.weight_decay
 
     @property
@@ -113,7 +113,10 @@ class Moments:
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
-    """Return copies of an AdamW optimizer's moments as vectors (P,); errors as in `decoupled_decay`."""
+    """Return an AdamW optimizer's moments, copied as vectors (P,).
+
+    Raises as `decoupled_decay` does.
+    """
     decays = decoupled_decay(optimizer)
     weight_decay: Tensor | float = decays[0]
     if len(set(decays)) > 1:
@@ -148,12 +151,13 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW):
         raise UsageError(
-            f"a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run has "
-            f"{type(inner).__name__}; choose {INSTEAD}"
+            "a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run "
+            f"has {type(inner).__name__}; choose {INSTEAD}"
         )
     if len(set(optimizer.base)) > 1:
         raise UsageError(
-            f"a virtual AdamW step has one rate; optimizer.layer_decay must be 1. Or choose {INSTEAD}"
+            "a virtual AdamW step has one rate; optimizer.layer_decay must be "
+            f"1. Or choose {INSTEAD}"
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     return [decay[id(p)] for p in optimizer.local]
@@ -173,7 +177,7 @@ def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moment
 
 
 class AdamWStep(torch.autograd.Function):
-    """theta', m' and v' of theta, g, m and v, with the derivative in closed form, itself differentiable.
+    """Map theta, g, m and v to theta', m' and v', with a closed-form, differentiable derivative.
 
     m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  theta' = (1 - lr decay) theta - size m' / d
     with d = sqrt(v') / root + eps; `Moments.corrections` are size and root. Autograd through these

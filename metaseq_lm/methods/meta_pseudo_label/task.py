@@ -1,4 +1,4 @@
-"""The order of the updates: one method per kind of label, straight down.
+"""The updates, with one method for each kind of label.
 
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
@@ -182,7 +182,7 @@ class MetaPseudoLabelTask(TextTask):
         return self._update(engine, model, batches)
 
     def update_mlm(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """One masked-LM step of the student; where due, the reward its step would have earned."""
+        """Do a masked-LM step of the student; at intervals, log the reward of such a step."""
         student = student_of(model)
         (unlabelled,) = batches["unlabelled"]
         parameters = engine.parameters("student")
@@ -198,7 +198,7 @@ class MetaPseudoLabelTask(TextTask):
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Sample pairs; the student learns each in turn and earns a reward; REINFORCE the teacher."""
+        """Sampled pairs; the student learns each and earns a reward; REINFORCE for the teacher."""
         criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
         parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
@@ -256,17 +256,15 @@ class MetaPseudoLabelTask(TextTask):
         batches: Batches,
         micro_step: int,
     ) -> Logs:
-        """Return the reward of the student's step from `origin` (P,): virtual support step, query gradient.
+        """Return the reward of a virtual support step from `origin` (P,), by the query gradient.
 
         The student is left moved; the caller restores it.
         """
         loss, config = partial(losses.labelled, student), criterion.config
         parameters = engine.parameters("student")
         step = origin - vectors.flat(parameters).detach()
-        support, query = (
-            [micro_step_of(batch, micro_step) for batch in batches[name][0]]
-            for name in ("support", "query")
-        )
+        support = [micro_step_of(batch, micro_step) for batch in batches["support"][0]]
+        query = [micro_step_of(batch, micro_step) for batch in batches["query"][0]]
         for _ in range(config.inner_steps):
             grads, _ = engine.gradients(loss, support, parameters)
             engine.move("student", vectors.clip(grads, config.inner_clip_norm), -config.inner_lr)
@@ -286,10 +284,9 @@ class MetaPseudoLabelTask(TextTask):
             student = VirtualModel(student_of(model))
             for low in range(0, copies, at_once):
                 chosen = slice(low, min(low + at_once, copies))
-                part = {
-                    name: [[copies_of(batch, chosen) for batch in stream[0]]]
-                    for name, stream in batches.items()
-                }
+                part = {}
+                for name, stream in batches.items():
+                    part[name] = [[copies_of(batch, chosen) for batch in stream[0]]]
                 count = chosen.stop - chosen.start
                 part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
                 meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
@@ -307,11 +304,11 @@ class MetaPseudoLabelTask(TextTask):
     def unroll(
         self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches, copies: int
     ) -> tuple[Vector, Tensor, Logs]:
-        """Two virtual student steps for each of C micro-steps, the query loss, and back through the steps.
+        """Differentiate the query loss through two virtual student steps of each of C micro-steps.
 
-        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the logs.
-        Passes have numbered random streams, so that the noise of a micro-step does not depend on the
-        micro-steps that are computed beside it.
+        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the
+        logs. Passes have numbered random streams, so that the noise of a micro-step does not depend
+        on the micro-steps that are computed beside it.
         """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
@@ -372,7 +369,7 @@ class MetaPseudoLabelTask(TextTask):
     def pretrain_step(
         self, engine: Engine, theta: Tensor, grad: Tensor
     ) -> tuple[Tensor, Moments | None]:
-        """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
+        """Return the virtual student after a step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
         if self.criterion.config.fidelity == "paper":
             grad = grad * self.config.batches_per_update
@@ -400,7 +397,8 @@ def add_logs(total: Logs, part: Logs, weight: float) -> Logs:
     return {name: total.get(name, 0.0) + weight * value for name, value in part.items()}
 
 
-# ------------------------------------------------------------------------ pairs as text (tables 1 and 3)
+# ------------------------------------------------------------------------ pairs as text (tables 1
+# and 3)
 
 
 def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
@@ -435,13 +433,14 @@ def format_pairs(
     assert batch.padding is not None
     named = zip(("x", "x\u0302", "y\u0302"), (batch.original, *pair))
     texts = [(name, tokens[0]) for name, tokens in named]
-    return [
-        "\n".join(
+    samples = []
+    for row, padding in enumerate(batch.padding[0]):
+        lines = [
             f"{name}  {readable(tokens[row, ~padding].tolist(), tokenizer)}"
             for name, tokens in texts
-        )
-        for row, padding in enumerate(batch.padding[0])
-    ]
+        ]
+        samples.append("\n".join(lines))
+    return samples
 
 
 def readable(tokens: Iterable[int], tokenizer: Tokenizer) -> str:

@@ -5,8 +5,8 @@ set, through a head of its own.
 
   metaseq-lm train DATA --config-dir examples/tartan/config --config-name meta
 
-Read criterion.py (options, losses, similarity), data.py, update.py (the order of an update), task.py
-(text) and vision.py (images).
+Read criterion.py (options, losses, similarity), data.py, update.py (the order of an update),
+task.py (text) and vision.py (images).
 """
 
 from metaseq_lm.methods.tartan import task, vision

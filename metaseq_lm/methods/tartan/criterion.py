@@ -33,14 +33,15 @@ class MultiTaskConfig:
     weights: list[float] | None = option(None, "task weights, the end task's last (null = equal)")
     algorithm_1: bool = option(
         False,
-        "follow algorithm 1 of the paper where its text and the authors' code differ: weights change "
-        "before the step, heads get unweighted gradients, the meta head is kept between updates",
+        "follow algorithm 1 of the paper where its text and the authors' code differ: weights "
+        "change before the step, heads get unweighted gradients, the meta head "
+        "is kept between updates",
     )
 
 
 @dataclass
 class MetaConfig(MultiTaskConfig):
-    """META-TARTAN: the task weights, a softmax of logits, follow the end task's development loss."""
+    """META-TARTAN: learns the task weights, a softmax, from the end task's development loss."""
 
     weight_lr: float = option(1e-2, "rate of the weights' logits (0 = MT-TARTAN)", at_least=0)
     similarity: str = option(
@@ -104,8 +105,8 @@ class MultiTask(Criterion):
             return torch.zeros(n_tasks, dtype=torch.float64)
         if len(weights) != n_tasks or min(weights) <= 0:
             raise UsageError(
-                f"criterion.weights is {list(weights)}; it needs {n_tasks} positive numbers, one for each "
-                "of task.auxiliary and one for the end task"
+                f"criterion.weights is {list(weights)}; it needs {n_tasks} positive numbers, one "
+                "for each of task.auxiliary and one for the end task"
             )
         return torch.tensor(list(weights), dtype=torch.float64).log()
 

@@ -1,4 +1,4 @@
-"""The batches of the tasks: masked texts of the labelled set, masked lines of a corpus, labelled rows.
+"""Batches of the tasks: masked texts of the labelled set, masked corpus lines, labelled rows.
 
 Shapes: B rows, S length.
 """
@@ -35,7 +35,8 @@ TaskBatch = TokenBatch | ImageBatch | StateBatch
 class Drawn:
     """An order of independent random batches of `count` samples, as in the authors' code.
 
-    The samples of a batch differ, unless it is larger than the set: then they are drawn with replacement.
+    The samples of a batch differ, unless it is larger than the set: then they are drawn with
+    replacement.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
@@ -73,7 +74,7 @@ def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
 
 
 def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> Rows:
-    """Return `count` lines of a corpus, masked: see `drawn_lines`. A line is a row, cut if too long."""
+    """Return `count` masked lines of a corpus (see `drawn_lines`), one a row, truncated."""
     lines = drawn_lines(corpus, count, seed, name)
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
@@ -83,15 +84,15 @@ def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: 
 
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
-    """Return `count` random lines of a corpus in break mode eos (0 = all), by sample number, ascending.
+    """Return `count` random lines (0 = all) of a corpus in break mode eos, in ascending order.
 
     They are drawn without replacement. Raises UsageError if there are fewer.
     """
     lines = corpus.data.starts[corpus.data.sizes > 0]
     if count > len(lines):
         raise UsageError(
-            f"task.lines_per_example asks for {count:,} lines of '{name}', which has {len(lines):,}; "
-            "lower it, or 0 takes all"
+            f"task.lines_per_example asks for {count:,} lines of '{name}', which has "
+            f"{len(lines):,}; lower it, or 0 takes all"
         )
     if count:
         chosen = random_streams.generator(seed, "lines", name).permutation(len(lines))[:count]

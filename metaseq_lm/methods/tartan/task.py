@@ -91,11 +91,11 @@ class TartanConfig(
 
 @register_task("tartan", dataclass=TartanConfig)
 class TartanTask(EndTaskAware):
-    """One encoder, an LM head for each auxiliary task, a head for the end task, and the meta head."""
+    """One encoder with an LM head per auxiliary task, a head for the end task and a meta head."""
 
     exported = (
-        "it trains the heads of several objectives at once, and a class of transformers has one; start "
-        "task sentence_prediction or masked_lm from it to export that"
+        "it trains the heads of several objectives at once, and a class of transformers has one; "
+        "start task sentence_prediction or masked_lm from it to export that"
     )
     criterions = (MultiTask, MaskedLM)
     endtask_head = "sentence"
@@ -208,7 +208,7 @@ class TartanTask(EndTaskAware):
         return model
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the LM heads; a missing LM head starts as the first one."""
+        """Load the encoder and the LM heads; a missing LM head starts as the first one."""
         chosen = encoder_weights(weights, self.run_config)
         for head in set(self.lm_heads.values()):
             prefix = f"heads.{head}."

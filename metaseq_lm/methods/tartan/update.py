@@ -36,7 +36,7 @@ AUXILIARY = "auxiliary."  # prefix of the other streams
 
 
 class EndTaskAware(Task):
-    """Streams of labelled batches, optimizers and update that texts and images have in common.
+    """Streams of labelled batches, optimizers and updates, shared by texts and images.
 
     Attributes:
         members: Streams of the trained tasks, in the order of their logits.
@@ -126,7 +126,7 @@ def build_head_optimizer(
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head; weight decay applies to all its parameters."""
+    """Return an optimizer of the run's kind for one head; weight decay applies to all of it."""
     options = replace(
         optimizer,
         lr=lr,
@@ -177,7 +177,7 @@ def update(
     total: Vector = [None] * len(body)
     for weight, gradient in zip(weights, gradients.values(), strict=True):
         factors = [1.0 if algorithm_1 and not encoder else weight for encoder in in_encoder]
-        # The end task's gradient goes on with that of its head, which has a step of its own.
+        # The end task's gradient continues into its head, which has a separate step.
         weighted = [None if g is None else g * factor for g, factor in zip(gradient, factors)]
         total = vectors.add(total, weighted)
     engine.step(BODY, total)
@@ -207,8 +207,8 @@ def meta_similarities(
 ) -> tuple[Tensor, Logs]:
     """Return the similarity (T,) of each task's gradient to that of the meta-objective, and logs.
 
-    The meta-objective is the end task's development loss through the meta head (equation 7), or with
-    same_head through the end task's head (equation 6).
+    The meta-objective is the end task's development loss through the meta head (equation 7), or
+    with same_head through the end task's head (equation 6).
     """
     config = criterion.config
     logs: Logs = {}
@@ -235,7 +235,7 @@ def meta_similarities(
 
 @contextlib.contextmanager
 def frozen_parameters(net: nn.Module) -> Iterator[None]:
-    """Build no graph for the parameters of `net` inside the block, which saves memory."""
+    """Disable gradients of the parameters of `net` inside the context, which saves memory."""
     trained = [p for p in net.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -255,8 +255,8 @@ def fit_meta_head(
 ) -> Logs:
     """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
 
-    The optimizer's moments start at zero in every update. The weights are initialised anew, from the
-    seed and the number of updates, unless algorithm 1 keeps them.
+    The optimizer's moments start at zero in every update. The weights are initialised anew, from
+    the seed and the number of updates, unless algorithm 1 keeps them.
     """
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
@@ -273,10 +273,11 @@ def fit_meta_head(
     if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
         states = engine.map(partial(states_of, model), batches, rng_key="fit")
         shared = ("targets", "head", "sizes", "rows", "samples", "stream")
-        batches = [
-            StateBatch(states=s, **{field: getattr(batch, field) for field in shared})
-            for batch, s in zip(batches, states, strict=True)
-        ]
+        state_batches = []
+        for batch, batch_states in zip(batches, states, strict=True):
+            values = {field: getattr(batch, field) for field in shared}
+            state_batches.append(StateBatch(states=batch_states, **values))
+        batches = state_batches
     previous = float("inf")
     logs: Logs = {}
     for step in range(config.meta_head_steps):

@@ -1,7 +1,8 @@
 """End-task-aware training on images (paper appendix A.4).
 
-The end task is to tell a few target classes apart, with few images; the auxiliary task is to tell all
-other classes apart. A development set is split off the target images. Shapes: B images, K classes.
+The end task is to tell a few target classes apart, with few images; the auxiliary task is to tell
+all other classes apart. A development set is split off the target images. Shapes: B images, K
+classes.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def split_target(images: Images, options: TartanVisionConfig) -> tuple[Images, I
     parts = images[np.sort(train)], images[np.sort(dev)]
     if not all(len(part) for part in parts):
         raise MetaseqError(
-            f"{len(images)} target images leave {len(parts[0])} for training and {len(parts[1])} for "
-            "development; change task.dev_share or task.target"
+            f"{len(images)} target images leave {len(parts[0])} for training and {len(parts[1])} "
+            "for development; change task.dev_share or task.target"
         )
     return parts
 
@@ -127,8 +128,8 @@ class TartanVisionTask(EndTaskAware):
         others = [i for i in range(len(names)) if i not in target]
         if len(set(target)) < 2 or len(others) < 2 or len(set(target)) < len(target):
             raise UsageError(
-                f"task.target is {list(self.config.target)}; name two or more different classes, and "
-                f"leave two or more of {', '.join(names)}"
+                f"task.target is {list(self.config.target)}; name two or more different classes, "
+                f"and leave two or more of {', '.join(names)}"
             )
         return target, others
 
@@ -187,7 +188,7 @@ class TartanVisionTask(EndTaskAware):
         return model
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the network, and no head, of a run of this task."""
+        """Load the network, and no head, of a run of this task."""
         return {name: w for name, w in weights.items() if name.startswith("encoder.")}
 
     # ---------------------------------------------------------------- scores

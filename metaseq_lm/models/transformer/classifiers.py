@@ -1,7 +1,7 @@
-"""An encoder with one head that scores whole rows, or with a head for each of several labelled sets.
+"""An encoder with one head on whole rows, or with a head for each of several labelled sets.
 
-Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of set k: its classes, or 1
-for real values.
+Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of set k: its classes, or
+1 for real values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class SentencePredictor(nn.Module):
         return (labels - self.label_range[0]) / self.label_range[1]
 
     def unscaled(self, scores: Tensor) -> Tensor:
-        """Return what the head predicts on the scale of the labels."""
+        """Return the predictions of the head on the scale of the labels."""
         assert self.label_range is not None
         return scores * self.label_range[1] + self.label_range[0]
 
@@ -96,12 +96,12 @@ RANGES = "ranges."  # of real-valued labels, in models that have such sets
 
 
 def module_name(name: str) -> str:
-    """Return the name of a module of a set: a module cannot have a child called "values" or "type"."""
+    """Return the module name of a set: a module cannot have a child called "values" or "type"."""
     return f"set_{name}"
 
 
 def set_of(weight: str, folder: str) -> str:
-    """Return the set whose module below `folder` has this weight, "" if none has.
+    """Return the set whose module below `folder` has this weight, "" for none.
 
     The inverse of `module_name`; sets have no dots in their names.
     """
@@ -110,7 +110,7 @@ def set_of(weight: str, folder: str) -> str:
 
 
 class SetHeads(nn.Module):
-    """BERT's tanh layer on the first state, if `pooled`, dropout, and a linear layer for each set."""
+    """Dropout and a linear layer per set on the first state, after a tanh layer if `pooled`."""
 
     def __init__(
         self, width: int, outputs: Mapping[str, int], dropout: float, pooled: bool

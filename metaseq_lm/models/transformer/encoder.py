@@ -1,4 +1,4 @@
-"""Transformer encoder with language-model heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
+"""Transformer encoder with LM heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
 
 Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
 leading axes before S.
@@ -59,7 +59,8 @@ class TransformerConfig:
     norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
     init: str = option(
         "xavier_attention",
-        "initial weights: xavier_attention (normal; attention Xavier uniform) or truncated_normal (BERT, ELECTRA)",
+        "initial weights: xavier_attention (normal; attention Xavier "
+        "uniform) or truncated_normal (BERT, ELECTRA)",
         choices=INITS,
     )
 
@@ -79,7 +80,7 @@ class TransformerConfig:
 
 
 class Layer(nn.Module):
-    """One encoder layer: attention, then a two-layer GELU network, each with a residual connection."""
+    """An encoder layer: attention and a two-layer GELU network, each with a residual connection."""
 
     is_gathered_alone = True  # of a sharded model: see distributed/layers.py
 
@@ -115,7 +116,7 @@ class Layer(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of token, learned position and segment embeddings, normalised in a post-LN encoder."""
+    """The sum of token, position and segment embeddings, normalised in a post-LN encoder."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
         super().__init__()
@@ -141,8 +142,8 @@ class Embeddings(nn.Module):
         length = x.shape[-2]
         if length > self.max_positions:
             raise ValueError(
-                f"a sequence of {length} tokens is longer than the model's {self.max_positions} positions; "
-                "raise model.max_positions or cut the text with task.tokens_per_sample"
+                f"a sequence of {length} tokens is longer than the model's {self.max_positions} "
+                "positions; raise model.max_positions or cut the text with task.tokens_per_sample"
             )
         if layout.documents is not None:
             x = x + lookup(document_positions(layout.documents), self.positions.weight)
@@ -199,7 +200,7 @@ class Encoder(nn.Module):
 
 
 def initialise(model: nn.Module, init: str) -> None:
-    """Draw all linear and embedding weights of `model` afresh and zero the biases.
+    """Initialise all linear and embedding weights of `model` and zero the biases.
 
     "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
@@ -280,7 +281,7 @@ class TransformerLM(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or its own."""
+    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or separate."""
 
     def __init__(
         self, width: int, embed_dim: int, vocab_size: int, tied: bool, eps: float = 1e-5
@@ -316,7 +317,7 @@ class SentenceHead(nn.Module):
     """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer before them.
 
     `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it; `activation`
-    takes the place of tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
+    replaces tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
     """
 
     def __init__(
@@ -362,7 +363,7 @@ class TokenHead(nn.Module):
 
 
 class SpanPairHead(nn.Module):
-    """Dropout and a linear layer on the first state and the mean states of two spans, side by side."""
+    """Dropout and a linear layer on the concatenated first state and mean states of two spans."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -371,7 +372,7 @@ class SpanPairHead(nn.Module):
         self.glorot = [self.out]
 
     def forward(self, x: Tensor, spans: Tensor) -> Tensor:
-        """Return scores (B, K) of rows (B, S, D); `spans` (B, 2, 2) are begins and ends (exclusive)."""
+        """Return scores (B, K) of rows (B, S, D); `spans` (B, 2, 2) are first and last + 1."""
         at = torch.arange(x.shape[1], device=x.device)
         inside = (at >= spans[..., :1]) & (at < spans[..., 1:])  # (B, 2, S)
         means = inside.to(x.dtype) @ x / inside.sum(-1, keepdim=True).to(x.dtype)

@@ -1,9 +1,10 @@
-"""FLOPs by the counting rules of the ELECTRA paper, beside the FLOPs that are measured (flops.py).
+"""FLOPs by the counting rules of the ELECTRA paper; flops.py has the measured ones.
 
 One operation is one FLOP (an exponential counts as an addition), a matrix-vector product of m x n
-counts 2 m n, a backward pass as much as a forward pass (so training is twice the forward pass, where
-the measured count has three times), embedding look-ups count as dense products. The constants are
-per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, section 3.1 and code.
+counts 2 m n, a backward pass as much as a forward pass (so training is twice the forward pass,
+where the measured count has three times), embedding look-ups count as dense products. The constants
+are per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, section 3.1 and
+code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OUTPUT_SHARE = 20 / 128
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the FLOPs of a Transformer on one row of `length` tokens."""
+    """The sizes that determine a Transformer's FLOPs on one row of `length` tokens."""
 
     layers: int
     width: int

@@ -1,4 +1,4 @@
-"""Heads that point at a span of a row, and say whether there is one (SQuAD).
+"""Heads that predict a span of a row, and whether there is one (SQuAD).
 
 Shapes: B rows, S length, D hidden width, K starts or ends of a beam, H hidden width of a head.
 """
@@ -38,7 +38,7 @@ def masked(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 class JointSpanHead(nn.Module):
-    """A linear start score, and an end score that looks at the start (Clark et al. 2020, code).
+    """A linear start score, and an end score given the start (Clark et al. 2020, code).
 
     The end score of position j is a linear unit on a GELU layer of H units on the states of the
     start and of j. In training the start is the gold one.
@@ -83,7 +83,7 @@ class JointSpanHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Two linear scores that know nothing of each other (Devlin et al. 2019)."""
+    """Two independent linear scores (Devlin et al. 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class SpanHead(nn.Module):
 
 
 class AnswerabilityHead(nn.Module):
-    """The logit of "there is no answer", from [CLS] and the mean state under the start probabilities."""
+    """The no-answer logit, from [CLS] and the mean state under the start probabilities."""
 
     def __init__(self, width: int, hidden: int = HIDDEN) -> None:
         super().__init__()

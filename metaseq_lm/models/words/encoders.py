@@ -1,4 +1,4 @@
-"""Encoders of words with views: LSTMs (Clark et al. 2018), a Transformer with attention masks, or none.
+"""Word encoders with views: LSTMs (Clark et al. 2018), a masked Transformer, or none.
 
 Shapes: B rows, S positions, E width of embedded words.
 """
@@ -41,8 +41,8 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
 class CNNBiLSTM(ViewsEncoder):
     """Embedded words, one LSTM in each direction, and one more in each on the states of both.
 
-    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code has
-    a square one). Dropout after each LSTM, none inside.
+    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code
+    has a square one). Dropout after each LSTM, none inside.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class CNNBiLSTM(ViewsEncoder):
     def encode(self, x: Tensor, layout: Layout) -> Views:
         lengths = layout.lengths(x[..., 0])
         ahead, back = self._layer(0, x, lengths)
-        both = self._layer(1, torch.cat([ahead, back], -1), lengths)
-        return Views(ahead, back, torch.cat(both, -1))
+        upper = self._layer(1, torch.cat([ahead, back], -1), lengths)
+        return Views(ahead, back, torch.cat(upper, -1))
 
     def _layer(self, number: int, x: Tensor, lengths: Tensor) -> list[Tensor]:
         # Reversed within the lengths, so that padding comes last for both directions.
@@ -95,9 +95,10 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
 class TransformerViews(ViewsEncoder):
     """A Transformer stack in place of each LSTM; attention masks make the views. Not in the paper.
 
-    In the first stack a position attends to positions up to its own, in the second to those from its
-    own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et al. 2017, section 3.5): a few hundred labelled sentences do not
-    teach random ones which words are neighbours.
+    In the first stack a position attends to positions up to its own, in the second to those from
+    its own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et
+    al. 2017, section 3.5): a few hundred labelled sentences do not teach random ones which words
+    are neighbours.
     """
 
     def __init__(
@@ -137,8 +138,8 @@ class TransformerViews(ViewsEncoder):
         x = self.dropout(x + self.positions.weight[:length])
         ahead = self.ahead(x, replace(layout, reach="causal"))
         back = self.back(x, replace(layout, reach="anticausal"))
-        both = self.full(self.merge(torch.cat([ahead, back], -1)), layout)
-        return Views(ahead, back, both)
+        merged = self.full(self.merge(torch.cat([ahead, back], -1)), layout)
+        return Views(ahead, back, merged)
 
 
 @dataclass
@@ -168,8 +169,8 @@ class NoEncoder(ViewsEncoder):
         super().__init__()
         if mix is None:
             raise UsageError(
-                "model no_encoder has nothing to predict from but the states of a language model; give "
-                "task.elmo=RUN, or another --model"
+                "model no_encoder has nothing to predict from but the states of a language model; "
+                "give task.elmo=RUN, or another --model"
             )
         self.dropout = Dropout(config.dropout)
 

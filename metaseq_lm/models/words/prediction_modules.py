@@ -1,8 +1,8 @@
 """Views that an encoder of words gives, and the modules that predict tags or trees from them.
 
-Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head and
-a relation: relation r and ROOT is class r, relation r and the word at position j is class
-(1 + j) L + r. There are (1 + S) L.
+Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head
+and a relation: relation r and ROOT is class r, relation r and the word at position j is class (1 +
+j) L + r. There are (1 + S) L.
 
 Shapes: B rows, S positions, H hidden units, P parser units, L relations.
 """
@@ -24,27 +24,27 @@ class Views(NamedTuple):
     """The states that prediction modules can see.
 
     Attributes:
-        ahead: Position t knows the words up to t, (B, S, D).
-        back: Position t knows the words from t on, (B, S, D).
-        both: Position t knows all words; states of the upper layer, (B, S, F).
+        ahead: Position t depends on the words up to t, (B, S, D).
+        back: Position t depends on the words from t on, (B, S, D).
+        merged: Position t depends on all words; states of the upper layer, (B, S, F).
         layers: States of the layers of a language model beside the encoder, if there is one.
-        extra: The mix of these layers that the module at hand gets, (B, S, X).
+        extra: The mix of these layers that the current module gets, (B, S, X).
     """
 
     ahead: Tensor
     back: Tensor
-    both: Tensor
+    merged: Tensor
     layers: Sequence[Tensor] = ()
     extra: Tensor | None = None
 
     def of(self, name: str) -> list[Tensor]:
-        """Return the states of a view; "full" has both directions concatenated, `both`, and `extra`.
+        """Return the states of a view; "full" is [ahead, back] concatenated, `merged` and `extra`.
 
         Without those of width 0.
         """
         if name == FULL:
             extra = [] if self.extra is None else [self.extra]
-            every = [torch.cat([self.ahead, self.back], -1), self.both, *extra]
+            every = [torch.cat([self.ahead, self.back], -1), self.merged, *extra]
             return [states for states in every if states.shape[-1]]
         return [{AHEAD: self.ahead, BACK: self.back}[name]]
 
@@ -103,7 +103,7 @@ IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
 
 
 class Projection(nn.Module):
-    """The sum of one linear map of each of the states of a view, H units, without a nonlinearity."""
+    """The sum of a linear map, to H units, of each state of a view, without a nonlinearity."""
 
     def __init__(self, encoder: ViewsEncoder, view: str, hidden: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def glorot(module: nn.Module) -> None:
 
 
 def shifted(x: Tensor, shift: int) -> Tensor:
-    """Return x (B, S, ...) whose position t holds what was at t + shift (1 or -1), 0 at the end."""
+    """Shift x (B, S, ...): position t of the result is t + shift (1 or -1) of x, 0 at the end."""
     out = x.roll(-shift, 1)
     out[:, -1 if shift > 0 else 0] = 0
     return out
@@ -165,11 +165,11 @@ class TaggingModule(nn.Module):
 class ParsingModule(nn.Module):
     """Scores of heads and relations, bilinear in the candidate head and the dependent.
 
-    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the candidate
-    by one matrix (H, P) per relation plus a shared one; each is divided by a learned number that
-    starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the dependent's units
-    scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,) scored like a
-    candidate. `views` are those of the candidate and of the dependent.
+    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the
+    candidate by one matrix (H, P) per relation plus a shared one; each is divided by a learned
+    number that starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the
+    dependent's units scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,)
+    scored like a candidate. `views` are those of the candidate and of the dependent.
     """
 
     def __init__(

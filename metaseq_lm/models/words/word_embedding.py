@@ -21,7 +21,8 @@ from metaseq_lm.models.layers import Dropout, ScalarMix
 
 # Standard deviation of random word embeddings, about that of GloVe's.
 SPREAD = 0.3
-# Rows of an embedding table that are processed together, so that they stay in the processor's cache.
+# Rows of an embedding table that are processed together, so that they stay in the processor's
+# cache.
 BLOCK = 2048
 
 
@@ -65,12 +66,12 @@ class WordEmbeddingConfig:
         return self.word_embed_dim + extra
 
     def input_width(self, mix: ScalarMix | None) -> int:
-        """Return E, the width of what the encoder reads: with the states of a language model."""
+        """Return E, the encoder's input width, including the states of a language model."""
         return self.embedded_width + (0 if mix is None else mix.width)
 
 
 def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of an integer table (N, M) on a CPU, and the index of each row's own.
+    """Return the distinct rows of an integer table (N, M) on a CPU, and each row's index in them.
 
     As torch.unique(dim=0) in another order, in a fifth of its time.
     """
@@ -122,8 +123,8 @@ class CharacterCNN(nn.Module):
         are few characters, so the products are computed per character, not per position of a text.
         """
         products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
-        places = words.shape[1] - len(products) + 1
-        parts = [F.embedding(words[:, k : k + places], table) for k, table in enumerate(products)]
+        length = words.shape[1] - len(products) + 1
+        parts = [F.embedding(words[:, k : k + length], table) for k, table in enumerate(products)]
         filtered: Tensor = sum(parts[1:], parts[0]) + layer.bias
         return filtered
 
@@ -131,8 +132,8 @@ class CharacterCNN(nn.Module):
 class Moments(torch.autograd.Function):
     """Mean and variance (W,) of the rows of a table (V, W), weighted by shares (V,) that sum to 1.
 
-    A batch looks up a small part of the table: every operation that writes another table of its size
-    would cost as much as a layer.
+    A batch looks up a small part of the table: every operation that writes another table of its
+    size would cost as much as a layer.
     """
 
     @staticmethod
@@ -148,7 +149,8 @@ class Moments(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, to_mean: Tensor, to_variance: Tensor) -> tuple[Tensor, None]:
         table, shares, mean = ctx.saved_tensors
-        # share * (to_mean + 2 to_variance (row - mean)); through the mean the variance has no slope.
+        # share * (to_mean + 2 to_variance (row - mean)); through the mean the variance has no
+        # slope.
         slope = 2 * to_variance
         start = to_mean - slope * mean
         gradient = torch.empty_like(table)
@@ -161,11 +163,11 @@ class Moments(torch.autograd.Function):
 class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
-    A word embedding passes dropout and is multiplied by a learned number that starts at 1. It starts
-    from `vectors` (V, W), or at random but for padding and <unk>, which are 0: where the vocabulary
-    has all words of the training text nothing trains <unk>, and a random row would be noise at test
-    time. With normalize_words the caller must set `frequencies`. With a `mix` the mixed states of a
-    language model are concatenated; `width` (E) counts them.
+    A word embedding passes dropout and is multiplied by a learned number that starts at 1. It
+    starts from `vectors` (V, W), or at random but for padding and <unk>, which are 0: where the
+    vocabulary has all words of the training text nothing trains <unk>, and a random row would be
+    noise at test time. With normalize_words the caller must set `frequencies`. With a `mix` the
+    mixed states of a language model are concatenated; `width` (E) counts them.
     """
 
     frequencies: Tensor

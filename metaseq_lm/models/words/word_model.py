@@ -1,6 +1,7 @@
 """An encoder of words with the heads of one or several labelled sets, and their moving averages.
 
-Shapes: B rows, S positions, C classes, X width of the states of both directions of a language model.
+Shapes: B rows, S positions, C classes, X width of the states of both directions of a language
+model.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class WordNet(nn.Module):
         return list(cast(nn.ModuleDict, self.heads[name]))[1:]
 
     def label(self, name: str, metric: str) -> str:
-        """Return the name of a metric of a set in the log, with the set's name if there are several."""
+        """Return the log name of a metric of a set, with the set's name if there are several."""
         return metric if len(self.heads) == 1 else f"{name}_{metric}"
 
     def shift_of(self, name: str, module: str) -> int:
@@ -104,7 +105,7 @@ class WordModel(WordNet):
 
     @property
     def averaged(self) -> WordNet:
-        """The net of averaged weights, or this one if there are none."""
+        """The net of averaged weights, or this net without them."""
         if self.average is None:
             return self
         return self.average.net  # type: ignore[return-value]
@@ -112,7 +113,7 @@ class WordModel(WordNet):
 
 @contextlib.contextmanager
 def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
-    """Set every dropout of `net` to a rate inside the block; None leaves the rates as they are."""
+    """Set every dropout rate of `net` inside the context; None changes nothing."""
     layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
     before = [layer.p for layer in layers]
     for layer in layers:

@@ -1,6 +1,8 @@
-"""Labelled sets, benchmarks, questions, tags and trees from Parquet and Arrow are those from JSON lines.
+"""Labelled sets, benchmarks, questions, tags and trees from Parquet and Arrow are those from JSON
+lines.
 
-The files are as the library `datasets` writes them: classes are numbers, whose names the schema has.
+The files are as the library `datasets` writes them: classes are numbers, whose names the schema
+has.
 """
 
 import json
@@ -249,7 +251,9 @@ def test_binary_columns_are_text(data, tmp_path):
 
 
 def test_invalid_text_of_binary_columns(data, tmp_path):
-    """Invalid UTF-8 has the rules that it has in other files; of a column with nothing else the type is named."""
+    """Invalid UTF-8 has the rules that it has in other files; of a column with nothing else the
+    type is named.
+    """
     texts = [b"a", b"b\xff", *[b"a"] * 300]
     path = write_columns(tmp_path / "one.parquet", text=texts, label=["x", "y"] * 151)
     command = ["--labelled", "s", "--trainpref", path, "--overwrite"]

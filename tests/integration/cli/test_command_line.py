@@ -1,4 +1,6 @@
-"""What every command keeps to: exit codes, JSON, --quiet, and mistakes that are refused before torch."""
+"""What every command keeps to: exit codes, JSON, --quiet, and mistakes that are refused before
+torch.
+"""
 
 import errno
 import importlib

@@ -1,4 +1,6 @@
-"""Completion in a shell: what argcomplete prints for a line, and that names are those of the registries."""
+"""Completion in a shell: what argcomplete prints for a line, and that names are those of the
+registries.
+"""
 
 import os
 import subprocess
@@ -41,7 +43,8 @@ def completions(line: str, place: Path) -> set[str]:
     [
         ("metaseq-lm train --task mask", {"masked_lm"}),
         ("metaseq-lm train data --criterion bam_", {"bam_distill"}),
-        ("metaseq-lm train data model=bert_", {"model=bert_base", "model=bert_large", "model=bert_small"}),
+        ("metaseq-lm train data model=bert_",
+         {"model=bert_base", "model=bert_large", "model=bert_small"}),
         ("metaseq-lm train data engine.tensor", {"engine.tensorboard="}),
         ("metaseq-lm sweep --see", {"--seeds"}),
     ],

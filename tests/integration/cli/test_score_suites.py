@@ -106,7 +106,7 @@ def test_changed_and_damaged_results(place: Path) -> None:
     text = file.read_text()
     file.write_text(text.replace('"n": 60', '"n": 61'))
     assert any("was changed" in note for note in read_run(place / "run").notes)
-    for damaged in ("{", text.replace('"groups"', '"gruops"'), text.replace(": 60", ': "60"')):
+    for damaged in ("{", text.replace('"groups"', '"groops"'), text.replace(": 60", ': "60"')):
         file.write_text(damaged)
         with pytest.raises(MetaseqError, match=r"update_000000060.json.*score the run again"):
             read_run(place / "run")
@@ -195,7 +195,7 @@ MISTAKES = {
         ["--data", "{p}/long.jsonl", "--too-long", "skip"],
         ["'long' is empty", "--too-long cut"],
     ),
-    "option of the suite": (["frist=3"], ["frist", "Did you mean 'first'"]),
+    "option of the suite": (["firsst=3"], ["firsst", "Did you mean 'first'"]),
     "option of the run": (["engine.devcie=cpu"], ["engine.devcie", "engine.device"]),
     "a split's name": (["--name", "test"], ["--name test"]),
     "no name": (["--name", "a/b"], ["--name"]),

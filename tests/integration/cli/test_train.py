@@ -114,7 +114,8 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert not place.exists()
     assert re.search(
         r"an update costs \d\S* FLOPs and \d\S* s( \(.*\))?; [\d,]+ parameters are trained\n"
-        r".*: \d+ updates take \d\S* hours on this machine as it is now, .*; memory: \d+\.\d MiB of a",
+        r".*: \d+ updates take \d\S* hours on this machine as it is now, .*; "
+        r"memory: \d+\.\d MiB of a",
         capsys.readouterr().err,
     )
 

@@ -138,7 +138,9 @@ def test_families_of_tiny_models(
 
 
 def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
-    """Each kind of update is made, at a tiny size; k + 1 batches take k + 1 times the FLOPs of one."""
+    """Each kind of update is made, at a tiny size; k + 1 batches take k + 1 times the
+    FLOPs of one.
+    """
     meta = importlib.import_module("meta_speed")
     flops = {}
     for kind, place in meta.made_up_data(tmp_path / "data", vocab=60).items():
@@ -156,7 +158,9 @@ def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
 def test_figures_of_meta_learning(
     benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and memory."""
+    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and
+    memory.
+    """
     meta = importlib.import_module("meta_speed")
     monkeypatch.setattr(meta, "paired", in_turn)
     monkeypatch.setattr(meta, "SIZES", [*meta.SIZES, *TINY])

@@ -1,7 +1,8 @@
-"""The scripts of the examples run to their end, and every command in them has options that go together.
+"""The scripts of the examples run to their end, and every command in them has options that go
+together.
 
-But those that make data. In place of `python` stands a program that writes down its arguments. What the
-scripts find is empty.
+But those that make data. In place of `python` stands a program that writes down its arguments. What
+the scripts find is empty.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""Every config and every sweep of the examples composes: a renamed option would break them unseen."""
+"""Every config and every sweep of the examples composes: a renamed option would break
+them unseen.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The scripts of examples/scaling on small inputs: a corpus before and after a kill, the model's formulas."""
+"""The scripts of examples/scaling on small inputs: a corpus before and after a kill, the model's
+formulas.
+"""
 
 import importlib.util
 import json

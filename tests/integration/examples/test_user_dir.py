@@ -158,9 +158,9 @@ def test_the_boundary_head_does_not_see_the_span() -> None:
 
 def test_the_world_is_exact(tmp_path: Path) -> None:
     plugins.load_all(str(ROOT / "user_dir"))
-    sizes = {"nouns": 2, "verbs": 1, "phrases": 1}
-    for ambiguous in (True, False):
-        world = build_world("hierarchy", 0, sizes | {"ambiguous": ambiguous})
+    sizes = ["nouns=2", "verbs=1", "phrases=1"]
+    for ambiguous in ("true", "false"):
+        world = build_world("hierarchy", 0, [*sizes, f"ambiguous={ambiguous}"])
         words = np.array(np.meshgrid(*[np.arange(-1, len(world.symbols))] * 5, indexing="ij"))
         sentences = words.reshape(5, -1).T
         padded = np.full((len(sentences), world.longest), -1)

@@ -1,4 +1,6 @@
-"""Runs of plug-ins: refused by name unless they declare what a class computes, and then compared."""
+"""Runs of plug-ins: refused by name unless they declare what a class computes, and
+then compared.
+"""
 
 import json
 import sys
@@ -149,7 +151,8 @@ class BlindLM(Criterion):
         logits = model.predict(x, batch.positions, "lm")
         return {"mlm": Term(cross_entropy(logits, batch.targets).sum(), "targets")}
 '''
-# Plug-in; its options; what a refusal names where it declares nothing; what becomes of it if it does.
+# Plug-in; its options; what a refusal names where it declares nothing; what becomes of it if it
+# does.
 PLUG_INS = {
     "causal": (
         CAUSAL,

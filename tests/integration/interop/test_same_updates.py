@@ -1,4 +1,6 @@
-"""Whole updates and scores here against transformers' own losses (`labels=`) and torch's optimizer."""
+"""Whole updates and scores here against transformers' own losses (`labels=`) and
+torch's optimizer.
+"""
 
 import json
 from dataclasses import dataclass
@@ -50,7 +52,9 @@ def imported(folder: Path, name: str) -> str:
 
 
 def imported_pair(folder: Path) -> tuple[str, Any, Any]:
-    """Make an ELECTRA with one embedding and import it; return its place, discriminator, generator."""
+    """Make an ELECTRA with one embedding and import it; return its place,
+    discriminator, generator.
+    """
     judge = make(folder / "judge", "ElectraForPreTraining")
     maker = make(folder / "maker", "ElectraForMaskedLM", seed=1, **GENERATOR)
     maker.electra.embeddings = judge.electra.embeddings

@@ -16,7 +16,8 @@ TRAIN += ["inherit", "--max-update", "2", "task.labelled=topic", "task.tokens_pe
 TRAIN += ["engine.device=cpu", "engine.tensorboard=false", "trainer.best_checkpoint_metric=loss"]
 TRAIN += ["schedule=constant", "trainer.maximize_best_checkpoint_metric=false"]
 QUESTIONS = """{"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "the quick fox
-jumps", "qas": [{"id": "q", "question": "who", "answers": [{"text": "fox", "answer_start": 10}]}]}]}]}
+jumps", "qas": [{"id": "q", "question": "who",
+"answers": [{"text": "fox", "answer_start": 10}]}]}]}]}
 """
 
 

@@ -1,4 +1,6 @@
-"""Runs of two nodes each on a real Slurm: preempted, killed and lost, they end like those of one."""
+"""Runs of two nodes each on a real Slurm: preempted, killed and lost, they end like
+those of one.
+"""
 
 import os
 import signal

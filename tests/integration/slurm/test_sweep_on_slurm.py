@@ -1,4 +1,6 @@
-"""Sweeps on a real Slurm: the array, preemption, and that `status` tells the truth about each end."""
+"""Sweeps on a real Slurm: the array, preemption, and that `status` tells the truth
+about each end.
+"""
 
 import os
 import shutil

@@ -224,7 +224,9 @@ def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:
 
 
 def test_stages_follow_each_other(moons: Path, tmp_path: Path) -> None:
-    """The second stage starts from the first one's checkpoint; a label of odd characters arrives."""
+    """The second stage starts from the first one's checkpoint; a label of odd
+    characters arrives.
+    """
     label = 'it\'s; $(touch canary) `id` "q" \\ %j ~ é'
     file = tmp_path / "sweep.yaml"
     content = {
@@ -265,7 +267,9 @@ def test_runs_of_a_sweep_give_no_hints(
 
 
 def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
-    """Package and plug-in are broken after the first run was launched; the second does not notice."""
+    """Package and plug-in are broken after the first run was launched; the second
+    does not notice.
+    """
     tree, out = tmp_path / "tree", tmp_path / "out"
     kept = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "metaseq_lm", tree / "metaseq_lm", ignore=kept)

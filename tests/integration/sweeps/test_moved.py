@@ -1,4 +1,6 @@
-"""A sweep goes on when data, configs or plug-in lie at another place, as long as they say the same."""
+"""A sweep goes on when data, configs or plug-in lie at another place, as long as they
+say the same.
+"""
 
 import shutil
 import sys

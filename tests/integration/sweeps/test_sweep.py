@@ -1,4 +1,6 @@
-"""The `sweep` command without a run: definition, names, refusals, dry run, and what reaches sbatch."""
+"""The `sweep` command without a run: definition, names, refusals, dry run, and what
+reaches sbatch.
+"""
 
 import json
 import os
@@ -110,7 +112,9 @@ def test_the_file_and_the_command_line(
 def test_an_estimate_is_that_of_the_updates(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """FLOPs of every setting, once for all its seeds, and of all runs; a source that is missing is left out."""
+    """FLOPs of every setting, once for all its seeds, and of all runs; a source that is missing is
+    left out.
+    """
     file = tmp_path / "s.yaml"
     small = ["model.encoder_layers=1", "model.encoder_embed_dim=8", "task.tokens_per_sample=34"]
     stages = [{"name": "a"}, {"name": "b", "overrides": ["init_from={a}"]}]
@@ -449,8 +453,8 @@ PAYLOADS = [
 STRINGS = ["partition", "constraint", "account", "qos", "setup"]
 FIXED = re.compile(
     r"|#!/bin/bash|# (Parameters|setup|command)|export SUBMITIT_EXECUTOR=slurm|srun --unbuffered .*"
-    r"|#SBATCH --(cpus-per-task|job-name|nodes|ntasks-per-node|open-mode|output|error|signal|time|wckey"
-    r"|partition|constraint|account|qos)=\S+"
+    r"|#SBATCH --(cpus-per-task|job-name|nodes|ntasks-per-node|open-mode|output|error|signal|time"
+    r"|wckey|partition|constraint|account|qos)=\S+"
 )
 
 
@@ -514,7 +518,9 @@ def test_out_may_have_quotes_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_payloads_in_out_reach_no_shell(tmp_path: Path) -> None:
-    """They stand in one word of the script, or are refused: what cannot be printed, and what Slurm expands."""
+    """They stand in one word of the script, or are refused: what cannot be printed, and what Slurm
+    expands.
+    """
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$LOG"\n')
     (tmp_path / "srun").chmod(0o755)
     for payload in PAYLOADS:

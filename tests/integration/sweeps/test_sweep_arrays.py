@@ -10,7 +10,8 @@ from sweeping import SHORT, sweep
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.states import Slurm
 
-# An sbatch that refuses what comes after LIMIT jobs, keeps the scripts and counts the jobs from 101.
+# An sbatch that refuses what comes after LIMIT jobs, keeps the scripts and counts the jobs from
+# 101.
 SBATCH = """#!/bin/sh
 cd "$(dirname "$0")"
 number=$(($(cat count 2>/dev/null || echo 100) + 1))
@@ -58,7 +59,9 @@ def jobs(out: Path) -> list[tuple[str, str]]:
 def test_an_array_larger_than_the_clusters_limit(
     bin_folder: Path, moons: Path, tmp_path: Path
 ) -> None:
-    """Seven runs in arrays of three, three and one, each with its number; a job alone is no array."""
+    """Seven runs in arrays of three, three and one, each with its number; a job alone
+    is no array.
+    """
     out = tmp_path / "out"
     assert launch(moons, out) == 0
     numbers = ["101_0", "101_1", "101_2", "102_0", "102_1", "102_2", "103"]

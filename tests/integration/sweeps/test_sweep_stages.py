@@ -1,4 +1,6 @@
-"""Stages of a sweep: repeated for each value, chosen by name, added later; and seeds added later."""
+"""Stages of a sweep: repeated for each value, chosen by name, added later; and seeds
+added later.
+"""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Taggers and parsers beside a frozen language model: who gets its states, who moves, what is saved."""
+"""Taggers and parsers beside a frozen language model: who gets its states, who moves, what is
+saved.
+"""
 
 import json
 import shutil
@@ -77,7 +79,9 @@ def test_sets_share_the_weights_of_the_encoder_only(
 def test_the_states_are_those_of_the_language_model(
     sentences: Path, reader: Path, tmp_path: Path
 ) -> None:
-    """Without its dropout even in training, of both directions, all layers, the embeddings first."""
+    """Without its dropout even in training, of both directions, all layers, the
+    embeddings first.
+    """
     run = build(sentences, tmp_path, reader, "engine.precision=fp64")
     saved = checkpoint.load(reader).weights
     own = run.model.language_model.state_dict()
@@ -133,7 +137,9 @@ def test_a_checkpoint_stands_alone(model: str, sentences: Path, tmp_path: Path) 
 def test_without_an_encoder_modules_read_the_language_model(
     sentences: Path, reader: Path, tmp_path: Path
 ) -> None:
-    """Only they and their mixes are trained, and nothing stands between: a state is for its own word."""
+    """Only they and their mixes are trained, and nothing stands between: a state is for its own
+    word.
+    """
     run = build(sentences, tmp_path, reader, "model=no_encoder", "engine.precision=fp64")
     model = run.model
     assert not any(name.startswith("encoder.") for name in model.state_dict())

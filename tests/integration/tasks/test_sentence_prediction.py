@@ -1,4 +1,6 @@
-"""Fine-tuning on labelled sets: what is learnt, what is taken over, how long it runs, what it writes."""
+"""Fine-tuning on labelled sets: what is learnt, what is taken over, how long it runs, what it
+writes.
+"""
 
 import json
 import sys
@@ -129,7 +131,9 @@ def inherit(data: Path, save: Path, *more: str) -> TrainingRun:
 def test_the_model_of_init_from_can_be_inherited(
     data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
-    """With another dropout if asked; config.yaml has the sizes, so that the run needs no inheritance."""
+    """With another dropout if asked; config.yaml has the sizes, so that the run needs no
+    inheritance.
+    """
     start = f"init_from={other.folder.path}"
     run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
     before, after = vars(other.config.model), vars(run.config.model)

@@ -1,4 +1,6 @@
-"""Fine-tuning on questions: learning them by heart, predictions, the start from an encoder, replicas."""
+"""Fine-tuning on questions: learning them by heart, predictions, the start from an encoder,
+replicas.
+"""
 
 import json
 from pathlib import Path
@@ -144,7 +146,9 @@ def test_replicas_and_micro_batches(run: Parts, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_gradient_of_a_batch_is_that_of_its_sum(data: Path, tmp_path: Path) -> None:
-    """With 16 rows it is 16 times that of the mean, and clipping acts on it; the log shows the mean."""
+    """With 16 rows it is 16 times that of the mean, and clipping acts on it; the log shows the
+    mean.
+    """
     grads = []
     for summed in (True, False):
         more = ["task.batch_size=16", f"criterion.batch_sum={summed}", "engine.precision=fp64"]
@@ -197,7 +201,9 @@ def test_padding_changes_no_prediction(run: Parts) -> None:
 
 
 def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
-    """The encoder comes along, the heads are fresh; a longer position table is cut, a short refused."""
+    """The encoder comes along, the heads are fresh; a longer position table is cut, a short
+    refused.
+    """
     for room in (50, 34, 20):
         places = [f"data={data}", f"save_dir={tmp_path}/mlm{room}", "trainer.max_update=1"]
         task = ["task.tokens_per_sample=20", f"model.max_positions={room}"]

@@ -1,4 +1,6 @@
-"""Tagging and parsing as tasks of the core: scores, files, shares of the labels, a frozen encoder."""
+"""Tagging and parsing as tasks of the core: scores, files, shares of the labels, a
+frozen encoder.
+"""
 
 import json
 from pathlib import Path
@@ -121,7 +123,9 @@ def test_a_share_of_the_labels(sentences: Path) -> None:
 
 
 def test_a_frozen_encoder_stays(sentences: Path, tmp_path: Path) -> None:
-    """The probe: another set on the averaged encoder of a run, of which nothing moves but new heads."""
+    """The probe: another set on the averaged encoder of a run, of which nothing moves but new
+    heads.
+    """
     start(sentences, tmp_path / "a", *PARSING).train()
     options = ("task.labelled=pos", f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true")
     run = start(sentences, tmp_path / "b", *TAGGING, *options)

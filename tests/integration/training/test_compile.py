@@ -1,4 +1,6 @@
-"""engine.compile=true: no graph break, the same losses, few graphs; what cannot be compiled is refused."""
+"""engine.compile=true: no graph break, the same losses, few graphs; what cannot be compiled is
+refused.
+"""
 
 import functools
 import json

@@ -34,7 +34,9 @@ def test_slurm_step_with_several_tasks() -> None:
 
 
 def join_as_task(job: str) -> None:
-    """As one of two tasks of a step, which is in the environment as Slurm gives it, join the group."""
+    """As one of two tasks of a step, which is in the environment as Slurm gives it,
+    join the group.
+    """
     number = os.environ["RANK"]
     for name in [
         n for n in os.environ if n.startswith(("MASTER", "TORCHELASTIC", "WORLD", "RANK"))

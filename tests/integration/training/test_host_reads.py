@@ -1,4 +1,6 @@
-"""On a GPU the host gives orders and does not wait: what an update reads, and steps refused by the device."""
+"""On a GPU the host gives orders and does not wait: what an update reads, and steps refused by the
+device.
+"""
 
 import json
 from pathlib import Path
@@ -69,7 +71,9 @@ def deferring(kind: dict, defers: bool) -> tuple[nn.Linear, Engine]:
 
 
 def gradient(model: nn.Module, number: int) -> list[Tensor | None]:
-    """Return the gradient of an update of a model of one layer; the norm is clipped in every other."""
+    """Return the gradient of an update of a model of one layer; the norm is clipped
+    in every other.
+    """
     torch.manual_seed(number)
     return [torch.randn(p.shape) * 10.0 ** -(2 * (number % 2)) for p in model.parameters()]
 
@@ -122,7 +126,9 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
 def test_run_stops_where_the_host_looks(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Update 3 is not finite, the log is due at 5: the run ends there, names 3, and saves nothing of it."""
+    """Update 3 is not finite, the log is due at 5: the run ends there, names 3, and saves nothing
+    of it.
+    """
     more = ["trainer.max_update=10", "trainer.log_interval=5", "trainer.save_interval_updates=2"]
     run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
     step, saved = run.engine.step, []

@@ -1,4 +1,6 @@
-"""Loggers of a run, each offline against its own package; what happens without one, or if it fails."""
+"""Loggers of a run, each offline against its own package; what happens without one,
+or if it fails.
+"""
 
 import json
 import shutil
@@ -37,7 +39,9 @@ def train(data: Path, run: Path, logger: str, updates: int) -> int:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, where everything that a logger writes lies, with a key that none may keep."""
+    """An empty folder, where everything that a logger writes lies, with a key that
+    none may keep.
+    """
     for name, value in {
         "HOME": tmp_path,
         "TRACKIO_DIR": tmp_path / "trackio",

@@ -48,7 +48,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A tied table, an LSTM, which keeps a list of its weights, a number, and rows that 2 and 3 do not divide."""
+    """A tied table, an LSTM, which keeps a list of its weights, a number, and rows that 2 and 3 do
+    not divide.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +197,9 @@ def loss_on(model: Net, batch: TokenBatch) -> dict[str, Term]:
 
 
 def gather_in_turn() -> None:
-    """As one of two replicas, count the layers with memory in a pass; then run them in another order."""
+    """As one of two replicas, count the layers with memory in a pass; then run them in another
+    order.
+    """
     process_group.initialise("cpu", 60)
     rank = process_group.rank()
     model, engine = build("shard")
@@ -241,7 +245,9 @@ def test_layers_are_whole_in_turn() -> None:
 
 
 def gather_ahead() -> None:
-    """As one of two replicas, note when the layers of three passes are gathered, awaited and used."""
+    """As one of two replicas, note when the layers of three passes are gathered,
+    awaited and used.
+    """
     process_group.initialise("cpu", 60)
     rank = process_group.rank()
     (model, engine), (copy, at_once) = build("shard"), build("shard", layers=False)
@@ -291,7 +297,9 @@ def test_the_next_layer_is_gathered_ahead() -> None:
 
 
 def use_a_parameter_on_one_replica() -> None:
-    """As one of two replicas, of which the first alone uses the parameter whose bucket is the first."""
+    """As one of two replicas, of which the first alone uses the parameter whose bucket is the
+    first.
+    """
     process_group.initialise("cpu", 30)
     placement.BUCKET_BYTES = 1
     torch.manual_seed(0)
@@ -430,7 +438,9 @@ def lower_precision() -> None:
 
 
 def test_weights_travel_in_bf16() -> None:
-    """As autocast rounds them: sharded and whole parameters have the same gradients to the last bit."""
+    """As autocast rounds them: sharded and whole parameters have the same gradients to the last
+    bit.
+    """
     on_replicas(2, lower_precision)
 
 
@@ -456,7 +466,9 @@ class Gathers(TorchDispatchMode):
 
 
 def use_shards_only() -> None:
-    """As one of two replicas, see that DTensors gather nothing by themselves, and that nothing stays whole."""
+    """As one of two replicas, see that DTensors gather nothing by themselves, and that nothing
+    stays whole.
+    """
     process_group.initialise("cpu", 60)
     rank = process_group.rank()
     model, engine = build("shard")

@@ -19,7 +19,8 @@ from metaseq_lm.models.transformer.encoder import TransformerConfig, Transformer
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.run import TrainingRun
 
-# First and second derivatives; virtual students, whose weights are no parameters; exact FOMAML steps.
+# First and second derivatives; virtual students, whose weights are no parameters; exact FOMAML
+# steps.
 CASES = [
     ("masked_lm", 0),
     ("electra_rtd", 1),

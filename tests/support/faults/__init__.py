@@ -1,9 +1,9 @@
 """A plug-in that breaks a run on purpose, and one that writes down what each replica saw.
 
 It is loaded with --user-dir, patches the functions of the phases and reads the environment:
-* METASEQ_LM_FAULTS: JSON list of {"what", "where", "rank", "update", "slot", "of", "stays", "once"}:
-  "slot" is the micro-batch (null: all), "of" the end of a parameter's name, "stays" leaves a weight
-  spoilt, "once" forgets the fault when its update is over;
+* METASEQ_LM_FAULTS: JSON list of {"what", "where", "rank", "update", "slot", "of", "stays",
+  "once"}: "slot" is the micro-batch (null: all), "of" the end of a parameter's name, "stays" leaves
+  a weight spoilt, "once" forgets the fault when its update is over;
 * METASEQ_LM_RECORD: each replica appends to SAVE_DIR/record.RANK.jsonl, update by update, the
   sample numbers and hashes of weights and moments before and after;
 * METASEQ_LM_SLOW_SAVE: seconds to wait before each step of a save;

@@ -28,7 +28,9 @@ BEYOND = {
 
 
 def ranges() -> dict[tuple[str, str], tuple[list[str], float]]:
-    """Return the bounds of all numbers of CHOICES: (key, kind of bound) to a choice and the bound."""
+    """Return the bounds of all numbers of CHOICES: (key, kind of bound) to a choice
+    and the bound.
+    """
     found: dict[tuple[str, str], tuple[list[str], float]] = {}
     for choice in CHOICES:
         config = load_config(choice)

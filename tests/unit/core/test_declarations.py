@@ -1,4 +1,6 @@
-"""What is read from the source is what importing registers, and nothing is refused that importing takes."""
+"""What is read from the source is what importing registers, and nothing is refused that importing
+takes.
+"""
 
 from dataclasses import MISSING, fields
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""SuperGLUE as plain texts: the forms of Shen 2021, on made rows (real ones: test_real_superglue)."""
+"""SuperGLUE as plain texts: the forms of Shen 2021, on made rows (real ones:
+test_real_superglue).
+"""
 
 import json
 

@@ -131,7 +131,8 @@ def test_long_cells_are_named(small_limit, tmp_path, name, options, message):
             {"use_dictionary": False, "write_batch_size": 5000, "data_page_size": 1 << 30},
             "column 'text': a page of 4.8 MiB, which is unpacked as a whole",
         ),
-        ("t.parquet", lambda: {"text": [["a" * 90_000] * 99]}, {}, "row 1, column 'text': a cell of"),
+        ("t.parquet", lambda: {"text": [["a" * 90_000] * 99]}, {}, "row 1, column 'text': a cell "
+            "of"),
     ],
 )  # fmt: skip
 def test_what_unpacks_to_very_much_is_refused_before(

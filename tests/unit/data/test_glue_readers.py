@@ -172,7 +172,8 @@ R = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
             {"train.tsv": "gj\t1\tno mark\n"},
             (),
             1,
-            "source, label, mark, sentence, without a header row, or sentence, label where datasets",
+            "source, label, mark, sentence, without a header row, or "
+            "sentence, label where datasets",
         ),
         ("glue/RTE", {}, (), 1, "holds none of the files of glue/RTE: train.tsv"),
         ("glue/QPQ", {}, (), 2, "no benchmark 'glue/QPQ'. Did you mean 'glue/QQP'"),

@@ -1,4 +1,6 @@
-"""Objects of JSON in every form in which programs write them, and literals in the cells of tables."""
+"""Objects of JSON in every form in which programs write them, and literals in the
+cells of tables.
+"""
 
 import json
 from collections import Counter

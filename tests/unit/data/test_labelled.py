@@ -405,7 +405,8 @@ DIALOGUE = [f"line {i}\tneg" for i in range(9)]
             "a.tsv",
             ['"I never.\tpos', 'I did."\tneg', '"b', 'c"\tpos'],
             ["I never.\tpos\nI did.", "b\nc"],
-            "in line 2 quotation marks join lines that look like rows, 1 times in all; --quoting none",
+            "in line 2 quotation marks join lines that look like rows, 1 times "
+            "in all; --quoting none",
         ),
     ],
 )

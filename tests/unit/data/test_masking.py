@@ -198,7 +198,9 @@ NEAREST = {"mask": 1, "random": 0.0, "keep": 0.15, "rounding": "nearest"}
     [(0.15, 128, 19), (0.15, 512, 79), (0.25, 512, 130), (0.25, 128, 32)],
 )
 def test_nearest_takes_the_published_number(rate: float, length: int, most: int) -> None:
-    """Rate times all real tokens, [CLS] and [SEP] too, rounded, 1 to int((rate + 0.005) * length)."""
+    """Rate times all real tokens, [CLS] and [SEP] too, rounded, 1 to int((rate +
+    0.005) * length).
+    """
     masking = Masking(rate=rate, spared=np.array([2, 3]), tokens_per_sample=length, **NEAREST)
     assert masking.most_chosen == most
     lengths = np.arange(3, length + 1)
@@ -318,7 +320,9 @@ def test_one_token_is_drawn_in_proportion_to_its_weight() -> None:
 
 
 def test_pairs_are_successive_draws_by_weight() -> None:
-    """P({i, j}) = w_i w_j / W (1 / (W - w_i) + 1 / (W - w_j)): the second of what the first leaves."""
+    """P({i, j}) = w_i w_j / W (1 / (W - w_i) + 1 / (W - w_j)): the second of what the
+    first leaves.
+    """
     weights = np.array([1.0, 2.0, 5.0, 0.5])
     tokens = np.tile([10, 11, 12, 13], (40_000, 1))
     masking = weighted(weights, rate=0.5, rounding="nearest")

@@ -120,7 +120,7 @@ def test_pairs_are_those_that_the_suite_reads(data: Path) -> None:
         ([*QUAD[1:], "--world-seed", "-1"], "--world-seed must be at least 0"),
         ([*QUAD[1:], "--world-documents", "many"], "--world-documents"),
         ([*QUAD[1:], "--world-options", "topcs=3"], "Did you mean 'topics'?"),
-        ([*QUAD[1:], "--world-options", "topics"], "expected NAME=VALUE"),
+        ([*QUAD[1:], "--world-options", "topics"], "topics: world quad"),
         ([*QUAD[1:], "--world-options", "topics=x"], "topics=x"),
         ([*QUAD[1:], "--trainpref", "text.txt"], "leave out --trainpref"),
         ([*QUAD[1:], "--documents", "10"], "--documents"),

@@ -1,4 +1,5 @@
-"""SuperGLUE as plain texts on the real files: texts, label tokens, answers, each written out once more.
+"""SuperGLUE as plain texts on the real files: texts, label tokens, answers, each written out once
+more.
 
 A tokenizer without merges has a token for each byte, so that a row can be written out as bytes.
 """

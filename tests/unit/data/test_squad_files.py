@@ -1,4 +1,6 @@
-"""Reading official files: what is kept, where the gold answers are, one message for what is wrong."""
+"""Reading official files: what is kept, where the gold answers are, one message for
+what is wrong.
+"""
 
 import json
 import lzma
@@ -80,7 +82,9 @@ def test_answers_have_offsets_in_the_context(answer: str, start: int, found: str
 
 
 def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The span begins and ends at the tokens that hold the answer's ends, and has no other words."""
+    """The span begins and ends at the tokens that hold the answer's ends, and has no
+    other words.
+    """
     words = CONTEXT.replace("(", " ").replace(")", " ").replace("$", " ").split()
     for word in words:
         data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word))))
@@ -190,7 +194,9 @@ def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_damaged_folders(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Files that do not belong together are refused when the set is opened or its texts are read."""
+    """Files that do not belong together are refused when the set is opened or its
+    texts are read.
+    """
     run(tmp_path, tokenizer, squad_data.official("a", 3), "v2.0")
     other = tmp_path / "other"
     other.mkdir()

@@ -1,4 +1,6 @@
-"""A corpus of one column of JSON lines, tables, Parquet and Arrow files is that of the plain text."""
+"""A corpus of one column of JSON lines, tables, Parquet and Arrow files is that of
+the plain text.
+"""
 
 import csv
 import gzip
@@ -192,7 +194,9 @@ def test_an_arrow_stream_without_end_mark_is_damaged(run):
 
 
 def test_saved_datasets_folders(run, plain, tmp_path):
-    """As the library datasets saves them: a folder of Arrow streams, or one folder for each split."""
+    """As the library datasets saves them: a folder of Arrow streams, or one folder
+    for each split.
+    """
     train = tmp_path / "saved" / "train"
     train.mkdir(parents=True)
     for number, texts in enumerate((TEXTS[:50], TEXTS[50:])):

@@ -64,14 +64,16 @@ def token_bytes(folder: Path) -> list[bytes]:
         (CHINESE.encode("gb18030"), "--encoding gb18030"),
         ((TEXT + "é\n").encode() + b"caf\xe9\n" * 3, "3 of 154 lines"),
         (TEXT.encode("utf-16"), "is UTF-16; convert it with --encoding utf-16"),
-        (TEXT.encode("utf-16-le"), "without a byte order mark; convert it with --encoding utf-16-le"),
+        (TEXT.encode("utf-16-le"), "without a byte order mark; convert "
+            "it with --encoding utf-16-le"),
         (TEXT.encode("utf-16-be"), "--encoding utf-16-be"),
         (TEXT.encode("utf-32-le"), "--encoding utf-32-le"),
         (TEXT.encode("utf-32"), "is UTF-32;"),
         (CHINESE.encode("utf-16-le"), "--encoding utf-16-le"),
         (np.random.default_rng(0).bytes(5000), "is binary data, not text"),
         (TEXT.replace("cat", "c\0t"), "NUL bytes"),
-        ("one line\n" * 500 + "a\0b" * 3 + "\nc\0\n" * 9, "lines hold NUL bytes, the first is line 501"),
+        ("one line\n" * 500 + "a\0b" * 3 + "\nc\0\n" * 9, "lines hold NUL bytes, the first is line "
+            "501"),
         (b"\x01\x02\x03abc\n" * 40, "is binary data"),
         (TEXT.replace("\n", "\r"), "its lines end in CR alone"),
         (zipped(), "is a zip archive"),
@@ -87,8 +89,10 @@ def token_bytes(folder: Path) -> list[bytes]:
         ("".join(json.dumps([line, 1]) + "\n" for line in LINES), "is JSON lines"),
         ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "table of 2 columns"),
         ("".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "is a table of 2 columns with tabs"),
-        ("id,text\n" + "".join(f'{i},"{t}, ""x"""\n' for i, t in enumerate(LINES)), "table (id, text)"),
-        ("".join(f'"{i}","{t}, and more"\n' for i, t in enumerate(LINES)), "table without a header row"),
+        ("id,text\n" + "".join(f'{i},"{t}, ""x"""\n' for i, t in enumerate(LINES)), "table (id, "
+            "text)"),
+        ("".join(f'"{i}","{t}, and more"\n' for i, t in enumerate(LINES)), "table without a header "
+            "row"),
         ("".join(f"{i},{t}, x\n" for i, t in enumerate(LINES)), "is a table"),
         ("id;text\n" + "".join(f"{i};{t}\n" for i, t in enumerate(LINES)), "with semicolons"),
     ],

@@ -142,7 +142,9 @@ def test_masking_and_words_with_a_family_layout(symbols):
 
 
 def test_rare_tokens_are_preferred_in_training_only():
-    """Weights are count ** -rarity, of the symbols that never occur those of one that occurs once."""
+    """Weights are count ** -rarity, of the symbols that never occur those of one that
+    occurs once.
+    """
     from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
     from metaseq_lm.tasks.options import DrawingConfig
 

@@ -16,7 +16,8 @@ from metaseq_lm.data.benchmarks.wnli import (
 )
 from metaseq_lm.data.labelled.sets import LabelledSet
 
-# sentence, hypothesis; the pronoun marked in the sentence, query, some candidates, some that are none
+# sentence, hypothesis; the pronoun marked in the sentence, query, some candidates, some that are
+# none
 CASES = {
     "plain": (
         "The lamp would not go through the old door because *it* was too wide.",
@@ -110,7 +111,9 @@ def test_rows_without_a_clause(sentence: str, hypothesis: str) -> None:
 
 
 def test_the_pronoun_with_most_around_it() -> None:
-    """Two pronouns agree on one side; the first has more words, of equal ones the earlier is taken."""
+    """Two pronouns agree on one side; the first has more words, of equal ones the
+    earlier is taken.
+    """
     sentence = "He knew he won and she knew she won."
     facts = facts_of(sentence, "Kim knew she won.")
     assert sentence[slice(*facts["pronoun"])] == "she"

@@ -10,7 +10,7 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.worlds import measures
-from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, World, build_world
+from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, World, build_world, words_of
 from metaseq_lm.data.worlds.clauses import balanced
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -65,8 +65,8 @@ def clauses(world: World, topic: int) -> Iterator[tuple[Words, tuple[int, ...], 
         ):
             brackets, words = iter(row), []
             ((first, p_first), (second, p_second)) = chosen
-            for place in range(2 * n + 2):
-                filler = {at[0]: f"fill{first}", at[1]: f"fill{second}"}.get(place)
+            for position in range(2 * n + 2):
+                filler = {at[0]: f"fill{first}", at[1]: f"fill{second}"}.get(position)
                 words.append(filler or next(brackets))
             yield tuple(words), (), constant * p_first * p_second
 
@@ -89,7 +89,7 @@ def tables(world: World) -> list[dict[Words, float]]:
 @pytest.fixture(scope="module", params=[ONE_CLAUSE, TWO_CLAUSES], ids=["one", "two"])
 def enumerated(request: pytest.FixtureRequest) -> tuple[World, list[dict[Words, float]]]:
     """Return a shrunk world and the probability of each of its documents under each topic."""
-    world = build_world("quad", 3, request.param)
+    world = build_world("quad", 3, words_of(request.param))
     return world, tables(world)
 
 
@@ -114,9 +114,9 @@ def test_drawn_documents_have_the_frequencies_of_the_enumeration(enumerated) -> 
 
     def counted(tokens: np.ndarray, topics: np.ndarray) -> np.ndarray:
         """Return how often each symbol occurs, and topic, length and kind as one-hot columns."""
-        rows, places = np.nonzero(tokens != NO_TOKEN)
+        rows, positions = np.nonzero(tokens != NO_TOKEN)
         words = np.zeros((len(tokens), size))
-        np.add.at(words, (rows, tokens[rows, places]), 1)
+        np.add.at(words, (rows, tokens[rows, positions]), 1)
         lengths = np.eye(world.longest + 1)[(tokens != NO_TOKEN).sum(axis=1)]
         first = np.digitize(tokens[:, 0], sorted(kinds))
         by_kind = (np.eye(3)[first][:, :, None] * lengths[:, None]).reshape(len(tokens), -1)
@@ -146,16 +146,16 @@ def test_drawn_documents_have_the_frequencies_of_the_enumeration(enumerated) -> 
 def test_cloze_is_that_of_the_enumeration(enumerated) -> None:
     world, by_topic = enumerated
     tokens = world.sample(world.keys("cloze", 0, 25)).tokens
-    rows, places = np.nonzero(tokens != NO_TOKEN)
+    rows, positions = np.nonzero(tokens != NO_TOKEN)
     expected = np.zeros((len(rows), len(world.symbols)))
-    for gap, (row, place) in enumerate(zip(rows, places)):
+    for gap, (row, position) in enumerate(zip(rows, positions)):
         words = world.text(tokens[row]).split()
         for number, symbol in enumerate(world.symbols):
-            filled = (*words[:place], symbol, *words[place + 1 :])
+            filled = (*words[:position], symbol, *words[position + 1 :])
             expected[gap, number] = sum(table.get(filled, 0) for table in by_topic)
     expected /= expected.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(world.cloze(tokens, rows, places), expected, **EXACT)
-    by_documents = World.cloze(world, tokens, rows, places)
+    np.testing.assert_allclose(world.cloze(tokens, rows, positions), expected, **EXACT)
+    by_documents = World.cloze(world, tokens, rows, positions)
     np.testing.assert_allclose(by_documents, expected, **EXACT)
 
 
@@ -165,8 +165,8 @@ def test_states_are_those_of_the_enumeration(enumerated, left_only: bool) -> Non
     length, n_states = world.config.chain, world.config.states
     seen: dict[Words, np.ndarray] = defaultdict(lambda: np.zeros((length, n_states)))
     for words, states, p in clauses(world, 0):
-        for place in range(length) if states else ():
-            seen[words[: place + 1] if left_only else words][place, states[place]] += p
+        for position in range(length) if states else ():
+            seen[words[: position + 1] if left_only else words][position, states[position]] += p
     documents = world.sample(world.keys("states", 0, 200))
     posterior = world.posterior("state", documents.tokens, left_only)
     is_state = documents.labels["state"] != NO_LABEL
@@ -177,16 +177,16 @@ def test_states_are_those_of_the_enumeration(enumerated, left_only: bool) -> Non
         starts = np.flatnonzero(is_state[row])[::length]
         for start in starts:
             clause = tuple(words[start : start + length])
-            for place in range(length):
-                weights = seen[clause[: place + 1] if left_only else clause][place]
-                got = posterior[row, start + place]
+            for position in range(length):
+                weights = seen[clause[: position + 1] if left_only else clause][position]
+                got = posterior[row, start + position]
                 np.testing.assert_allclose(got, weights / weights.sum(), **EXACT)
                 checked += 1
     assert checked > 100
 
 
 def test_what_is_no_document_has_probability_zero() -> None:
-    world = build_world("quad", 3, TWO_CLAUSES)
+    world = build_world("quad", 3, words_of(TWO_CLAUSES))
     wrong = [
         "noun0s verb0s .",  # one clause
         "noun0s verb0s . noun0s verb0s",  # no end
@@ -209,7 +209,7 @@ def test_what_is_no_document_has_probability_zero() -> None:
 
 
 def test_tables_are_as_defined() -> None:
-    table = build_world("quad", 5, {"sharpness": 0}).parameters()
+    table = build_world("quad", 5, ["sharpness=0"]).parameters()
     np.testing.assert_allclose(table["transitions"][4], [0.05, 0.05, 0.05, 0.05, 0.05, 0.75])
     emissions = np.array(table["emissions"])
     for word in range(24):
@@ -219,7 +219,7 @@ def test_tables_are_as_defined() -> None:
     lexemes = 1 / (np.arange(10) + 3)
     np.testing.assert_allclose(table["nouns"], [lexemes / lexemes.sum()] * 8)
     np.testing.assert_allclose(table["phrases"], [0.4, 0.4, 0.2])
-    logits = np.log(build_world("quad", 5, {"topics": 2000}).parameters()["nouns"])
+    logits = np.log(build_world("quad", 5, ["topics=2000"]).parameters()["nouns"])
     scores = logits + np.log(np.arange(10) + 3)
     # 1.3 times normal numbers, less the mean of their row.
     spread = (scores - scores.mean(axis=1, keepdims=True)).std() * np.sqrt(10 / 9)
@@ -238,7 +238,7 @@ def test_a_document_depends_on_its_key_only() -> None:
 
 
 def test_labels_of_documents() -> None:
-    world = build_world("quad", 0, {"clauses": 1})
+    world = build_world("quad", 0, ["clauses=1"])
     text = "( [ fill0 ] ( fill1 ) ) ."
     certain = world.posterior("depth", world.encode([text]))[0]
     assert certain[2].argmax() == 2 and certain[5].argmax() == 2 and np.isnan(certain[3]).all()
@@ -258,8 +258,8 @@ def test_minimal_pairs_differ_in_one_token_and_only_one_is_possible(kind: str) -
     good, bad = world.minimal_pairs(kind, world.keys("pairs", 0, 300))
     assert len(good) > 40 and ((good != bad).sum(axis=1) == 1).all()
     assert np.isfinite(world.log_probs(good)).all() and np.isneginf(world.log_probs(bad)).all()
-    rows, places = np.nonzero(good != bad)
-    words = [(world.symbols[good[i]], world.symbols[bad[i]]) for i in zip(rows, places)]
+    rows, positions = np.nonzero(good != bad)
+    words = [(world.symbols[good[i]], world.symbols[bad[i]]) for i in zip(rows, positions)]
     for right, wrong in words:
         if kind.startswith("agreement"):
             assert right[:-1] == wrong[:-1] and {right[-1], wrong[-1]} == {"s", "p"}
@@ -268,9 +268,9 @@ def test_minimal_pairs_differ_in_one_token_and_only_one_is_possible(kind: str) -
         else:
             assert right in ")]}" and wrong in ")]}"
     if kind.startswith("agreement"):
-        for row, place in zip(rows, places):
+        for row, position in zip(rows, positions):
             misleads = (
-                world.symbols[good[row, place - 1]][-1] != world.symbols[good[row, place]][-1]
+                world.symbols[good[row, position - 1]][-1] != world.symbols[good[row, position]][-1]
             )
             assert misleads == (kind == "agreement_attractor")
 
@@ -336,12 +336,12 @@ def test_full_world_has_the_expected_constants() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("qaud", {}, "Did you mean 'quad'"),
-        ("quad", {"topcs": 3}, "Did you mean 'topics'"),
-        ("quad", {"topics": "many"}, "topics=many"),
-        ("quad", {"topics": 0}, "topics must be at least 1"),
+        ("qaud", [], "Did you mean 'quad'"),
+        ("quad", ["topcs=3"], "Did you mean 'topics'"),
+        ("quad", ["topics=many"], "topics=many"),
+        ("quad", ["topics=0"], "topics must be at least 1"),
     ],
 )
-def test_wrong_worlds_are_refused(name: str, options: dict[str, object], message: str) -> None:
+def test_wrong_worlds_are_refused(name: str, options: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_world(name, 0, options)

@@ -196,7 +196,9 @@ def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bo
 def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(
     sizes: list[int], step: float, net: nn.Module
 ) -> None:
-    """Virtual and real steps, a query and another inner gradient come before it and change nothing."""
+    """Virtual and real steps, a query and another inner gradient come before it and
+    change nothing.
+    """
     engine = build(net)
     parameters = engine.parameters("main")
     v = [torch.ones_like(p) for p in parameters]

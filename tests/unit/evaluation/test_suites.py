@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from metaseq_lm.core.arguments import value_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics, read_pairs
@@ -17,7 +18,6 @@ from metaseq_lm.evaluation.suites import (
     SentenceScore,
     build_suite,
     mean_by_group,
-    parse_value,
 )
 
 
@@ -156,10 +156,10 @@ def test_means_by_group() -> None:
 
 def test_options() -> None:
     suite = build_suite("pairs", ["groups=[kind,UID]", "first=3"])
-    assert suite.config.groups == ["kind", "UID"] and suite.config.first == 3
+    assert suite.config.groups == ("kind", "UID") and suite.config.first == 3
     assert suite.name == "pairs"
     for option, words in {
-        "frist=3": "Did you mean 'first'",
+        "firsst=3": "Did you mean 'first'",
         "first=x": "first=x",
         "first=-1": "at least 0",
         "on_bad_utf8=drop": "replace, skip, fail",
@@ -177,13 +177,13 @@ def test_options() -> None:
         (bool, "true", True),
         (float | None, "null", None),
         (float | None, "1e-3", 0.001),
-        (list[str], "a, b", ["a", "b"]),
-        (list[str], "[]", []),
+        (tuple[str, ...], "a, b", ("a", "b")),
+        (tuple[str, ...], "[]", ()),
         (tuple[int, ...], "[1,2]", (1, 2)),
     ],
 )
 def test_values_of_options(hint: object, text: str, value: object) -> None:
-    assert parse_value(hint, text) == value
+    assert value_of(hint, text) == value
 
 
 def test_the_hash_of_the_data_is_that_of_the_files_that_are_read(tmp_path: Path) -> None:

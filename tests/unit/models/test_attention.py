@@ -1,4 +1,6 @@
-"""Who sees whom in a layout, by its definition, in both kernels; packed rows; copies; soft inputs."""
+"""Who sees whom in a layout, by its definition, in both kernels; packed rows; copies;
+soft inputs.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,7 +17,12 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import ForwardContext, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.transformer.attention import SelfAttention, Visibility, document_positions
+from metaseq_lm.models.transformer.attention import (
+    SelfAttention,
+    Unpacking,
+    Visibility,
+    document_positions,
+)
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 4, 7, 8, 11
@@ -298,6 +305,51 @@ def test_causal_rows_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build().eval()
     model(torch.ones(ROWS, LENGTH, dtype=torch.long), Layout(reach="causal"))
     assert [call["is_causal"] and call["attn_mask"] is None for call in calls] == [True, True]
+
+
+SHORT_DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [5, 5, 6, 6, 6, 7, 7]])
+
+
+def test_documents_are_unpacked_as_in_the_docstring() -> None:
+    """Two documents of one row; in the second case the padding of a row is left out."""
+    documents = torch.tensor([[1, 1, 2, 2, 3, 3]])
+    unpacking = Unpacking.of(documents, None, is_causal=True)
+    assert unpacking.tokens.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert unpacking.slots.tolist() == [0, 1, 2, 3, 4, 5]
+    padding = torch.tensor([[False, True, False, False, True, True]])
+    unpacking = Unpacking.of(documents, padding, is_causal=True)
+    assert unpacking.tokens.tolist() == [[0, 0], [2, 3], [0, 0]]
+    assert unpacking.slots.tolist() == [0, 6, 2, 3, 6, 6]
+    for longer in ([[1, 1, 1]], [[1, 1, 1, 2]]):  # as many computations as the row, or more
+        assert Unpacking.of(torch.tensor(longer * 2), None, is_causal=True) is None
+
+
+@pytest.mark.parametrize(
+    "padded", [[], [(0, 6), (1, 6)], [(0, 1), (1, 3)], [(1, 2), (1, 3), (1, 4)]]
+)
+@pytest.mark.parametrize("reach", ["both", "causal"])
+def test_unpacked_documents_are_masked_rows(
+    reach: str, padded: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients at real tokens, padding at an end, inside, and of a whole document."""
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    for at in padded:
+        padding[at] = True
+    layout = Layout(padding, SHORT_DOCUMENTS, reach)
+    model, tokens = build(), torch.randint(1, VOCABULARY, (2, LENGTH))
+    calls, results = noted_kernel(monkeypatch), []
+    for is_unpacked in (True, False):
+        if not is_unpacked:
+            monkeypatch.setattr(Unpacking, "of", lambda *_: None)
+        calls.clear()
+        output = model(tokens, layout)[~padding]
+        assert ([call["attn_mask"] is None for call in calls] == [True] * 2) is (
+            is_unpacked and reach == "causal"
+        )
+        gradients = torch.autograd.grad(output.square().sum(), list(model.parameters()))
+        results.append([output, *gradients])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
 
 def test_a_mask_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""The language model of LSTMs: what each direction sees, padding, gradients, its way into fine-tuning."""
+"""The language model of LSTMs: what each direction sees, padding, gradients, its way into
+fine-tuning.
+"""
 
 import pytest
 import torch
@@ -134,7 +136,9 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
 
 
 def test_sizes_and_start() -> None:
-    """The parameters are those of the formula; forget gates start open; a width too large is refused."""
+    """The parameters are those of the formula; forget gates start open; a width too large is
+    refused.
+    """
     net = BiLSTMLM(SIZES, WORDS)
     lstm = 4 * 6 * (4 + 4) + 8 * 6 + 4 * 6
     assert sum(p.numel() for p in net.parameters()) == WORDS * 4 + 4 * lstm + WORDS * 4 + WORDS

@@ -7,7 +7,7 @@ import torch
 
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision import ConvLarge, ConvLargeConfig, PositionalNorm, places
+from metaseq_lm.models.vision import ConvLarge, ConvLargeConfig, PositionalNorm, feature_size
 
 
 def net_of(**options: Any) -> ConvLarge:
@@ -15,13 +15,14 @@ def net_of(**options: Any) -> ConvLarge:
     return ConvLarge(ConvLargeConfig(width=1 / 16, dropout=0, **options), 10).double()
 
 
-# The statistics of batch normalisation are of all places and images; with remembered ones it hides as much.
+# The statistics of batch normalisation are of all places and images; with remembered ones it hides
+# as much.
 @pytest.mark.parametrize("net", [net_of().train(), net_of(norm="batch").eval()], ids=["", "batch"])
 def test_places_see_21_to_29_pixels(net: ConvLarge) -> None:
     """Clark 2021, section 4.4: 6 x 6 places; a corner sees 21 x 21 pixels, the middle 29 x 29."""
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64, requires_grad=True)
     features = net.features(images)
-    assert features.shape[2:] == (6, 6) and places(32) == 6
+    assert features.shape[2:] == (6, 6) and feature_size(32) == 6
     seen = {}
     for place in ((0, 0), (2, 2), (3, 3), (5, 5), (0, 3)):
         out = (

@@ -68,7 +68,9 @@ KINDS = pytest.mark.parametrize("kind", ["lstm", "transformer"])
 
 @KINDS
 def test_each_view_knows_its_side_only(kind: str) -> None:
-    """Another word, or other characters, at t: forward states change from t on, backward ones up to t."""
+    """Another word, or other characters, at t: forward states change from t on, backward ones up to
+    t.
+    """
     net, (tokens, characters, padding) = build(kind), rows()
     at = 3
     before = net(tokens, characters, Layout(padding))
@@ -110,7 +112,9 @@ def test_a_shift_is_added_to_word_embeddings(kind: str) -> None:
 
 @pytest.mark.parametrize("width", [8, 7])
 def test_positions_start_as_sinusoids_of_which_neighbours_differ_alike(width: int) -> None:
-    """Vaswani et al. 2017: column 2i at t is sin(t / 10000^(2i / width)), the next one its cosine."""
+    """Vaswani et al. 2017: column 2i at t is sin(t / 10000^(2i / width)), the next
+    one its cosine.
+    """
     table = sinusoids(12, width)
     for t, column in [(0, 0), (0, 1), (5, 0), (5, 1), (11, 2), (11, 5), (7, 6)]:
         angle = t / 10000 ** (column // 2 * 2 / width)
@@ -123,7 +127,9 @@ def test_positions_start_as_sinusoids_of_which_neighbours_differ_alike(width: in
 
 
 def lstm_parameters(inputs: int, cells: int, width: int) -> int:
-    """Return what a layer of one direction has: four gates with torch's two biases, a projection."""
+    """Return what a layer of one direction has: four gates with torch's two biases, a
+    projection.
+    """
     return 4 * cells * (inputs + width + 2) + (cells * width if width < cells else 0)
 
 

@@ -1,4 +1,6 @@
-"""Modules on views: tagging and parsing scores by loops, classes of trees, averages, dropout rates."""
+"""Modules on views: tagging and parsing scores by loops, classes of trees, averages,
+dropout rates.
+"""
 
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_a_tagging_module_adds_two_maps(linear: bool) -> None:
     views, scored = made()
     one, two = module.hidden.maps
     assert (one.in_features, two.in_features) == (6, 4)
-    hidden = one(torch.cat([views.ahead, views.back], -1)) + two(views.both)
+    hidden = one(torch.cat([views.ahead, views.back], -1)) + two(views.merged)
     hidden = hidden if linear else hidden.clamp(min=0)
     wanted = hidden @ module.out.weight.T + module.out.bias
     assert (module(views, scored) - wanted).abs().max() < 1e-14

@@ -16,7 +16,9 @@ BEFORE = {"flops": 1e12, "seconds": 5.0}
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """Two settings of two seeds from an encoder, one run without results, in the working directory."""
+    """Two settings of two seeds from an encoder, one run without results, in the
+    working directory.
+    """
     monkeypatch.chdir(tmp_path)
     encoder = make_run(tmp_path / "encoder", label="encoder", data=str(tmp_path / "text"))
     for rate in (1e-3, 2e-3):

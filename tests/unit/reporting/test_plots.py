@@ -91,7 +91,9 @@ def test_controls_are_grey_lines_across_and_no_points(draw, settings, tmp_path):
 
 
 def test_panels_of_other_data_have_scales_of_their_own(settings, tmp_path):
-    """Of sizes of one set (which_moon_5, which_moon_100) they are shared; so are those of other keys."""
+    """Of sizes of one set (which_moon_5, which_moon_100) they are shared; so are those of other
+    keys.
+    """
     assert Pictures(settings, panels=KEY).one_scale(KEY)
     for name, score in (("chunk", 0.9), ("ner", 0.6)):
         make_run(tmp_path / "others" / name, score, [(100, score)], {KEY: [name]}, label=name)

@@ -1,4 +1,6 @@
-"""Options that name other runs: declared beside the option, noted in the run folder, read by reports."""
+"""Options that name other runs: declared beside the option, noted in the run folder, read by
+reports.
+"""
 
 import json
 from dataclasses import replace

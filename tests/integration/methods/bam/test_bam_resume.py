@@ -21,7 +21,8 @@ STAGES = [
     {"name": "one", "overrides": ["task.labelled=[few]"]},
     {"name": "student", "overrides": [bam_bench.ALL, "task.teachers=[{two},{one}]"]},
 ]
-# In the second update of each stage, and after the first set that a teacher of two has been asked about.
+# In the second update of each stage, and after the first set that a teacher of two has been asked
+# about.
 STOPS = {("two", 1), ("one", 1), ("student", 1), ("stored", "words")}
 
 
@@ -32,7 +33,9 @@ def stages_of(data: Path, out: Path) -> tuple[StageRun, ...]:
 
 
 def finished(stages: tuple[StageRun, ...]) -> int:
-    """Train the stages as a job does, again from the first one after each stop; return the stops."""
+    """Train the stages as a job does, again from the first one after each stop;
+    return the stops.
+    """
     for stops in range(9):
         for stage in stages:
             code = main(["train", *stage.arguments])

@@ -254,7 +254,9 @@ def test_single_task_fine_tuning_takes_over_encoder_and_head(
 def test_a_kept_head_keeps_its_range(
     kept: bool, wanted: list[float], bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
 ) -> None:
-    """On rows with another range its outputs mean what they meant; a fresh one takes that of the rows."""
+    """On rows with another range its outputs mean what they meant; a fresh one takes that of the
+    rows.
+    """
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     shutil.rmtree(data / "values")
     draw = np.random.default_rng(0)

@@ -1,4 +1,6 @@
-"""Outputs of teachers: equal to a plain pass, stored once, refused where they are not of these rows."""
+"""Outputs of teachers: equal to a plain pass, stored once, refused where they are not of these
+rows.
+"""
 
 import json
 import shutil
@@ -85,7 +87,9 @@ def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_se
 def test_a_student_is_no_twin_of_its_teacher(
     student: tuple[Path, list[Path]], bam_sets: Path
 ) -> None:
-    """Of the same seed: other first weights, of which init_from leaves the heads, other rows in a batch."""
+    """Of the same seed: other first weights, of which init_from leaves the heads, other rows in a
+    batch.
+    """
     taught, again, plain = (
         bam_bench.dry(bam_sets, *more) for more in ([given(student[1])], [given(student[1])], [])
     )
@@ -202,7 +206,9 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> 
 def test_classes_in_another_order_are_refused(
     use: str, teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
 ) -> None:
-    """The rows and their number of classes are the same, and every output would mean the other one."""
+    """The rows and their number of classes are the same, and every output would mean
+    the other one.
+    """
     data = Path(shutil.copytree(bam_sets, tmp_path / "data"))
     manifest = Manifest.load(data / "words")
     manifest.details["labels"].reverse()
@@ -216,7 +222,9 @@ def test_classes_in_another_order_are_refused(
 
 
 def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path) -> None:
-    """All runs behind it and its teachers' passes, the encoder of them all once; unknown stays unknown."""
+    """All runs behind it and its teachers' passes, the encoder of them all once; unknown stays
+    unknown.
+    """
     bam_bench.train(bam_sets, tmp_path / "encoder", "task.labelled=[words]")
     start = f"init_from={tmp_path / 'encoder'}"
     teaching = [bam_bench.teacher(tmp_path, bam_sets, name, more=[start]) for name in NAMES[:2]]

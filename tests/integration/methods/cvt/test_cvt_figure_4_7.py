@@ -1,4 +1,6 @@
-"""examples/cvt/figure_4_7.py: what is measured at each place, of nets made by hand and of trained runs."""
+"""examples/cvt/figure_4_7.py: what is measured at each place, of nets made by hand and of trained
+runs.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""`score` and `rerank` on tiny runs of Electric, ELECTRA-TT and the two towers, against hand-made values."""
+"""`score` and `rerank` on tiny runs of Electric, ELECTRA-TT and the two towers, against hand-made
+values.
+"""
 
 import json
 import math
@@ -62,7 +64,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def by_hand(run: Path, sentence: str, formula: str) -> list[float]:
-    """Return log p of each word from the run's logits and its towers' log q, without its criterion."""
+    """Return log p of each word from the run's logits and its towers' log q, without
+    its criterion.
+    """
     opened = open_run(str(run), overrides=PRECISE)
     model: Any = opened.model.eval()
     vocabulary: Any = opened.task.vocabulary  # type: ignore[attr-defined]

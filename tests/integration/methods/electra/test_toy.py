@@ -224,7 +224,8 @@ def batch_of(rows: np.ndarray) -> electra_bench.Rows:
 def tabulated(batch: electra_bench.Rows, energy: Any, contexts: Any, q: np.ndarray) -> Any:
     """Return a model of tables: noise q (left, right, symbol), and a logit of every seen token.
 
-    `energy` is those logits (B, n), or a function from the seen tokens (N, n + 2) to all (N, n + 2).
+    `energy` is those logits (B, n), or a function from the seen tokens (N, n + 2) to all (N, n +
+    2).
     """
     model: Any = electra_bench.build(noise="two_tower")
     log_q = torch.full((*batch.tokens.shape, electra_bench.VOCABULARY), -1e4).double()

@@ -140,7 +140,9 @@ def test_moments_never_leak(setting: list[str], moons: Path, tmp_path: Path) -> 
 def test_an_update_takes_k_plus_one_batches_of_each_stream(
     k: int, moons: Path, tmp_path: Path
 ) -> None:
-    """In the order of the stream: inner ones first, then the test batch; all logged losses are there."""
+    """In the order of the stream: inner ones first, then the test batch; all logged losses are
+    there.
+    """
     seen: list[list[tuple[str, list[int]]]] = []
     run = TrainingRun(
         configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3")

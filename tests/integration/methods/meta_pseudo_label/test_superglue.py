@@ -1,4 +1,6 @@
-"""Fine-tuning on SuperGLUE as text: windows, scores by naive definitions, the small validation set."""
+"""Fine-tuning on SuperGLUE as text: windows, scores by naive definitions, the small
+validation set.
+"""
 
 import json
 import random
@@ -98,7 +100,9 @@ def test_classes(data: Path, task: str) -> None:
 
 
 def naive_answer(windows: list[torch.Tensor], sep: int) -> list[int]:
-    """Return the tokens of the run of tokens other than [SEP] that holds the greatest probability."""
+    """Return the tokens of the run of tokens other than [SEP] that holds the greatest
+    probability.
+    """
     best: tuple[float, list[int]] = (-np.inf, [])
     for logits in windows:
         log_p, ids = logits.log_softmax(-1).max(-1)

@@ -95,15 +95,17 @@ def run_data_script(folder: Path, files: list[str]) -> tuple[subprocess.Complete
 
 
 def test_data_of_some_tasks(tmp_path: Path) -> None:
-    """Folders with and without a prefix; what is missing is named, with the options that then help."""
+    """Folders with and without a prefix; what is missing is named, with the options
+    that then help.
+    """
     files = ["BoolQ/val.jsonl", "superglue-CB/val.jsonl.xz", "superglue-ReCoRD-part/dev32.jsonl"]
     files += ["superglue-RTE/train.jsonl", "superglue-WSC/val.jsonl", "WSC/val.jsonl"]
     done, calls = run_data_script(tmp_path, files)
     assert done.returncode == 0, done.stderr
     sources = {"BoolQ": "BoolQ", "CB": "superglue-CB", "RTE": "superglue-RTE", "WSC": "WSC"}
     assert calls[1:] == [
-        f"-m metaseq_lm preprocess --benchmark superglue/{task} --as-text --source superglue/{source} "
-        "--destdir data"
+        f"-m metaseq_lm preprocess --benchmark superglue/{task} --as-text --source "
+        f"superglue/{source} --destdir data"
         for task, source in sources.items()
     ]
     skipped = [line.split(":")[0] for line in done.stderr.splitlines()]

@@ -101,7 +101,9 @@ def test_further_sets_leave_the_average_alone(
 def test_strategies_count_sets_better_than_both_baselines(
     strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """p is the larger one of those against Single and Multi, corrected for the cells with a test."""
+    """p is the larger one of those against Single and Multi, corrected for the cells
+    with a test.
+    """
     scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
     for label, value in scores.items():
         for seed in range(5):

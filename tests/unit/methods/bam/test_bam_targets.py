@@ -74,7 +74,7 @@ def by_hand(model: Known, batch: MixedBatch, share: float, temperature: float = 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -> None:
     model, batch = Known(7), batch_of(share)
-    terms = BamDistill(BamDistillConfig(temperature=temperature))(model, batch)
+    terms = BamDistill(BamDistillConfig(total_updates=10, temperature=temperature))(model, batch)
     wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
     for name, value in wanted.items():
         term = terms[f"{name}_part_of_loss"]
@@ -93,7 +93,9 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
 
 
 def test_annealing_goes_from_teacher_to_gold() -> None:
-    """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at last."""
+    """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at
+    last.
+    """
     criterion, model = BamDistill(BamDistillConfig(total_updates=1000)), Known(7)
 
     def loss(updates: int, change: str = "") -> float:
@@ -114,7 +116,9 @@ def test_annealing_goes_from_teacher_to_gold() -> None:
 
 @pytest.mark.parametrize("weight, share", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)])
 def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float) -> None:
-    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at every update."""
+    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at
+    every update.
+    """
     criterion = BamDistill(
         BamDistillConfig(annealing=False, distill_weight=weight, total_updates=10)
     )
@@ -123,7 +127,10 @@ def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float)
 
 def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
     model = Known(7)
-    plain, squashed = BamDistill(BamDistillConfig()), BamDistill(BamDistillConfig(sigmoid=True))
+    plain, squashed = (
+        BamDistill(BamDistillConfig(total_updates=10)),
+        BamDistill(BamDistillConfig(total_updates=10, sigmoid=True)),
+    )
     one, other = plain.scores(model, batch_of(None)), squashed.scores(model, batch_of(None))
     assert torch.equal(other["c"], one["c"].sigmoid()) and torch.equal(other["a"], one["a"])
 
@@ -145,7 +152,9 @@ def test_impossible_options(options: dict, words: str) -> None:
 
 
 def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
-    """The mixed batch equals each row by itself through its own head, and evaluation through `final`."""
+    """The mixed batch equals each row by itself through its own head, and evaluation through
+    `final`.
+    """
     run = bam_bench.dry(bam_sets, "engine.precision=fp64")
     run.model.eval()
     rows = run.task.build_streams("train")["train"].micro_batches(0, run.shard)

@@ -63,7 +63,9 @@ def test_the_student_reads_what_was_changed(
 def test_the_students_have_a_dropout_of_their_own(
     name: str, rate: float, sentences: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But where the primary module is it, that of labelled sentences; with less, it came to one class."""
+    """But where the primary module is it, that of labelled sentences; with less, it came to one
+    class.
+    """
     run = built(sentences, f"criterion={name}", NORMALISED, "model.dropout=0.5")
     criterion, batch, found = run.task.criterion, batch_of(run), []
     monkeypatch.setattr(
@@ -103,7 +105,9 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
 
 
 def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) -> None:
-    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or not."""
+    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or
+    not.
+    """
     run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
     model, engine = run.model, run.engine
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -127,7 +131,9 @@ def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) 
 
 @pytest.mark.parametrize("more", [[], ["criterion.unlabelled_dropout=0.2"]], ids=["", "paper"])
 def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_path: Path) -> None:
-    """As in the example: without a rate for unlabelled sentences its dropouts stay what they are."""
+    """As in the example: without a rate for unlabelled sentences its dropouts stay
+    what they are.
+    """
     sizes = [f"model.encoder_{part}=8" for part in ("embed_dim", "ffn_embed_dim")]
     sizes += [
         "model.encoder_attention_heads=2",

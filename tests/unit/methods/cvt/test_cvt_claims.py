@@ -41,7 +41,9 @@ def write(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """CVT above supervised training in five of six seeds of two sets at 5 %, in both of one set at 100 %."""
+    """CVT above supervised training in five of six seeds of two sets at 5 %, in both of one set at
+    100 %.
+    """
     for number, (name, seed) in enumerate((n, s) for n in ("chunk", "pos") for s in (1, 2, 3)):
         base = 0.8 + seed / 100
         for label, score in (
@@ -90,7 +92,9 @@ def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixtur
 def test_sets_are_the_evidence_not_seeds(
     claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are not tested."""
+    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are
+    not tested.
+    """
     names = ("chunk", "dep", "ncbi", "pos")
     for seed in (1, 2, 3):
         for name in names:
@@ -109,7 +113,9 @@ def test_sets_are_the_evidence_not_seeds(
 def test_the_stage_that_counts(
     claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Of a sweep in stages the last one: encoders of the same sets for several probes do not collide."""
+    """Of a sweep in stages the last one: encoders of the same sets for several probes do not
+    collide.
+    """
     runs = []
     for probed in ("chunk", "pos"):
         stages = []

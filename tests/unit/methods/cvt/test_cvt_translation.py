@@ -169,7 +169,9 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
 
 
 def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: Path) -> None:
-    """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is back."""
+    """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is
+    back.
+    """
     run = scrambled(build(pairs, tmp_path, *EXACT))
     parts = run.engine.to_device(batches(run, UNLABELLED))
     (batch,) = taught(run, parts)
@@ -187,7 +189,9 @@ def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: 
 
 
 def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path: Path) -> None:
-    """Source positions, in an unlabelled update, others for each target word; nothing from the teacher."""
+    """Source positions, in an unlabelled update, others for each target word; nothing from the
+    teacher.
+    """
     run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]", *EXACT))
     seen: dict[str, list] = {}
     for name, head in run.model.net.heads.items():

@@ -1,4 +1,6 @@
-"""Cross-view training of images: splits, teacher and students, perturbations, what each step moves."""
+"""Cross-view training of images: splits, teacher and students, perturbations, what
+each step moves.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,13 @@ from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.cvt.model import gaussian
-from metaseq_lm.methods.cvt.vision import PLACES, UNLABELLED, PlaceHeads, balanced, divergence
+from metaseq_lm.methods.cvt.vision import (
+    POSITION_HEADS,
+    UNLABELLED,
+    PositionHeads,
+    balanced,
+    divergence,
+)
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
@@ -114,7 +122,7 @@ def test_labels_teach_the_primary_head_and_it_teaches_the_places(
         gradients(run, parts(run, "train")),
         gradients(run, parts(run, UNLABELLED)),
     )
-    assert heads(labelled) == {"primary"} and heads(unlabelled) == {PLACES}
+    assert heads(labelled) == {"primary"} and heads(unlabelled) == {POSITION_HEADS}
     body = {n for n in labelled if not n.startswith("net.heads.")}
     assert body == {n for n in unlabelled if not n.startswith("net.heads.")} and body
     vat = build(pictures, tmp_path / "vat", criterion="vat_vision")
@@ -134,7 +142,7 @@ def test_the_loss_is_the_divergence_of_each_place(pictures: Path, tmp_path: Path
     assert features.shape[2:] == (2, 2)
     losses = []
     for place in range(4):
-        layer = net.heads[PLACES]
+        layer = net.heads[POSITION_HEADS]
         x = features[:, :, place // 2, place % 2]
         given = (x @ layer.weight[place].T + layer.bias[place]).softmax(-1)
         losses.append((wanted * (wanted / given).log()).sum())
@@ -325,7 +333,7 @@ def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
 
 def test_a_head_for_each_place() -> None:
     torch.manual_seed(1)
-    layer = PlaceHeads(36, 5, 3)
+    layer = PositionHeads(36, 5, 3)
     features = torch.randn(2, 5, 6, 6)
     out = layer(features)
     wanted = features[1, :, 4, 2] @ layer.weight[26].T + layer.bias[26]

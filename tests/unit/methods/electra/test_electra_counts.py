@@ -1,4 +1,6 @@
-"""What ELECTRA's criterions count is exact, although their logits are in bfloat16 under autocast."""
+"""What ELECTRA's criterions count is exact, although their logits are in bfloat16
+under autocast.
+"""
 
 from typing import Any
 

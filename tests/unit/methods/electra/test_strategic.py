@@ -1,4 +1,6 @@
-"""Strategic masking: which tokens are drawn, what becomes of them, and who learns from which loss."""
+"""Strategic masking: which tokens are drawn, what becomes of them, and who learns
+from which loss.
+"""
 
 import math
 
@@ -22,7 +24,9 @@ def strategic(**options: object) -> Electra:
 
 
 def drawn(chosen: list[int]) -> tuple[Rows, Tensor, Tensor, Tensor]:
-    """Draw from ROWS rows [CLS] 4 words [SEP] padding, whose words have WEIGHTS; padding weighs most."""
+    """Draw from ROWS rows [CLS] 4 words [SEP] padding, whose words have WEIGHTS; padding weighs
+    most.
+    """
     batch = make_batch((6,) * ROWS, [chosen] * ROWS, width=8)
     log_weights = torch.full((ROWS, 8), 3.0, dtype=torch.double)
     log_weights[:, 1:5] = WEIGHTS.log()
@@ -52,7 +56,9 @@ def test_pairs_are_successive_draws_by_weight() -> None:
 
 
 def test_what_becomes_of_a_token_moves_with_the_draw() -> None:
-    """Of two chosen tokens one stays visible and one is [MASK], wherever they are; nothing else changes."""
+    """Of two chosen tokens one stays visible and one is [MASK], wherever they are; nothing else
+    changes.
+    """
     batch, masked, positions, targets = drawn([1, 3])
     assert (batch.tokens.gather(1, positions) == targets).all()
     assert (masked.gather(1, positions[:, :1]) == targets[:, :1]).all()

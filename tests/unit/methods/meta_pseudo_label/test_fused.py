@@ -1,4 +1,6 @@
-"""The written-out derivatives of the cross-entropies against torch's own, and finite differences."""
+"""The written-out derivatives of the cross-entropies against torch's own, and finite
+differences.
+"""
 
 import pytest
 import torch

@@ -75,7 +75,9 @@ def test_n_lines_for_each_example(topics: Path, tmp_path: Path) -> None:
 def test_tapt_texts_are_those_of_the_training_rows(
     criterion: str, topics: Path, tmp_path: Path
 ) -> None:
-    """Unmasked, every batch is rows of the labelled set in [CLS0] ... [SEP], without their labels."""
+    """Unmasked, every batch is rows of the labelled set in [CLS0] ... [SEP], without
+    their labels.
+    """
     run = build(topics, tmp_path, criterion, "task.batch_size=48")
     ((rows,),) = [batches_of(run)["auxiliary.tapt"][0]]
     texts = LabelledSet(topics / "topic", "train").inputs[0]

@@ -182,7 +182,9 @@ def test_a_development_gradient_that_is_not_finite(
 
 
 def test_an_update_without_similarities_is_skipped(topics: Path, tmp_path: Path) -> None:
-    """trainer.on_nonfinite decides about a development gradient that is not finite, as about others."""
+    """trainer.on_nonfinite decides about a development gradient that is not finite, as about
+    others.
+    """
     run = build(topics, tmp_path, "tartan_meta", "trainer.on_nonfinite=skip")
 
     def spoil(head, inputs, scores):
@@ -291,7 +293,9 @@ def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
 def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
     decay: float, topics: Path, tmp_path: Path
 ) -> None:
-    """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step (B8.9)."""
+    """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step
+    (B8.9).
+    """
     more = [f"criterion.meta_head_weight_decay={decay}", "criterion.algorithm_1=true"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
@@ -338,7 +342,9 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
 
 
 def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> None:
-    """The fit of update 2 starts where that of update 1 ended; reset, it starts from a draw (B8.3)."""
+    """The fit of update 2 starts where that of update 1 ended; reset, it starts from
+    a draw (B8.3).
+    """
     for reset in (False, True):
         how = ["criterion.meta_head_steps=3", f"criterion.algorithm_1={not reset}"]
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
@@ -364,7 +370,9 @@ def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> 
 def test_gradient_is_that_of_the_weighted_loss(
     criterion: str, own: bool, topics: Path, tmp_path: Path
 ) -> None:
-    """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both tasks."""
+    """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both
+    tasks.
+    """
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
     sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
     sgd += ["criterion.weights=[1,2,5]", f"task.fidelity={'paper' if own else 'authors'}"]
