@@ -28,8 +28,13 @@ KINDS = {
     "optimizer": ("Optimizers", "How parameters follow gradients."),
     "schedule": ("Schedules", "How the learning rate changes over a run."),
     "suite": ("Suites", "What runs are scored with: items from files, metrics by group."),
+    "world": ("Worlds", "Small languages with exact answers, which data are drawn from."),
 }
-SUITE = "suite"  # the only kind that is no part of a run's configuration
+# How those are chosen that are no part of a run's configuration; their options are name=value.
+CHOICES = {
+    "suite": "`metaseq-lm score RUN --suite NAME --data FOLDER`",
+    "world": "`metaseq-lm preprocess --world NAME --world-options A=1,B=2`",
+}
 API = {
     "engine": ("Engine", "Exact gradients, second derivatives, steps.", ("engine",)),
     "tasks": ("Tasks", "Data, networks and the order of updates.", ("tasks",)),
@@ -202,7 +207,7 @@ def option_pages() -> Iterator[tuple[str, str]]:
     from metaseq_lm.core.loading import FOLDER
     from metaseq_lm.core.registry import ALL, tasks_for
 
-    titles = {kind: title.lower() for kind, (title, _) in KINDS.items() if kind != SUITE}
+    titles = {kind: title.lower() for kind, (title, _) in KINDS.items() if kind not in CHOICES}
     groups = ", ".join(f"[{title}]({kind}.md)" for kind, title in titles.items())
     page = [
         "# Options",
@@ -221,9 +226,8 @@ def option_pages() -> Iterator[tuple[str, str]]:
     for kind, (title, about) in KINDS.items():
         registry = ALL[kind]
         prefix, choice = f"{kind}.", f"`--{kind} NAME` or `{kind}=NAME`"
-        if kind == SUITE:
-            prefix = ""  # options of a suite are name=value
-            choice = "`metaseq-lm score RUN --suite NAME --data FOLDER`"
+        if kind in CHOICES:
+            prefix, choice = "", CHOICES[kind]
         page = [f"# {title}", f"{about} Chosen by {choice}."]
         presets = sorted((FOLDER / kind).glob("*.yaml"))
         page.append(contents([*registry.names(), *["Sizes"] * bool(presets)]))

@@ -134,6 +134,7 @@ def load_all(user_dir: str | None = None) -> None:
             importlib.import_module(module.name)
     importlib.import_module("metaseq_lm.optim")
     importlib.import_module("metaseq_lm.data.tokenizers.loading")
+    importlib.import_module("metaseq_lm.data.worlds")
     for wing in wings():
         load(f"metaseq_lm.methods.{wing}")
     load_installed(user_dir)

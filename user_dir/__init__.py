@@ -1,3 +1,3 @@
-"""SpanBERT's objective (Joshi et al. 2020) and a suite, as examples of plug-ins."""
+"""SpanBERT's objective (Joshi et al. 2020), a suite and a world, as examples of plug-ins."""
 
-from . import criterion, gaps, task  # noqa: F401
+from . import criterion, gaps, hierarchy, task  # noqa: F401

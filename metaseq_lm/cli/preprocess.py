@@ -13,6 +13,8 @@ A task of SuperGLUE as plain texts, for a model that answers with its LM head (-
 Parallel text, train.en and train.vi line by line, with a vocabulary for each side, into DATA/NAME:
     metaseq-lm preprocess --parallel NAME --trainpref train --validpref dev --source-lang en \\
         --target-lang vi --destdir DATA
+Documents of a small language with exact answers, with labelled sets and minimal pairs (no files):
+    metaseq-lm preprocess --world quad --world-seed 11 --world-documents 50000 --destdir DATA
 Sentences of whole words, for taggers and parsers, and sets of them with D's vocabulary:
     metaseq-lm preprocess --words --trainpref text.txt --destdir DATA
     metaseq-lm preprocess --tagged chunk --trainpref train.txt --validpref dev.txt --destdir DATA

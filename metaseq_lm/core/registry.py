@@ -121,9 +121,11 @@ OPTIMIZERS: Registry[Any] = Registry("optimizer")
 SCHEDULES: Registry[Any] = Registry("schedule")
 TOKENIZERS: Registry[Any] = Registry("tokenizer")
 SUITES: Registry[Any] = Registry("suite")
+WORLDS: Registry[Any] = Registry("world")
 
 ALL: dict[str, Registry[Any]] = {
-    r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES)
+    r.kind: r
+    for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS, SUITES, WORLDS)
 }
 
 
@@ -152,3 +154,4 @@ register_optimizer = OPTIMIZERS.register
 register_schedule = SCHEDULES.register
 register_tokenizer = TOKENIZERS.register
 register_suite = SUITES.register
+register_world = WORLDS.register

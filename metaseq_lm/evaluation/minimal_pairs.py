@@ -25,6 +25,7 @@ from metaseq_lm.evaluation.suites import (
     GroupMetrics,
     Results,
     SentenceProbabilities,
+    SentenceScore,
     Suite,
     register_suite,
 )
@@ -49,6 +50,11 @@ class PairsConfig:
 
     groups: tuple[str, ...] = option(
         (), "fields of a pair by which results are grouped, the widest first; none: by file"
+    )
+    compare: str = option(
+        "sentences",
+        "the sum over all tokens, or over those in which the sentences of a pair differ",
+        choices=("sentences", "changed"),
     )
     first: int = option(0, "only the first pairs of each file (0 = all)", at_least=0)
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
@@ -85,7 +91,8 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         for pair, good, bad in zip(items, scores[::2], scores[1::2]):
             if good is not None and bad is not None:
                 pairs.append(pair)
-                margins.append(good.pll - bad.pll)
+                changed = self.config.compare == "changed"
+                margins.append(changed_margin(pair, good, bad) if changed else good.pll - bad.pll)
         check_groups(items, pairs)
         return results_of(pairs, np.array(margins))
 
@@ -130,6 +137,20 @@ def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], 
             yield location, {}, True
         elif text.strip():
             yield location, json_object(text, location), is_bad
+
+
+def changed_margin(pair: MinimalPair, good: SentenceScore, bad: SentenceScore) -> float:
+    """Return by how much the good sentence has the larger score where their tokens differ, in nats.
+
+    Raises MetaseqError if they have not as many tokens.
+    """
+    if len(good.tokens) != len(bad.tokens):
+        raise MetaseqError(
+            f"{pair.good.location}: the sentences have {len(good.tokens)} and {len(bad.tokens)} "
+            "tokens, so that no token stands for another; leave out compare=changed"
+        )
+    differs = good.tokens != bad.tokens
+    return float(good.log_probs[differs].sum() - bad.log_probs[differs].sum())
 
 
 def groups_of(pair: MinimalPair) -> list[str]:

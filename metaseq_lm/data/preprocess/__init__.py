@@ -8,6 +8,7 @@ from metaseq_lm.data.preprocess import (
     squad,
     word_sets,
     words,
+    world,
 )
 
-BUILT_IN = (benchmarks, corpus, labelled, parallel, squad, word_sets, words)
+BUILT_IN = (benchmarks, corpus, labelled, parallel, squad, word_sets, words, world)

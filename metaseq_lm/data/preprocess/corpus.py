@@ -66,7 +66,11 @@ class CorpusOptions(
         "text_column": "text_columns",
     }
 
-    task_tokens: int = option(TASK_TOKENS, "number of symbols [CLS0], [CLS1], ...", at_least=0)
+    task_tokens: int = option(
+        TASK_TOKENS,
+        "number of symbols [CLS0], [CLS1], ... (default: 30; of a world: 1)",
+        at_least=0,
+    )
     text_column: str | None = option(
         None,
         "the column of the text, in files of JSON lines, CSV, TSV, Parquet or Arrow; a record is a "

@@ -218,6 +218,10 @@ class Pipeline(Generic[Record, Encoded]):
         """Return what is printed at the end, if anything."""
         return ""
 
+    def companions(self) -> "Iterable[Pipeline[Any, Any]]":
+        """Return what makes further data sets inside the folder, once this one is there."""
+        return []
+
 
 def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     """Make a dataset and return its manifest.
@@ -251,6 +255,8 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         publish(folder, request.destdir, manifest)
     if text := pipeline.report():
         show(text)
+    for companion in pipeline.companions():
+        preprocess(companion)
     return manifest
 
 

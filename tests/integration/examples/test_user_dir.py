@@ -13,6 +13,7 @@ from metaseq_lm import plugins
 from metaseq_lm.cli import main
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.worlds.base import build_world
 from metaseq_lm.evaluation.suites import SentenceScore, build_suite
 from metaseq_lm.reporting.folders import read_run
 
@@ -153,3 +154,32 @@ def test_the_boundary_head_does_not_see_the_span() -> None:
     assert logits.shape == (1, 2, 11) and not torch.equal(logits[0, 0], logits[0, 1])
     (grad,) = torch.autograd.grad(logits.square().sum(), x)
     assert grad.abs().sum(-1)[0].bool().tolist() == [False, True, False, False, True, False, False]
+
+
+def test_the_world_is_exact(tmp_path: Path) -> None:
+    plugins.load_all(str(ROOT / "user_dir"))
+    sizes = ["nouns=2", "verbs=1", "phrases=1"]
+    for ambiguous in ("true", "false"):
+        world = build_world("hierarchy", 0, [*sizes, f"ambiguous={ambiguous}"])
+        words = np.array(np.meshgrid(*[np.arange(-1, len(world.symbols))] * 5, indexing="ij"))
+        sentences = words.reshape(5, -1).T
+        padded = np.full((len(sentences), world.longest), -1)
+        padded[:, :5] = sentences
+        # All sentences without a reflexive, or without a phrase: 5 words at most with the end.
+        shorter = np.exp(world.log_probs(padded)).sum()
+        documents = world.sample(row_keys(key("world"), np.arange(4000)))
+        assert np.isfinite(world.log_probs(documents.tokens)).all()
+        share = (documents.lengths <= 5).mean()
+        assert shorter == pytest.approx(3 / 4) and share == pytest.approx(3 / 4, abs=0.04)
+
+
+def test_the_world_makes_data(tmp_path: Path) -> None:
+    command = ["preprocess", *CHOICE[:2], "--world", "hierarchy", "--world-documents", "800"]
+    command += ["--world-options", "nouns=6,verbs=4", "--destdir", str(tmp_path), "--quiet"]
+    assert main(command) == 0
+    pairs = json.loads((tmp_path / "world.json").read_text())["constants"]["pairs"]
+    assert [pairs[f"agreement_{kind}"]["bayes"] for kind in ("same", "opposed")] == [1, 0.5]
+    # n-grams take the nearest noun.
+    assert pairs["agreement_same"]["ngram"] > 0.7 and pairs["agreement_opposed"]["ngram"] < 0.3
+    suite = build_suite("pairs")
+    assert len(suite.read(tmp_path / "pairs")) == 4 * 500

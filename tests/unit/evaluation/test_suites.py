@@ -45,6 +45,27 @@ def scored(pairs: list[MinimalPair], table: dict[str, float]) -> Results:
     return results
 
 
+def test_changed_tokens_alone_can_be_compared() -> None:
+    class FirstLetter:
+        """A first letter "b" is more probable than others, and makes the second improbable."""
+
+        def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore]:
+            scores = []
+            for sentence in sentences:
+                values = [float(sentence.text[0] == "b"), -9.0 * (sentence.text[0] == "b")]
+                tokens = np.array([ord(c) for c in sentence.text])
+                scores.append(SentenceScore(tokens, np.array(values)[: len(tokens)]))
+            return scores
+
+    pairs = [pair("bx", "ax", "letters")]
+    by_sentence = build_suite("pairs").score(pairs, FirstLetter())
+    by_change = build_suite("pairs", ["compare=changed"]).score(pairs, FirstLetter())
+    assert by_sentence["overall"].metrics["accuracy"] == 0
+    assert by_change["overall"].metrics["accuracy"] == 1
+    with pytest.raises(MetaseqError, match="2 and 1 tokens"):
+        build_suite("pairs", ["compare=changed"]).score([pair("bx", "a", "letters")], FirstLetter())
+
+
 def test_accuracy_by_group() -> None:
     pairs = [
         pair("a", "b", "binding", "one"),

@@ -1,0 +1,405 @@
+"""Documents of a world: a corpus, labelled sets for probes and minimal pairs, with their answers.
+
+The data folder is that of a corpus. Beside it are `world.json` with the constants of the world and
+what a perfect model scores, a set for each of the world's labels, and `pairs/KIND.jsonl`.
+"""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.options import option
+from metaseq_lm.data.corpus.encode import Counts
+from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.preprocess.corpus import TokenPipeline
+from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
+from metaseq_lm.data.preprocess.pipeline import (
+    NAME,
+    TRAIN,
+    Pipeline,
+    Request,
+    Split,
+    register_dataset_kind,
+)
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.preprocess.word_sets import TaggedOptions, TagsPipeline
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.tokenizers.plain import WordTokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.data.words.columns import Sentence
+from metaseq_lm.data.worlds import measures
+from metaseq_lm.data.worlds.base import (
+    NO_LABEL,
+    NO_TOKEN,
+    Documents,
+    World,
+    build_world,
+    describe,
+    words_of,
+)
+
+WORLD_FILE = "world.json"
+PAIRS = "pairs"
+NO_TAG = "unlabelled"  # of a word that has no label
+VALID, TEST = "valid", "test"
+BATCH = 4096  # documents
+RARE = 1000  # documents in vain for one with a label, or that makes a pair
+COUNTED = 20_000  # documents at most that n-grams are counted on
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """Options of a world."""
+
+    NOUN: ClassVar[str] = "a world"
+
+    world: str = option(
+        "",
+        "documents of a small language whose every probability is known, such as quad, instead of "
+        "files; with labelled sets and minimal pairs in D",
+        metavar="NAME",
+    )
+    world_seed: int = option(0, "seed of the world's constants and documents", at_least=0)
+    world_documents: int = option(20000, "documents of the train split", at_least=1)
+    world_held_out: int = option(1000, "documents of the valid split, and of test", at_least=2)
+    world_labelled: int = option(512, "documents of each split of a labelled set", at_least=1)
+    world_pairs: int = option(500, "minimal pairs of each kind", at_least=1)
+    world_options: tuple[str, ...] = option((), "options of the world", metavar="A=1,B=2")
+    task_tokens: int = option(1, "number of symbols [CLS0], [CLS1], ...", at_least=1)
+
+
+def load_world(data: Path) -> World:
+    """Return the world that a data folder is of.
+
+    Raises:
+        MetaseqError: The folder has no manifest, or a damaged one, or is of no world.
+        UsageError: The world is that of a plug-in, which is not loaded.
+    """
+    world = Manifest.load(data).details.get("world")
+    if not isinstance(world, dict):
+        raise MetaseqError(f"{data}: not made of a world; make it with preprocess --world NAME")
+    return build_world(world["name"], world["seed"], words_of(world["options"]))
+
+
+def collect(
+    world: World, purpose: str, count: int, select: Callable[[np.ndarray], Documents]
+) -> Documents:
+    """Return the first `count` documents that `select` makes of keys (N,) of a purpose.
+
+    Raises:
+        MetaseqError: Of many keys none makes one.
+    """
+    batches, size, start = [], 0, 0
+    while size < count:
+        step = min(BATCH, max(64, 2 * (count - size)))
+        batch = select(world.keys(purpose, start, step))
+        start += step
+        batches.append(batch)
+        size += len(batch)
+        if size * RARE < start - RARE:
+            raise MetaseqError(
+                f"world {world.name}: {size:,} of {start:,} documents serve for {purpose}; its "
+                "options leave too little"
+            )
+    labels = {}
+    for name in batches[0].labels:
+        labels[name] = np.concatenate([batch.labels[name] for batch in batches])[:count]
+    return Documents(np.concatenate([batch.tokens for batch in batches])[:count], labels)
+
+
+def collect_labelled(world: World, name: str, split: str, count: int) -> Documents:
+    """Return `count` documents that have a label of the set `name`."""
+
+    def labelled(keys: np.ndarray) -> Documents:
+        documents = world.sample_labelled(name, split, keys)
+        has_label = documents.labels[name] != NO_LABEL
+        return documents.select(has_label if has_label.ndim == 1 else has_label.any(axis=1))
+
+    return collect(world, f"{name} {split}", count, labelled)
+
+
+def collect_pairs(world: World, kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `count` minimal pairs of a kind, the good and the bad documents (count, S) each."""
+
+    def pairs(keys: np.ndarray) -> Documents:
+        good, bad = world.minimal_pairs(kind, keys)
+        return Documents(good, {"bad": bad})
+
+    documents = collect(world, f"pairs {kind}", count, pairs)
+    return documents.tokens, documents.labels["bad"]
+
+
+@register_dataset_kind("world", WorldOptions)
+class WorldPipeline(TokenPipeline[Documents, Documents]):
+    """Makes the corpus of a world, and what stands beside it."""
+
+    def __init__(self, options: WorldOptions, request: Request) -> None:
+        super().__init__(request)
+        if request.splits:
+            flags = ", ".join(f"--{split}pref" for split in (TRAIN, VALID, TEST))
+            raise UsageError(f"a world makes its own text; leave out {flags} and --split")
+        self.options = options
+        self.world = build_world(options.world, options.world_seed, options.world_options)
+        self._samples: dict[str, Documents] = {}
+        self._labelled: dict[str, dict[str, Documents]] = {}
+        self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def input_files(self) -> Iterable[Path]:
+        return []
+
+    def prepare(self) -> dict[str, Any]:
+        world, options = self.world, self.options
+        self._check_folders()
+        symbols = [*special_symbols(options.task_tokens, unk=True), *world.symbols]
+        self.tokenizer = WordTokenizer(Vocabulary(symbols))
+        self._ids = np.array([self.tokenizer.vocabulary.index(word) for word in world.symbols])
+        for name in world.label_sets:
+            self._labelled[name] = {
+                split: collect_labelled(world, name, split, options.world_labelled)
+                for split in (TRAIN, VALID, TEST)
+            }
+        for kind in world.pair_kinds:
+            self._pairs[kind] = collect_pairs(world, kind, options.world_pairs)
+        return describe_tokenizer(self.tokenizer)
+
+    def _check_folders(self) -> None:
+        """Raise UsageError if a set is there already: the corpus must not be written without it."""
+        if self.request.overwrite:
+            return
+        for name in (*self.world.label_sets, PAIRS):
+            folder = self.request.destdir / name
+            if (folder / MANIFEST_FILE).exists():
+                raise UsageError(
+                    f"{folder}: already holds a data set; give another --destdir, or --overwrite "
+                    "to replace"
+                )
+
+    def splits(self) -> Iterable[Split]:
+        return [Split(name, []) for name in (TRAIN, VALID, TEST)]
+
+    def read(self, split: Split) -> Iterator[Documents]:
+        options, start = self.options, 0
+        count = options.world_documents if split.name == TRAIN else options.world_held_out
+        while start < count:
+            step = min(BATCH, count - start)
+            yield self.world.sample(self.world.keys(split.name, start, step))
+            start += step
+
+    def encode(self, split: Split, records: Iterator[Documents]) -> Iterator[Documents]:
+        return records
+
+    def write(self, split: Split, encoded: Iterator[Documents]) -> None:
+        counts = Counts()
+        frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
+        seen: list[Documents] = []
+        with IndexedWriter(self.folder / split.name, self.tokenizer.dtype) as writer:
+            for documents in encoded:
+                values = self._ids[documents.tokens[documents.tokens != NO_TOKEN]]
+                writer.extend(values, documents.lengths)
+                size, n_tokens = len(documents), len(values)
+                counts.add(Counts(lines=size, sequences=size, documents=size, tokens=n_tokens))
+                frequencies += np.bincount(values, minlength=len(frequencies))
+                if len(seen) * BATCH < COUNTED:
+                    seen.append(Documents(documents.tokens))
+        self._samples[split.name] = Documents(np.concatenate([d.tokens for d in seen])[:COUNTED])
+        self.note(split, counts, frequencies)
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        details = super().finish(splits)
+        world, constants = self.world, self.references()
+        content = {
+            **describe(world),
+            "symbols": list(world.symbols),
+            "parameters": world.parameters(),
+            "constants": constants,
+        }
+        text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        write_atomic(self.folder / WORLD_FILE, text.encode())
+        self.shared_files.append(WORLD_FILE)
+        return {**details, "world": {**describe(world), "constants": constants}}
+
+    def references(self) -> dict[str, Any]:
+        """Return what a perfect model, n-grams and chance score, on valid and on the sets."""
+        world, valid = self.world, self._samples[VALID]
+        ngram = measures.NGram(self._samples[TRAIN].tokens, len(world.symbols))
+        losses = measures.losses(world, ngram, valid)
+        return {
+            "tokens_per_document": float(valid.lengths.mean()),
+            "losses": {name: asdict(estimate) for name, estimate in losses.items()},
+            "pairs": {
+                kind: measures.pair_references(world, ngram, pairs)
+                for kind, pairs in self._pairs.items()
+            },
+            "labelled": {
+                name: measures.label_references(world, name, sets[TRAIN], sets[TEST])
+                for name, sets in self._labelled.items()
+            },
+        }
+
+    def summary(self, split: Split) -> str:
+        n_documents, n_tokens = split.counts["documents"], split.counts["tokens"]
+        return f"{split.name}: {n_documents:,} documents, {n_tokens:,} tokens"
+
+    def companions(self) -> Iterator[Pipeline[Any, Any]]:
+        for name, sets in self._labelled.items():
+            request = replace(self.request, splits={split: [Path(split)] for split in sets})
+            documents = LabelledDocuments(self.world, name, sets)
+            if sets[TRAIN].labels[name].ndim == 1:
+                yield DocumentLabels(documents, request)
+            else:
+                yield WordLabels(documents, request)
+        if self._pairs:
+            yield PairsPipeline(self.world, self._pairs, self.request)
+
+
+@dataclass(frozen=True)
+class LabelledDocuments:
+    """The documents of each split of a labelled set of a world."""
+
+    world: World
+    name: str
+    splits: Mapping[str, Documents]
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UsageError(f"world {self.world.name}: {self.name!r} is no name of a labelled set")
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.world.label_sets[self.name])
+
+
+@dataclass
+class DocumentRows:
+    """The rows of a split whose documents have a label."""
+
+    documents: LabelledDocuments
+    split: str
+    counts: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Row]:
+        data, name = self.documents.splits[self.split], self.documents.name
+        for number, (tokens, label) in enumerate(zip(data.tokens, data.labels[name]), 1):
+            text = self.documents.world.text(tokens)
+            yield Row(number, (text,), self.documents.classes[label], False)
+
+
+class DocumentLabels(LabelledPipeline):
+    """Makes the labelled set of documents with one label each."""
+
+    def __init__(self, documents: LabelledDocuments, request: Request) -> None:
+        def open_rows(split: str, path: Path) -> DocumentRows:
+            return DocumentRows(documents, split)
+
+        inside = request.inside(documents.name)
+        form = LabelledForm(documents.classes, details={"world": documents.world.name})
+        super().__init__(inside, form, open_rows, load_tokenizer(request.destdir))
+
+    def input_files(self) -> Iterable[Path]:
+        return []
+
+    def summary(self, split: Split) -> str:
+        return f"{self.request.destdir.name}/{super().summary(split)}"
+
+
+class WordLabels(TagsPipeline):
+    """Makes the tagged set of documents whose words have labels; the tag of others is NO_TAG."""
+
+    def __init__(self, documents: LabelledDocuments, request: Request) -> None:
+        options = TaggedOptions(
+            tagged=documents.name, tag_scheme="none", tokenizer_from=request.destdir
+        )
+        super().__init__(options, request)
+        self.documents = documents
+
+    def input_files(self) -> Iterable[Path]:
+        return []
+
+    def open_file(self, path: Path) -> Any:
+        """Return the sentences of the split that a source stands for."""
+        return WordRows(self.documents, path)
+
+    def choose_labels(self) -> None:
+        self.scheme = "none"
+        self.labels = [*self.documents.classes, NO_TAG]
+
+    def summary(self, split: Split) -> str:
+        return f"{self.documents.name}/{super().summary(split)}"
+
+
+@dataclass
+class WordRows:
+    """The sentences of a split whose words have labels."""
+
+    documents: LabelledDocuments
+    path: Path  # named like the split
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Sentence]:
+        data, world = self.documents.splits[self.path.name], self.documents.world
+        tags = [*self.documents.classes, NO_TAG]
+        labels = np.where(
+            data.labels[self.documents.name] == NO_LABEL,
+            len(tags) - 1,
+            data.labels[self.documents.name],
+        )
+        for number, (tokens, numbers) in enumerate(zip(data.tokens, labels), 1):
+            words = [world.symbols[token] for token in tokens if token != NO_TOKEN]
+            of_words = [tags[number] for number in numbers[: len(words)]]
+            yield Sentence(self.path, [number] * len(words), words, of_words)
+
+
+class PairsPipeline(Pipeline[dict[str, str], dict[str, str]]):
+    """Writes the minimal pairs of each kind as a file that the suite `pairs` reads."""
+
+    kind, unit = PAIRS, "pairs"
+
+    def __init__(
+        self,
+        world: World,
+        pairs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        request: Request,
+    ) -> None:
+        super().__init__(request.inside(PAIRS))
+        self.world = world
+        self.pairs = pairs
+        self.data = request.destdir
+
+    def input_files(self) -> Iterable[Path]:
+        return []
+
+    def prepare(self) -> dict[str, Any]:
+        return describe_tokenizer(load_tokenizer(self.data))
+
+    def splits(self) -> Iterable[Split]:
+        return [Split(kind, []) for kind in self.pairs]
+
+    def read(self, split: Split) -> Iterator[dict[str, str]]:
+        for good, bad in zip(*self.pairs[split.name]):
+            texts = {"sentence_good": self.world.text(good), "sentence_bad": self.world.text(bad)}
+            yield {"kind": split.name, **texts}
+
+    def encode(self, split: Split, records: Iterator[dict[str, str]]) -> Iterator[dict[str, str]]:
+        return records
+
+    def write(self, split: Split, encoded: Iterator[dict[str, str]]) -> None:
+        with contextlib.ExitStack() as stack:
+            append = self.open_text(stack, split, f"{split.name}.jsonl")
+            for pair in encoded:
+                append(json.dumps(pair) + "\n")
+                split.counts["pairs"] += 1
+
+    def summary(self, split: Split) -> str:
+        return f"{PAIRS}/{split.name}: {split.counts['pairs']:,} pairs"

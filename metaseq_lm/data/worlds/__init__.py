@@ -1,0 +1,5 @@
+"""Small languages with exact answers; importing this package registers the built-in worlds."""
+
+from metaseq_lm.data.worlds import quad
+
+BUILT_IN = (quad,)

@@ -1,0 +1,218 @@
+"""Worlds: small languages whose every probability is known in closed form.
+
+A world draws documents and computes what a perfect model would: the probability of a document, of
+each symbol in a gap, and of the labels of its words. `metaseq-lm preprocess --world NAME` writes a
+data folder of one. A plug-in registers its own:
+
+    @register_world("coins", CoinConfig)
+    class Coins(World):
+        symbols = ("heads", "tails")
+
+        def sample(self, keys: np.ndarray) -> Documents: ...
+
+        def log_probs(self, tokens: np.ndarray) -> np.ndarray: ...
+
+Shapes: N documents, S tokens of the longest, V symbols. Tokens are indices into `symbols`, padded
+on the right with -1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.arguments import read_words
+from metaseq_lm.core.registry import WORLDS
+from metaseq_lm.core.registry import register_world as register_world
+
+NO_TOKEN = -1
+NO_LABEL = -1
+CHUNK = 1 << 16  # documents or clauses whose probabilities are computed at once
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents and the labels of each.
+
+    Attributes:
+        tokens: Indices into the world's symbols, int64 (N, S), NO_TOKEN behind the last.
+        labels: For each labelled set indices into its classes, NO_LABEL where there is none: (N,)
+            for labels of documents, (N, S) for labels of tokens.
+    """
+
+    tokens: np.ndarray
+    labels: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each document, int64 (N,)."""
+        return np.asarray((self.tokens != NO_TOKEN).sum(axis=1))
+
+    def select(self, rows: np.ndarray) -> "Documents":
+        """Return some of the documents; `rows` are their indices or a mask."""
+        labels = {name: values[rows] for name, values in self.labels.items()}
+        return Documents(self.tokens[rows], labels)
+
+
+class World:
+    """Base class of worlds.
+
+    Args:
+        config: The options of the world, an instance of the dataclass it is registered with.
+        seed: Of the constants, if they are drawn, and of the documents.
+
+    Attributes:
+        name: The name that the world is registered under.
+        symbols: The words of the language; none holds white space.
+        longest: The most tokens of a document.
+        label_sets: The classes of each labelled set by its name.
+        pair_kinds: The kinds of minimal pairs.
+    """
+
+    name: str = ""
+    symbols: Sequence[str] = ()
+    longest: int = 0
+    label_sets: Mapping[str, Sequence[str]] = {}
+    pair_kinds: Sequence[str] = ()
+
+    def __init__(self, config: Any, seed: int = 0) -> None:
+        self.config = config
+        self.seed = seed
+
+    def sample(self, keys: np.ndarray) -> Documents:
+        """Return one document for each of the keys, uint64 (N,); only the key decides it.
+
+        Random numbers are those of `core.random_streams`, so that documents are the same on every
+        machine and in batches of any size.
+        """
+        raise NotImplementedError
+
+    def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
+        """Return one document for each of the keys, uint64 (N,), for a split of a labelled set.
+
+        Override it where probes are not to be trained on what they are tested on.
+        """
+        return self.sample(keys)
+
+    def log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the log-probability of each document, (N, S) to (N,), in nats; -inf for none."""
+        raise NotImplementedError
+
+    def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the probability of each symbol in a gap, where all other tokens are seen.
+
+        Each symbol is put into the gap, and the probabilities of the V documents are normalised:
+        p(v | others) = p(document with v) / sum over u of p(document with u).
+
+        Args:
+            tokens: Documents (N, S).
+            rows: The document of each gap, (M,).
+            positions: The position of each gap in its document, (M,).
+
+        Returns:
+            Probabilities (M, V); NaN where no symbol makes a document of the world.
+        """
+        size = len(self.symbols)
+        log_probs = np.empty((len(rows), size))
+        step = max(1, CHUNK // size)
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            filled = np.repeat(tokens[rows[part]], size, axis=0)
+            filled[np.arange(len(filled)), np.repeat(positions[part], size)] = np.tile(
+                np.arange(size), len(rows[part])
+            )
+            log_probs[part] = self.log_probs(filled).reshape(-1, size)
+        return normalised(log_probs)
+
+    def posterior(
+        self, name: str, tokens: np.ndarray, left_only: bool = False
+    ) -> np.ndarray | None:
+        """Return the probability of each class of a labelled set, (N, K) or (N, S, K).
+
+        NaN for tokens without a label. None for a set whose posterior the world does not know.
+
+        Args:
+            name: One of `label_sets`.
+            tokens: Documents (N, S).
+            left_only: Whether a token's label depends on the tokens up to it only; the label of a
+                document always depends on all.
+        """
+        return None
+
+    def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of documents that differ in one token, (M, S) each, the good ones first.
+
+        At most one for each of the keys, uint64 (N,): M is the number of those that make one.
+        """
+        raise NotImplementedError
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the constants of the world in a form for JSON."""
+        return {}
+
+    def keys(self, purpose: str, start: int, count: int) -> np.ndarray:
+        """Return keys for documents `start` to `start + count` of a purpose, uint64 (count,)."""
+        root = random_streams.key("world", self.name, self.seed, purpose)
+        return random_streams.row_keys(root, np.arange(start, start + count))
+
+    def text(self, tokens: np.ndarray) -> str:
+        """Return a document, tokens (S,), as words with blanks between them."""
+        return " ".join(self.symbols[token] for token in tokens if token != NO_TOKEN)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return texts as tokens (N, S).
+
+        Raises:
+            KeyError: A word is no symbol of the world.
+        """
+        numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+        tokens = np.full((len(texts), self.longest), NO_TOKEN)
+        for row, text in enumerate(texts):
+            words = [numbers[word] for word in text.split()]
+            tokens[row, : len(words)] = words
+        return tokens
+
+
+def normalised(log_probs: np.ndarray) -> np.ndarray:
+    """Return exp(log_probs) normalised over the last axis; NaN where all are -inf."""
+    largest = log_probs.max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(log_probs - largest)
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
+    """Return the world registered under `name` with options `name=value`.
+
+    Args:
+        name: The name.
+        seed: Of its constants and documents.
+        options: The options.
+
+    Raises:
+        UsageError: The world or an option is unknown, or a value of a wrong type or out of range.
+    """
+    entry = WORLDS.entry(name)
+    config = read_words(entry.dataclass, options, f"world {name}")
+    world: World = entry.value(config, seed)
+    world.name = name
+    return world
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words `name=value`, which `build_world` takes."""
+    words = []
+    for name, value in options.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{name}={text}")
+    return words
+
+
+def describe(world: World) -> dict[str, Any]:
+    """Return what identifies a world: name, seed and options."""
+    return {"name": world.name, "seed": world.seed, "options": asdict(world.config)}

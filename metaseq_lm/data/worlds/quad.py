@@ -1,0 +1,363 @@
+"""The world "quad": four kinds of clauses under one hidden topic, each with its own long distance.
+
+A document has a topic z, uniform, and four clauses, whose kinds are uniform and independent of all
+else: subject-verb agreement over attractors, words of a hidden Markov chain, copies of names and
+nested brackets (`clauses` has their forms and probabilities). Each ends with ".". With the
+probability p(c | z) of a clause c, which is 1/4 that of its kind,
+
+    p(document) = 1/Z sum over z of the product over clauses c of p(c | z).
+
+Shapes: N documents, S tokens, C clauses of a document, L tokens of the longest clause without its
+end, Z topics, V symbols.
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.options import option
+from metaseq_lm.data.worlds.base import (
+    CHUNK,
+    NO_LABEL,
+    NO_TOKEN,
+    Documents,
+    World,
+    normalised,
+    register_world,
+)
+from metaseq_lm.data.worlds.clauses import (
+    PHRASES,
+    UNIFORMS,
+    Agreement,
+    Brackets,
+    Chain,
+    Copy,
+    Symbols,
+    emission_probs,
+    lexeme_probs,
+    transition_probs,
+    whole,
+)
+
+END = "."
+NUMBERS = ("singular", "plural")
+ATTRACTOR, PLAIN, COPY, BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
+TOPIC, STATE, DEPTH, HEAD = "topic", "state", "depth", "head_number"
+
+
+@dataclass
+class QuadConfig:
+    """The size of the language; a small one can be enumerated."""
+
+    topics: int = option(8, "topics", at_least=1)
+    nouns: int = option(10, "nouns, each singular and plural", at_least=1)
+    verbs: int = option(8, "verbs, each singular and plural", at_least=1)
+    fillers: int = option(12, "fillers between brackets", at_least=1)
+    states: int = option(6, "states of the hidden chain", at_least=2)
+    state_words: int = option(24, "words of the hidden chain", at_least=2)
+    names: int = option(16, "names that are copied", at_least=1)
+    sharpness: float = option(1.3, "how much topics differ in their lexemes", at_least=0)
+    clauses: int = option(4, "clauses of a document", at_least=1, at_most=64)
+    phrases: int = option(2, "most phrases between noun and verb", at_least=0, at_most=2)
+    chain: int = option(7, "words of a clause of the hidden chain", at_least=1, at_most=12)
+    copies: int = option(3, "names that are copied in a clause", at_least=1, at_most=12)
+    pairs: int = option(3, "pairs of brackets of a clause", at_least=1, at_most=5)
+
+
+class Alphabet:
+    """The symbols of the world in blocks, in the order of their numbers."""
+
+    def __init__(self, config: QuadConfig) -> None:
+        self.words: list[str] = [END]
+        self.marks = self._block(["CP", "EQ"])
+        self.prepositions = self._block(["P1", "P2"])
+        self.opening = self._block(["(", "[", "{"])
+        self.closing = self._block([")", "]", "}"])
+        self.nouns = self._block(_numbered("noun", config.nouns), ("s", "p"))
+        self.verbs = self._block(_numbered("verb", config.verbs), ("s", "p"))
+        self.fillers = self._block(_numbered("fill", config.fillers))
+        self.state_words = self._block(_numbered("state", config.state_words))
+        self.names = self._block(_numbered("name", config.names))
+
+    def _block(self, items: list[str], forms: tuple[str, ...] = ("",)) -> Symbols:
+        block = Symbols(len(self.words), len(items), len(forms))
+        self.words += [item + form for item in items for form in forms]
+        return block
+
+
+def _numbered(word: str, count: int) -> list[str]:
+    return [f"{word}{number}" for number in range(count)]
+
+
+@register_world("quad", dataclass=QuadConfig)
+class Quad(World):
+    """Agreement, a hidden chain, copies and brackets under a topic: 99 words, 4 clauses."""
+
+    pair_kinds = (ATTRACTOR, PLAIN, COPY, BRACKETS)
+    config: QuadConfig
+
+    def __init__(self, config: QuadConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        words = Alphabet(config)
+        self.symbols = words.words
+        nouns, verbs, fillers = self._lexemes()
+        self.agreement = Agreement(
+            words.nouns, words.verbs, words.prepositions, nouns, verbs, _phrases(config.phrases)
+        )
+        self.chain = Chain(
+            words.state_words,
+            config.chain,
+            transition_probs(config.states),
+            emission_probs(
+                config.state_words,
+                config.states,
+                [self._constants(f"emissions {i}", 1, config.state_words)[0] for i in range(3)],
+            ),
+            config.topics,
+        )
+        self.copy = Copy(words.marks, words.names, config.topics, config.copies)
+        self.brackets = Brackets(words.opening, words.closing, words.fillers, fillers, config.pairs)
+        self.kinds = (self.agreement, self.chain, self.copy, self.brackets)
+        self.width = max(
+            self.agreement.longest, self.chain.length, self.copy.longest, self.brackets.longest
+        )
+        self.longest = config.clauses * (self.width + 1)
+        self.label_sets = {
+            TOPIC: _numbered("topic", config.topics),
+            STATE: _numbered("s", config.states),
+            DEPTH: [str(depth) for depth in range(config.pairs + 1)],
+            HEAD: NUMBERS,
+        }
+
+    def _constants(self, purpose: str, rows: int, columns: int) -> np.ndarray:
+        """Return uniform numbers (rows, columns) that depend on the world's seed."""
+        root = random_streams.key("quad", self.seed, purpose)
+        keys = random_streams.row_keys(root, np.arange(rows))
+        return random_streams.uniforms(keys, 0, columns)
+
+    def _lexemes(self) -> list[np.ndarray]:
+        """Return the probabilities of nouns, verbs and fillers by topic, (Z, items) each."""
+        normal = np.vectorize(NormalDist().inv_cdf)
+        tables = []
+        for name in ("nouns", "verbs", "fillers"):
+            uniforms = self._constants(name, self.config.topics, getattr(self.config, name))
+            # inv_cdf takes no 0.
+            normals = normal(np.maximum(uniforms, 2.0**-54))
+            tables.append(lexeme_probs(normals, self.config.sharpness))
+        return tables
+
+    # ---------------------------------------------------------------- documents
+
+    def sample(self, keys: np.ndarray) -> Documents:
+        config, count = self.config, len(keys)
+        first = random_streams.uniforms(random_streams.subkeys(keys, "document"), 0, 65)
+        topics = whole(first[:, 0], config.topics)
+        kinds = whole(first[:, 1 : 1 + config.clauses], len(self.kinds))
+        shape = (count, config.clauses, self.width + 1)
+        tokens = np.full(shape, NO_TOKEN)
+        labels = {name: np.full(shape, NO_LABEL) for name in (STATE, DEPTH, HEAD)}
+        for position in range(config.clauses):
+            uniforms = random_streams.uniforms(
+                random_streams.subkeys(keys, f"clause {position}"), 0, UNIFORMS
+            )
+            for number in range(len(self.kinds)):
+                rows = np.flatnonzero(kinds[:, position] == number)
+                clauses, labelled = self._sample_clauses(number, topics[rows], uniforms[rows])
+                tokens[rows, position, :-1] = clauses
+                for name, values in labelled.items():
+                    labels[name][rows, position, :-1] = values
+        lengths = (tokens != NO_TOKEN).sum(axis=2)
+        np.put_along_axis(tokens, lengths[:, :, None], 0, axis=2)
+        order = np.argsort((tokens == NO_TOKEN).reshape(count, -1), axis=1, kind="stable")
+        flat = {
+            name: np.take_along_axis(values.reshape(count, -1), order, axis=1)
+            for name, values in {"tokens": tokens, **labels}.items()
+        }
+        return Documents(flat.pop("tokens"), {TOPIC: topics, **flat})
+
+    def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
+        """Return documents for a split of a labelled set: see `World.sample_labelled`.
+
+        A probe of the head's number is trained on all clauses of agreement and tested on those
+        whose last noun before the verb has the other number: trained on these alone it would need
+        only the noun that it stands at.
+        """
+        documents = self.sample(keys)
+        if name != HEAD or split == "train":
+            return documents
+        rows, columns = np.nonzero(documents.labels[HEAD] != NO_LABEL)
+        agrees = (
+            self.agreement.nouns.form(documents.tokens[rows, columns])
+            == (documents.labels[HEAD][rows, columns])
+        )
+        labels = documents.labels[HEAD].copy()
+        labels[rows[agrees], columns[agrees]] = NO_LABEL
+        return Documents(documents.tokens, {**documents.labels, HEAD: labels})
+
+    def _sample_clauses(
+        self, number: int, topics: np.ndarray, uniforms: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return clauses (M, L) of a kind, and their labels by the name of the set, (M, L)."""
+        if number == 0:
+            clauses = self.agreement.sample(topics, uniforms, self.width)
+            return clauses, {HEAD: self.agreement.head_numbers(clauses)}
+        if number == 1:
+            clauses, states = self.chain.sample(topics, uniforms, self.width)
+            return clauses, {STATE: states}
+        if number == 2:
+            return self.copy.sample(topics, uniforms, self.width), {}
+        clauses = self.brackets.sample(topics, uniforms, self.width)
+        return clauses, {DEPTH: self.brackets.filler_depths(clauses)}
+
+    def split(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the clauses of documents (N, S).
+
+        Returns:
+            Whether a document is of C clauses that end with ".", (N,); the clauses without their
+            ends, (N, C, L), of other documents without meaning; where each begins, (N, C).
+        """
+        config, (count, width) = self.config, tokens.shape
+        is_end = tokens == 0
+        lengths = (tokens != NO_TOKEN).sum(axis=1)
+        rows = np.arange(count)
+        good = (is_end.sum(axis=1) == config.clauses) & (lengths > 0)
+        good &= is_end[rows, np.maximum(lengths - 1, 0)]
+        good &= ((tokens != NO_TOKEN) == (np.arange(width) < lengths[:, None])).all(axis=1)
+        clause = np.cumsum(is_end, axis=1) - is_end
+        starts = np.zeros((count, config.clauses), np.int64)
+        row, column = np.nonzero(is_end & (clause < config.clauses - 1))
+        starts[row, clause[row, column] + 1] = column + 1
+        clause = np.minimum(clause, config.clauses - 1)
+        inside = np.arange(width) - np.take_along_axis(starts, clause, axis=1)
+        is_word = (tokens != NO_TOKEN) & ~is_end
+        good &= ~(is_word & (inside >= self.width)).any(axis=1)
+        clauses = np.full((count, config.clauses, self.width), NO_TOKEN)
+        row, column = np.nonzero(is_word & (inside < self.width))
+        clauses[row, clause[row, column], inside[row, column]] = tokens[row, column]
+        return good, clauses, starts
+
+    # ---------------------------------------------------------------- probabilities
+
+    def clause_log_probs(self, clauses: np.ndarray) -> np.ndarray:
+        """Return log p(clause | z) of clauses (M, L), (M, Z); a clause has the form of one kind."""
+        log_probs = np.full((len(clauses), self.config.topics), -np.inf)
+        for kind in self.kinds:
+            np.maximum(log_probs, kind.log_probs(clauses), out=log_probs)
+        return np.asarray(log_probs - np.log(len(self.kinds)))
+
+    def topic_log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        """Return log p(document, z) of documents (N, S), (N, Z)."""
+        joint = np.empty((len(tokens), self.config.topics))
+        for start in range(0, len(tokens), CHUNK // 8):
+            part = slice(start, start + CHUNK // 8)
+            good, clauses, _ = self.split(tokens[part])
+            of_clauses = self.clause_log_probs(clauses.reshape(-1, self.width))
+            sums = of_clauses.reshape(*clauses.shape[:2], -1).sum(axis=1)
+            joint[part] = np.where(good[:, None], sums, -np.inf)
+        return np.asarray(joint - np.log(self.config.topics))
+
+    def log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(np.logaddexp.reduce(self.topic_log_probs(tokens), axis=1))
+
+    def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the probability of each symbol in a gap: see `World.cloze`.
+
+        Only the clause with the gap is computed anew, under each topic. An end of a clause has
+        probability 1: with any other symbol there the document has too few clauses.
+        """
+        size, config = len(self.symbols), self.config
+        good, clauses, starts = self.split(tokens)
+        of_clauses = self.clause_log_probs(clauses.reshape(-1, self.width))
+        of_clauses = of_clauses.reshape(len(tokens), config.clauses, -1)
+        log_probs = np.full((len(rows), size), -np.inf)
+        is_end = tokens[rows, positions] == 0
+        log_probs[is_end, 0] = 0
+        inside = np.flatnonzero(~is_end & good[rows])
+        clause = (starts[rows[inside]] <= positions[inside][:, None]).sum(axis=1) - 1
+        column = positions[inside] - starts[rows[inside], clause]
+        step = max(1, CHUNK // size)
+        for start in range(0, len(inside), step):
+            gaps = inside[start : start + step]
+            in_clause, in_column = clause[start : start + step], column[start : start + step]
+            filled = np.repeat(clauses[rows[gaps], in_clause], size, axis=0)
+            candidates = np.tile(np.arange(size), len(gaps))
+            filled[np.arange(len(filled)), np.repeat(in_column, size)] = candidates
+            others = of_clauses[rows[gaps]].copy()
+            others[np.arange(len(gaps)), in_clause] = 0
+            joint = self.clause_log_probs(filled).reshape(len(gaps), size, -1)
+            joint = joint + others.sum(axis=1)[:, None]
+            log_probs[gaps] = np.logaddexp.reduce(joint, axis=2)
+        return normalised(log_probs)
+
+    def posterior(self, name: str, tokens: np.ndarray, left_only: bool = False) -> np.ndarray:
+        """Return the probability of each class of a labelled set: see `World.posterior`.
+
+        Topic: Bayes' rule. States: forward-backward, or the forward part. Depth and the head's
+        number are certain, from the left, too.
+        """
+        if name == TOPIC:
+            return normalised(self.topic_log_probs(tokens))
+        _, clauses, starts = self.split(tokens)
+        flat = clauses.reshape(-1, self.width)
+        if name == STATE:
+            values = self.chain.posteriors(flat, left_only)
+        elif name == DEPTH:
+            values = _one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
+        else:
+            values = _one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
+        posterior = np.full((*tokens.shape, values.shape[-1]), np.nan)
+        of_clauses = values.reshape(*clauses.shape, -1)
+        row, clause, column = np.nonzero(clauses != NO_TOKEN)
+        posterior[row, starts[row, clause] + column] = of_clauses[row, clause, column]
+        return posterior
+
+    # ---------------------------------------------------------------- minimal pairs
+
+    def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of documents of a kind: see `World.minimal_pairs`.
+
+        The first clause that has the form is changed. The bad document has probability 0.
+        """
+        tokens = self.sample(keys).tokens
+        _, clauses, starts = self.split(tokens)
+        uniforms = random_streams.uniforms(random_streams.subkeys(keys, f"pair {kind}"), 0, 2)
+        flat = clauses.reshape(-1, self.width)
+        repeated = np.repeat(uniforms, self.config.clauses, axis=0)
+        if kind == COPY:
+            columns, others = self.copy.corrupt(flat, repeated)
+        elif kind == BRACKETS:
+            columns, others = self.brackets.corrupt(flat, repeated)
+        else:
+            columns, others = self.agreement.corrupt(flat, repeated, kind == ATTRACTOR)
+        columns = columns.reshape(clauses.shape[:2])
+        rows = np.flatnonzero((columns >= 0).any(axis=1))
+        clause = (columns[rows] >= 0).argmax(axis=1)
+        bad = tokens[rows].copy()
+        position = starts[rows, clause] + columns[rows, clause]
+        bad[np.arange(len(rows)), position] = others.reshape(columns.shape)[rows, clause]
+        return tokens[rows], bad
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "nouns": self.agreement.noun_probs.tolist(),
+            "verbs": self.agreement.verb_probs.tolist(),
+            "phrases": self.agreement.phrase_probs.tolist(),
+            "fillers": self.brackets.filler_probs.tolist(),
+            "transitions": self.chain.transitions.tolist(),
+            "emissions": self.chain.emissions.tolist(),
+        }
+
+
+def _phrases(most: int) -> np.ndarray:
+    """Return the probability of 0, ..., `most` phrases, (most + 1,)."""
+    probabilities = np.array(PHRASES[: most + 1])
+    return np.asarray(probabilities / probabilities.sum())
+
+
+def _one_hot(labels: np.ndarray, count: int) -> np.ndarray:
+    """Return probabilities (..., count) that are certain of labels (...), NaN for NO_LABEL."""
+    certain = np.eye(count)[np.maximum(labels, 0)]
+    return np.where((labels == NO_LABEL)[..., None], np.nan, certain)

@@ -1,0 +1,166 @@
+"""`preprocess --world`: an ordinary data folder, its sets and pairs, and mistakes of users."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.preprocess.world import NO_TAG, load_world
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import Manifest, verify
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.evaluation.minimal_pairs import read_pairs
+
+SMALL = ["--world-documents", "60", "--world-held-out", "20"]
+SMALL += ["--world-labelled", "12", "--world-pairs", "9"]
+QUAD = ["preprocess", "--world", "quad", "--world-seed", "11"]
+SETS = ("topic", "state", "depth", "head_number")
+
+
+def make(folder: Path, *more: str) -> Path:
+    """Make a small data folder of the world."""
+    assert main([*QUAD, *SMALL, *more, "--destdir", str(folder), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small data folder of the world."""
+    return make(tmp_path_factory.mktemp("world") / "quad")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each file but the manifests, which have the command."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_same_seed_same_bytes(data: Path, tmp_path: Path) -> None:
+    again, other = make(tmp_path / "again"), make(tmp_path / "other", "--world-seed", "12")
+    assert contents(again) == contents(data)
+    assert contents(other).keys() == contents(data).keys()
+    assert contents(other)["train.bin"] != contents(data)["train.bin"]
+    more = make(tmp_path / "more", "--world-documents", "80")
+    assert contents(more)["train.bin"].startswith(contents(data)["train.bin"])
+    assert contents(more)["valid.bin"] == contents(data)["valid.bin"]
+
+
+def test_the_corpus_is_of_the_world(data: Path) -> None:
+    manifest, tokenizer = Manifest.load(data), load_tokenizer(data)
+    assert verify(data) == [] and manifest.kind == "corpus"
+    assert {name: split["documents"] for name, split in manifest.splits.items()} == {
+        "train": 60,
+        "valid": 20,
+        "test": 20,
+    }
+    # Five special symbols: [PAD] [MASK] [SEP] [CLS0] [UNK].
+    assert len(tokenizer.vocabulary) == 5 + 99
+    world = load_world(data)
+    texts = [tokenizer.decode(row) for row in IndexedDataset(data / "train")]
+    assert texts[0].count(".") == 4 and "[UNK]" not in " ".join(texts)
+    assert np.isfinite(world.log_probs(world.encode(texts))).all()
+    about = json.loads((data / "world.json").read_text())
+    assert (about["name"], about["seed"]) == ("quad", 11)
+    assert about["parameters"] == world.parameters()
+    constants = manifest.details["world"]["constants"]
+    assert constants == about["constants"]
+    assert 50 < constants["losses"]["document"]["mean"] < 62
+    assert constants["pairs"]["copy"] | {"ngram": 0} == {
+        "pairs": 9,
+        "bayes": 1.0,
+        "ngram": 0,
+        "chance": 0.5,
+    }
+
+
+def test_labelled_sets_have_the_labels_of_the_world(data: Path) -> None:
+    world = load_world(data)
+    topics = LabelledSet(data / "topic", "test")
+    tokenizer = load_tokenizer(data)
+    tokens = world.encode([tokenizer.decode(row) for row in topics.inputs[0]])
+    right = world.posterior("topic", tokens).argmax(axis=1) == topics.labels
+    assert len(topics) == 12 and topics.label_names == list(world.label_sets["topic"])
+    assert (
+        right.mean()
+        == Manifest.load(data).details["world"]["constants"]["labelled"]["topic"]["bayes"]
+    )
+    for name in SETS[1:]:
+        words = WordSet(data / name, "test")
+        assert words.label_names == [*world.label_sets[name], NO_TAG]
+        for row in range(len(words)):
+            text = words.surface(np.array([row]))[0]
+            labels = np.asarray(words.labels[row])
+            posterior = world.posterior(name, world.encode([" ".join(text)]))[0, : len(labels)]
+            labelled = labels != len(world.label_sets[name])
+            assert labelled.any() and not np.isnan(posterior[labelled]).any()
+            if name != "state":
+                assert (posterior[labelled].argmax(axis=1) == labels[labelled]).all()
+
+
+def test_pairs_are_those_that_the_suite_reads(data: Path) -> None:
+    world = load_world(data)
+    for kind in world.pair_kinds:
+        pairs, _ = read_pairs(str(data / "pairs" / f"{kind}.jsonl"))
+        assert len(pairs) == 9 and {pair.groups for pair in pairs} == {(kind,)}
+        good = world.encode([pair.good.text for pair in pairs])
+        bad = world.encode([pair.bad.text for pair in pairs])
+        assert np.isfinite(world.log_probs(good)).all() and (good != bad).sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--world", "qaud"], "unknown world 'qaud'. Did you mean 'quad'?"),
+        ([*QUAD[1:], "--world-documents", "0"], "--world-documents must be at least 1, got 0"),
+        ([*QUAD[1:], "--world-seed", "-1"], "--world-seed must be at least 0"),
+        ([*QUAD[1:], "--world-documents", "many"], "--world-documents"),
+        ([*QUAD[1:], "--world-options", "topcs=3"], "Did you mean 'topics'?"),
+        ([*QUAD[1:], "--world-options", "topics"], "topics: world quad"),
+        ([*QUAD[1:], "--world-options", "topics=x"], "topics=x"),
+        ([*QUAD[1:], "--trainpref", "text.txt"], "leave out --trainpref"),
+        ([*QUAD[1:], "--documents", "10"], "--documents"),
+        (["--world-documents", "10"], "give --world NAME as well"),
+    ],
+)
+def test_mistakes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["preprocess", "--destdir", str(tmp_path / "new"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_data_is_not_replaced(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*QUAD, *SMALL, "--destdir", str(data)]) == 2
+    assert "already holds a data set" in capsys.readouterr().err
+    folder = make(tmp_path / "own")
+    for path in [*folder.glob("*.bin"), *folder.glob("*.idx"), folder / "manifest.json"]:
+        path.unlink()
+    assert main([*QUAD, *SMALL, "--destdir", str(folder)]) == 2
+    assert "topic: already holds a data set" in capsys.readouterr().err
+    assert not (folder / "train.bin").exists()
+    make(folder, "--overwrite")
+    assert contents(folder) == contents(data)
+
+
+def test_a_world_that_makes_no_pairs_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*QUAD, *SMALL, "--world-options", "names=1", "--destdir", str(tmp_path / "new")]
+    assert main(command) == 1
+    assert "pairs copy" in capsys.readouterr().err
+
+
+def test_other_folders_are_of_no_world(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a b c\n")
+    command = ["preprocess", "--trainpref", str(tmp_path / "text.txt"), "--tokenizer", "word"]
+    assert main([*command, "--destdir", str(tmp_path / "data")]) == 0
+    with pytest.raises(MetaseqError, match="not made of a world"):
+        load_world(tmp_path / "data")
