@@ -115,7 +115,7 @@ def test_flops_by_rule(moons: Path, tmp_path: Path) -> None:
     [
         (["task=masked_lm"], "causal_lm is for task causal_lm"),
         (["criterion=masked_lm"], "needs criterion=causal_lm"),
-        (["model=bilstm_lm"], "choose another --model for task causal_lm"),
+        (["model=bilstm_lm"], "task causal_lm cannot train model bilstm_lm"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(
