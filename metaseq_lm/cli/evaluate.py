@@ -110,7 +110,7 @@ def report(
 
     show(to_json({"split": split, **source, **metrics}))
     if not metrics:
-        say(f"metaseq-lm: {split} has no targets, so there is no score")
+        say(f"metaseq-lm: {split} has no targets, so no score")
     if options.out:
         folder = Path(options.out)
         folder.mkdir(parents=True, exist_ok=True)
