@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from metaseq_lm import plugins
-from metaseq_lm.cli.rerank import Lists, parse_grid, rerank
+from metaseq_lm.cli.rerank import NBestSet, parse_grid, rerank
 from metaseq_lm.core.errors import run_script
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, read_pairs
@@ -54,7 +54,7 @@ def score_pairs(run: Parts, pairs: list[MinimalPair]) -> dict[str, Any]:
     return {**by_file.pop(OVERALL), **by_file, **costs(scorer)}
 
 
-def score_lists(run: Parts, sets: dict[str, Lists]) -> dict[str, Any]:
+def score_lists(run: Parts, sets: dict[str, NBestSet]) -> dict[str, Any]:
     """Return lambda and the word error rates of the test lists, and the costs."""
     scorer = SentenceScorer(run, too_long="cut")
     texts = list(sets["dev"].texts | sets["test"].texts)
@@ -81,7 +81,7 @@ def main() -> None:
     plugins.load_all()
     pairs = [pair for path in args.pairs for pair in read_pairs(str(path))[0][: args.first]]
     sets = {
-        name: Lists(path, read_nbest(path), ".")
+        name: NBestSet(path, read_nbest(path), ".")
         for name, path in vars(args).items()
         if name in ("dev", "test")
     }

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from metaseq_lm.distributed import placement
-from metaseq_lm.distributed.layers import TOGETHER
+from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.engine.reduction import ON_THE_WAY
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 
@@ -194,7 +194,7 @@ class Plan:
         """16 P / S, the rest, two layers and one's message, instead of the 4 P and casts."""
         if self.shards == 1:
             return self.peak_model
-        layers = (TOGETHER + 1) * self.network.sent
+        layers = (MAX_GATHERED + 1) * self.network.sent
         return self.held + self.rest + layers + self.network.other_casts + self._pass
 
     # ------------------------------------------------------------ bytes that a device sends per
@@ -208,7 +208,7 @@ class Plan:
     @property
     def layer_gathers(self) -> int:
         """Forward and backward; the backward pass begins with layers that are still there."""
-        return 2 * self.network.layers - TOGETHER
+        return 2 * self.network.layers - MAX_GATHERED
 
     @property
     def gathered(self) -> float:

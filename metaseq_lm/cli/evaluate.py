@@ -5,9 +5,9 @@ examples:
   metaseq-lm evaluate runs/mlm/checkpoints/last --split valid --data other/data engine.device=cpu
   metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
 
-An ensemble takes the mean of the probabilities (of real-valued predictions the mean; of SQuAD those
-of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those
-with the best validation metric at the checkpoint that is used.
+An ensemble averages the predictions of several runs of one task: class probabilities, real values,
+or, for SQuAD, the probabilities of each answer in the n-best lists and of no answer. --best selects
+runs by the validation metric of the checkpoint that is used.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class EvaluateOptions:
 
     checkpoint: tuple[str, ...] = option(
         (),
-        "checkpoint, or run folder (its best one, else its last); several with --ensemble",
+        "checkpoint, or run folder (its best checkpoint, else its last); several with --ensemble",
         positional=True,
         nargs="+",
     )
@@ -45,7 +45,7 @@ class EvaluateOptions:
     out: str | None = option(None, "folder for predictions and metrics (default: print only)")
     user_dir: str | None = option(None, "plug-in the run was trained with")
     ensemble: bool = option(False, "score the checkpoints together, as one")
-    best: int | None = option(None, "of an ensemble only the N best runs (default: all)")
+    best: int | None = option(None, "use only the N best runs of the ensemble (default: all)")
     metric: str | None = option(
         None, "validation metric for --best (default: the first one; see log.jsonl)", metavar="M"
     )
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
+    """Score each split with the checkpoint or the ensemble; prints one JSON line per split."""
     from metaseq_lm import plugins
     from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--split names no split")
     for split in splits:
         if not FILE_NAME.fullmatch(split):
-            raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
+            raise UsageError(f"--split {split!r}: not a name of letters, digits, '_', '-' and '.'")
     if not names:
         raise UsageError("no checkpoint or run folder given")
     if len(names) > 1 and not options.ensemble:
@@ -103,7 +103,7 @@ def report(
     metrics: dict[str, float],
     rows: Sequence[dict[str, Any]],
 ) -> None:
-    """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
+    """Print the metrics of a split; with --out, also write metrics, predictions and submissions."""
     from metaseq_lm.core.files import to_json, write_atomic
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.tasks.protocols import submissions_of
@@ -120,7 +120,7 @@ def report(
 
 
 def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Sequence[str]) -> int:
-    """Score the checkpoints, or the best of them, as one."""
+    """Score the checkpoints, or the best of them, as an ensemble."""
     from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run
@@ -137,12 +137,13 @@ def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Seq
         tasks.append(f"{task._name} {getattr(task, 'labelled', '')}".strip())
         if tasks[-1] != tasks[0]:
             raise UsageError(
-                f"{path} is of {tasks[-1]}, {paths[0]} of {tasks[0]}; give runs of one"
+                f"{path} was trained on {tasks[-1]}, but {paths[0]} on {tasks[0]}; give "
+                "runs of one task"
             )
         for split in options.split:
             members[split].append(scorer.score(split)[1])
     if process_group.rank():
-        return 0  # the first replica has all rows
+        return 0  # rank 0 has all rows
     for split in options.split:
         assert isinstance(scorer.task, Ensembles), "checked above"
         metrics, rows = scorer.task.ensemble(split, members[split])
@@ -154,8 +155,8 @@ def run_ensemble(options: EvaluateOptions, paths: Sequence[Path], overrides: Seq
 def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]:
     """Return the `count` checkpoints with the best validation metric, in the order given.
 
-    The metric is the first one of validation if none is named. Which end is best is what the runs
-    kept their best checkpoint by, or else what its name says.
+    `metric` defaults to the first validation metric. Whether higher is better is taken from the
+    trainer's options if it chose the best checkpoint by this metric, otherwise from its name.
     """
     from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
@@ -171,7 +172,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
         if name not in values:
             known = ", ".join(values) or "none"
             raise UsageError(
-                f"{path} has no validation metric '{name}' to choose by; it has {known}"
+                f"{path} has no validation metric '{name}' to choose by; it has: {known}"
             )
     configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in stored]
     runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]

@@ -34,8 +34,8 @@ from metaseq_lm.reporting.plots import (
     Pictures,
     draw_curves,
     draw_flops,
+    draw_metrics,
     draw_scores,
-    draw_together,
     has_flops,
     is_pattern,
     require_logged,
@@ -315,7 +315,7 @@ def draw(
         )
     for curve in curves:
         paths.append(out / file_name("curves", curve))
-        drawn = draw_together if is_pattern(curve) else draw_curves
+        drawn = draw_metrics if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
     if differing := scored_functions(metric.name, pictures.settings):
         notes.append(

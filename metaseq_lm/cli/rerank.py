@@ -1,14 +1,14 @@
 """Re-rank n-best lists by score + lambda * pseudo-log-likelihood; word error rates.
 
 A list file is JSON: {utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}.
-Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a
-    set:
-the rate without re-ranking, the oracle's (each list's best hypothesis), the re-ranked one, and the
-95 % interval of the difference over 1,000 resamplings of the utterances.
+Lambda is the value of the grid with the fewest word errors on --dev; ties go to the smallest. For
+each set the output has the word error rate without re-ranking, that of the oracle (the hypothesis
+with the fewest errors in each list), the re-ranked one, and the 95 % bootstrap interval of the
+change (1,000 resamplings of the utterances).
 Standard output has one JSON line for each RUN and scores file, with rates as fractions; a table in
-percent goes to stderr. --out DIR keeps, in DIR/1, DIR/2, ... for each RUN or scores file:
-  plls.tsv             pll<TAB>tokens<TAB>text of every hypothesis; for --scores, another time
-  dev.json, test.json  the lists under their new scores, the best hypothesis first
+percent goes to stderr. --out DIR writes to DIR/1, DIR/2, ... for each RUN or scores file:
+  plls.tsv             pll<TAB>tokens<TAB>text of every hypothesis (of a RUN), for --scores
+  dev.json, test.json  the lists with their new scores, the best hypothesis first
 
 examples:
   metaseq-lm rerank --dev dev.json --test test.json runs/mlm runs/electric --out reranked
@@ -36,7 +36,7 @@ PROGRESS = True
 HELP = "re-rank n-best lists by pseudo-log-likelihood; word error rates"
 OVERRIDES = True
 WORDS = True
-MOST_LAMBDAS = 10_000
+MAX_LAMBDAS = 10_000
 PLLS_FILE = "plls.tsv"
 
 
@@ -46,17 +46,17 @@ class RerankOptions(ScoringOptions):
 
     runs: tuple[str, ...] = option(
         (),
-        "checkpoints or run folders, to be compared",
+        "checkpoints or run folders to compare",
         positional=True,
         nargs="*",
         metavar="RUN",
     )
-    dev: str = option("", "lists on which lambda is chosen", required=True, metavar="F")
-    test: str = option("", "lists that are scored with that lambda", required=True, metavar="F")
+    dev: str = option("", "n-best lists on which lambda is chosen", required=True, metavar="F")
+    test: str = option("", "n-best lists to re-rank with that lambda", required=True, metavar="F")
     scores: tuple[str, ...] = option(
         (),
-        f"pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score') in place of a RUN, or to "
-        "compare with; may be repeated",
+        f"file of pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score'), used like a RUN; "
+        "may be repeated",
         repeated=True,
         metavar="F",
     )
@@ -65,7 +65,7 @@ class RerankOptions(ScoringOptions):
         "grid of lambdas, both ends included, or A,B,...",
         metavar="A:B:STEP",
     )
-    append_period: bool = option(False, "score each hypothesis with a '.' behind it")
+    append_period: bool = option(False, "append '.' to each hypothesis before scoring it")
     out: str | None = option(
         None, "folder for lists and scores (default: print only)", metavar="DIR"
     )
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Lists:
-    """The lists of one set, the file they come from, and what is appended to each text."""
+class NBestSet:
+    """The n-best lists of one set, their file, and the string appended to each text."""
 
     path: Path
     lists: "list[NBest]"
@@ -91,7 +91,7 @@ class Lists:
 
     @property
     def texts(self) -> dict[str, str]:
-        """Every text to score, with an utterance that has it."""
+        """Maps every text to score to the position of an utterance that contains it."""
         return {
             text + self.append: f"{self.path}: utterance {nbest.utterance!r}"
             for nbest in self.lists
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     grid = parse_grid(options.lambdas)
     append = "." if options.append_period else ""
     sets = {
-        name: Lists(Path(path), read_nbest(Path(path)), append)
+        name: NBestSet(Path(path), read_nbest(Path(path)), append)
         for name, path in (("dev", options.dev), ("test", options.test))
     }
     plugins.check_runs(runs, options.user_dir, overrides)
@@ -138,9 +138,9 @@ def parse_grid(text: str) -> list[float]:
         if ":" in text:
             start, stop, step = map(float, text.split(":"))
             steps = math.floor((stop - start) / step + 1e-6)
-            if not 0 <= steps < MOST_LAMBDAS or step <= 0:
+            if not 0 <= steps < MAX_LAMBDAS or step <= 0:
                 raise ValueError
-            # Not start + step + step: 0.05 is no sum of halves, and the errors would add up.
+            # Not by repeated addition, which would accumulate rounding errors.
             grid = [round(start + number * step, 10) for number in range(steps + 1)]
         else:
             grid = sorted(set(map(float, text.split(","))))
@@ -157,10 +157,10 @@ def score_run(
     options: RerankOptions,
     source: str,
     overrides: Sequence[str],
-    sets: dict[str, Lists],
+    sets: dict[str, NBestSet],
     folder: Path | None,
 ) -> dict[str, float]:
-    """Return the PLL of every text under one run, each scored once; `folder` keeps them."""
+    """Return the PLL of every distinct text under one run; also writes them to `folder`."""
     from metaseq_lm.core.files import write_atomic
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.evaluation.nbest import score_lines
@@ -181,7 +181,7 @@ def score_run(
     return {text: score.pll for text, score in scores.items()}
 
 
-def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
+def read_saved(source: str, sets: dict[str, NBestSet]) -> dict[str, float]:
     """Return saved PLLs; MetaseqError if one of the texts has none."""
     from metaseq_lm.evaluation.nbest import read_plls
 
@@ -190,17 +190,20 @@ def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
         for text in part.texts:
             if inert(text) not in stored:
                 raise MetaseqError(
-                    f"{source}: has no score of {text[:80]!r} in {part.path}; score these lists, "
-                    "with or without --append-period as now"
+                    f"{source}: has no score of {text[:80]!r} in {part.path}; score these lists "
+                    "with the same --append-period"
                 )
             plls[text] = stored[inert(text)]
     return plls
 
 
 def rerank(
-    sets: dict[str, Lists], plls: dict[str, float], grid: Sequence[float], folder: Path | None
+    sets: dict[str, NBestSet], plls: dict[str, float], grid: Sequence[float], folder: Path | None
 ) -> dict[str, Any]:
-    """Choose lambda on the dev set; return it and the rates of all sets, and write the lists."""
+    """Choose lambda on the dev set; return it and the rates of all sets, and write the lists.
+
+    `plls` maps each text, with what is appended to it, to its pseudo-log-likelihood.
+    """
     import numpy as np
 
     from metaseq_lm.core.files import write_atomic
@@ -222,7 +225,7 @@ def rerank(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rates in percent: without re-ranking, by each row, and the oracle's."""
+    """Return the table of rates in percent: without re-ranking, for each row, and the oracle."""
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.table import Cell, Table
 

@@ -225,7 +225,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     from metaseq_lm import plugins
     from metaseq_lm.core.config import TOP
     from metaseq_lm.core.overrides import split_overrides
-    from metaseq_lm.reporting.runs import from_here
+    from metaseq_lm.reporting.runs import relative_to_cwd
     from metaseq_lm.runs import manifests, suite_results
 
     suite = str(options.suite)
@@ -269,7 +269,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     if run_folder is None:
         say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")
     else:
-        say(f"written: {from_here(suite_results.write(run_folder, results))}")
+        say(f"written: {relative_to_cwd(suite_results.write(run_folder, results))}")
     return 0
 
 

@@ -538,7 +538,7 @@ def launch_runs(
 
 def relocated(folder: Any, definition: "Definition") -> dict[str, str]:
     """Return the stored paths of a sweep that have moved and have the same content."""
-    from metaseq_lm.sweeps.job import same_plugin
+    from metaseq_lm.sweeps.job import is_same_plugin
     from metaseq_lm.sweeps.states import same_data
 
     if not (folder.path / "sweep.json").exists():
@@ -548,7 +548,7 @@ def relocated(folder: Any, definition: "Definition") -> dict[str, str]:
     snapshot = folder.path / "code" / last if last else None
     comparisons: dict[str, Callable[[str, str], bool]] = {
         "data": same_data,
-        "user_dir": lambda _, new: snapshot is None or same_plugin(snapshot, new),
+        "user_dir": lambda _, new: snapshot is None or is_same_plugin(snapshot, new),
         "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
     }
     pairs = {key: (getattr(stored, key), getattr(definition, key)) for key in comparisons}

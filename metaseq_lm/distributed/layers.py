@@ -1,8 +1,9 @@
-"""Sharded layers, gathered one at a time in passes without second derivatives.
+"""Layer-by-layer gathering of sharded parameters, for passes without second derivatives.
 
-The leaves of a layer have memory only while the layer computes, forward or backward: when it is
-called, and when the backward pass asks for a tensor that was saved of a weight. Such a tensor is
-saved as its place in the layer, so that nothing else keeps the weights of all layers.
+The full parameters (leaves) of a layer are allocated only while the layer computes: when it is
+called in the forward pass, and when the backward pass unpacks a saved tensor that is a view of one
+of its weights. Such a tensor is saved as a description of the view (`SavedWeight`), so that the
+autograd graph does not keep the weights of all layers in memory.
 """
 
 from __future__ import annotations
@@ -15,37 +16,34 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-Slot = tuple[nn.Module, str, nn.Parameter]  # a module, the name of a parameter in it, its shard
-TOGETHER = (
-    2  # layers that are whole at the same time: one may still be in use when the next is asked for
-)
-
-
-NONE = -1  # no layer
-# The layer that follows the last two, with and without gradients; NONE if that varied.
+Slot = tuple[nn.Module, str, nn.Parameter]  # (module, parameter name, shard)
+# Layers that are gathered at the same time: one may still be in use when the next is requested.
+MAX_GATHERED = 2
+NO_LAYER = -1
+# Maps (grad enabled, last layer but one, last layer) to the next layer; NO_LAYER if it varied.
 Order = dict[tuple[bool, int, int], int]
 
 
 class SavedWeight:
-    """A tensor saved for the backward pass: size, strides and offset in a layer's leaf."""
+    """A tensor saved for the backward pass, as size, strides and offset of a view of a leaf."""
 
     def __init__(self, layer: int, leaf: Tensor, saved: Tensor) -> None:
         self.layer, self.leaf = layer, leaf.detach()
         self.view = saved.size(), saved.stride(), saved.storage_offset()
 
 
-class LayersInTurn:
-    """Fills the leaves of a model's layers, at most TOGETHER at a time; a context of one pass.
+class LayerwiseGather:
+    """Context manager of one pass that gathers the parameters of at most MAX_GATHERED layers.
 
-    While a layer computes, the one that follows is gathered, if earlier passes have shown which
-    that is. All replicas must run the layers in the same order: each gather is a call of all of
-    them.
+    While a layer computes, the next one is prefetched if earlier passes have shown which it is. All
+    replicas must run the layers in the same order, because each gather is a collective operation.
 
     Args:
         layers: Each layer's module and the slots of its parameters.
-        leaves: The leaves by the id of their shards, without memory.
-        gather: Begins to gather the shards of a layer; its result waits for their whole values.
-        order: The order of layers in earlier passes, which this one extends.
+        leaves: The full parameters, without allocated storage, by the id of their shards.
+        gather: Starts gathering the shards of a layer; the function that it returns waits for the
+            full values.
+        order: The order of layers in earlier passes; updated in place.
     """
 
     def __init__(
@@ -64,33 +62,34 @@ class LayersInTurn:
             for shard in shards:
                 leaf = leaves[id(shard)]
                 self.storages[leaf.untyped_storage()._cdata] = (number, leaf)
-        self.filled: list[int] = []
-        self.recent = (torch.is_grad_enabled(), NONE, NONE)
-        # The layer that is expected next, on its way.
-        self.ahead: tuple[int, Callable[[], list[Tensor]]] | None = None
+        self.gathered: list[int] = []
+        # (grad enabled, last layer but one, last layer), a key of `order`.
+        self.history = (torch.is_grad_enabled(), NO_LAYER, NO_LAYER)
+        # The layer that is expected next, and the function that waits for its values.
+        self.prefetched: tuple[int, Callable[[], list[Tensor]]] | None = None
         self.stack = contextlib.ExitStack()
 
-    def __enter__(self) -> LayersInTurn:
+    def __enter__(self) -> LayerwiseGather:
         for number, (module, _) in enumerate(self.layers):
-            before = module.register_forward_pre_hook(self._before(number))
-            after = module.register_forward_hook(self._after(number), always_call=True)
+            before = module.register_forward_pre_hook(self._make_pre_hook(number))
+            after = module.register_forward_hook(self._make_post_hook(number), always_call=True)
             self.stack.callback(before.remove)
             self.stack.callback(after.remove)
         self.stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
-        self._look_ahead()
+        self._prefetch()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
-        # Forgets the hooks: they refer to this object, and would keep all leaves with it.
+        # Remove the hooks: they refer to this object and would keep all leaves alive.
         self.stack.close()
-        self._learn(NONE)
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None and kind is None:
-            ahead[1]()  # it was not used
+        self._record_order(NO_LAYER)
+        prefetched, self.prefetched = self.prefetched, None
+        if prefetched is not None and kind is None:
+            prefetched[1]()  # finish the unused gather
 
-    def _before(self, number: int) -> Callable[..., None]:
+    def _make_pre_hook(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            self._fill(number)
+            self._ensure_gathered(number)
             for owner, name, shard in self.layers[number][1]:
                 # functional_call may have put other tensors there.
                 if owner._parameters[name] is shard:
@@ -98,7 +97,7 @@ class LayersInTurn:
 
         return hook
 
-    def _after(self, number: int) -> Callable[..., None]:
+    def _make_post_hook(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             for owner, name, shard in self.layers[number][1]:
                 if owner._parameters[name] is self.leaves[id(shard)]:
@@ -106,56 +105,56 @@ class LayersInTurn:
 
         return hook
 
-    def _fill(self, number: int) -> None:
-        """Fill the leaves of a layer, and free the memory of another layer's."""
-        if number in self.filled:
+    def _ensure_gathered(self, number: int) -> None:
+        """Gather the leaves of a layer, freeing those of the oldest layer if there are too many."""
+        if number in self.gathered:
             return
-        self._learn(number)
-        if len(self.filled) == TOGETHER:
-            for shard in self.shards[self.filled.pop(0)]:
+        self._record_order(number)
+        if len(self.gathered) == MAX_GATHERED:
+            for shard in self.shards[self.gathered.pop(0)]:
                 self.leaves[id(shard)].untyped_storage().resize_(0)
-        self._write(number)
-        self.filled.append(number)
-        self._look_ahead()
+        self._copy_gathered(number)
+        self.gathered.append(number)
+        self._prefetch()
 
-    def _write(self, number: int) -> None:
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None and ahead[0] != number:
-            ahead[1]()  # it will not be used
-            ahead = None
-        wait = ahead[1] if ahead is not None else self.gather(self.shards[number], number)
+    def _copy_gathered(self, number: int) -> None:
+        prefetched, self.prefetched = self.prefetched, None
+        if prefetched is not None and prefetched[0] != number:
+            prefetched[1]()  # finish the unused gather
+            prefetched = None
+        wait = prefetched[1] if prefetched is not None else self.gather(self.shards[number], number)
         for shard, value in zip(self.shards[number], wait()):
             leaf = self.leaves[id(shard)].detach()
             leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
             leaf.copy_(value)
 
-    def _learn(self, number: int) -> None:
-        """Note which layer, or the end of the pass, comes after the last two."""
-        if self.order.setdefault(self.recent, number) != number:
-            self.order[self.recent] = NONE
-        self.recent = (self.recent[0], self.recent[2], number)
+    def _record_order(self, number: int) -> None:
+        """Record that layer `number` (NO_LAYER for the end of the pass) follows the last two."""
+        if self.order.setdefault(self.history, number) != number:
+            self.order[self.history] = NO_LAYER
+        self.history = (self.history[0], self.history[2], number)
 
-    def _look_ahead(self) -> None:
-        """Start gathering the layer that has always been next."""
-        number = self.order.get(self.recent, NONE)
-        if number != NONE and number not in self.filled:
-            self.ahead = number, self.gather(self.shards[number], number)
+    def _prefetch(self) -> None:
+        """Start gathering the layer that has always followed the last two."""
+        number = self.order.get(self.history, NO_LAYER)
+        if number != NO_LAYER and number not in self.gathered:
+            self.prefetched = number, self.gather(self.shards[number], number)
 
     def _pack(self, tensor: Tensor) -> Tensor | SavedWeight:
         if tensor.layout != torch.strided:
             return tensor
-        at = self.storages.get(tensor.untyped_storage()._cdata)
-        return tensor if at is None else SavedWeight(*at, tensor)
+        layer_and_leaf = self.storages.get(tensor.untyped_storage()._cdata)
+        return tensor if layer_and_leaf is None else SavedWeight(*layer_and_leaf, tensor)
 
     def _unpack(self, saved: Tensor | SavedWeight) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        self._fill(saved.layer)
+        self._ensure_gathered(saved.layer)
         return saved.leaf.as_strided(*saved.view)
 
 
-def without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a tensor without allocated memory."""
+def empty_without_storage(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of the given shape whose storage has size 0."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor

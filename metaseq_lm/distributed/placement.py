@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.layers import LayersInTurn, Order, Slot, without_memory
+from metaseq_lm.distributed.layers import LayerwiseGather, Order, Slot, empty_without_storage
 from metaseq_lm.distributed.vectors import (
     is_dtensor,
     is_sharded,
@@ -166,9 +166,9 @@ class Placement:
         in_turn = {id(shard): shard for _, slots in self.layers for _, _, shard in slots}
         with self._holding([s for s in self.shards if id(s) not in in_turn], low):
             for number, shard in in_turn.items():
-                empty = without_memory(shard.shape, shard.device, self._sent_as(shard, low))
+                empty = empty_without_storage(shard.shape, shard.device, self._sent_as(shard, low))
                 self.leaves[number] = nn.Parameter(empty, shard.requires_grad)
-            with LayersInTurn(self.layers, self.leaves, self._gather_layer, self.order):
+            with LayerwiseGather(self.layers, self.leaves, self._gather_layer, self.order):
                 yield
 
     def _sent_as(self, shard: Tensor, low: bool) -> torch.dtype:

@@ -11,7 +11,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 
-# Key of config.json for what its own options cannot express about our models.
+# Key under which config.json holds what the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"
 SIZES = {
     "num_hidden_layers": "encoder_layers",
@@ -24,7 +24,7 @@ RATES = {
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("norm_eps", 1e-12),
 }
-# The keys that DistilBERT has for these.
+# DistilBERT's names of these keys.
 DISTIL_KEYS = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "dim",
@@ -34,8 +34,8 @@ DISTIL_KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "hidden_act": "activation",
 }
-MOST = 1000  # layers, and kinds of segments
-# Options that must have this value, if they are there at all, for our encoder to be the same.
+MAX_SIZE = 1000  # of the number of layers and of segment types
+# Values that options must have, if they are given, because our encoder supports no others.
 FIXED = {
     "hidden_act": "gelu",
     "position_embedding_type": "absolute",
@@ -47,7 +47,7 @@ FIXED = {
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ExternalModel:
     """A model as a `config.json` describes it."""
 
     architecture: Architecture
@@ -55,23 +55,23 @@ class Foreign:
     vocab_size: int
     pad: int
     tied: bool
-    segments: bool  # False: its segment embedding stands for none
+    segments: bool  # False: our model has no segment embedding
 
     @property
     def offset(self) -> int:
-        """The rows of the position table before the first position."""
+        """Number of rows of the position embedding before the first position."""
         return self.architecture.offset(self.pad)
 
 
-def read_config(config: dict[str, Any], source: object) -> Foreign:
-    """Parse the content of a `config.json`; MetaseqError naming `source` if not usable."""
+def read_config(config: dict[str, Any], source: object) -> ExternalModel:
+    """Parse the content of a `config.json`; MetaseqError naming `source` if it cannot be used."""
 
     def number(key: str, kind: type, default: Any = None) -> Any:
         value = config.get(key, default)
         fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
         if not fits or not 0 <= value < 1 << 31:
             raise MetaseqError(
-                f"{source}: {key} is {str(value)[:40]!r}, not a number that can be used"
+                f"{source}: {key} is {str(value)[:40]!r}, not a number in the supported range"
             )
         return kind(value)
 
@@ -79,35 +79,35 @@ def read_config(config: dict[str, Any], source: object) -> Foreign:
     if architecture.base == DISTIL:
         renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
-    for key, usual in FIXED.items():
-        value = architecture.reach == "causal" if key == "is_decoder" else usual
-        if config.get(key, usual) != value:
+    for key, default in FIXED.items():
+        value = architecture.reach == "causal" if key == "is_decoder" else default
+        if config.get(key, default) != value:
             raise MetaseqError(
-                f"{source}: {key} is {str(config.get(key, usual))[:40]!r}; only models with "
-                f"{value!r} can be used"
+                f"{source}: {key} is {str(config.get(key, default))[:40]!r}; only models with "
+                f"{value!r} are supported"
             )
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
-    options |= {option: number(key, float, usual) for key, (option, usual) in RATES.items()}
+    options |= {option: number(key, float, default) for key, (option, default) in RATES.items()}
     extra = config.get(OUR_KEY)
     segments = not (isinstance(extra, dict) and extra.get("segments") == 0)
-    kinds = number("type_vocab_size", int, 2)
-    options["segments"] = kinds if segments else 0
+    segment_types = number("type_vocab_size", int, 2)
+    options["segments"] = segment_types if segments else 0
     options["max_positions"] = number("max_position_embeddings", int) - architecture.offset(pad)
     width = options["encoder_embed_dim"]
     if architecture.base == "electra":
         embed = number("embedding_size", int, 128)
         options["token_embed_dim"] = embed if embed != width else 0
-    least = min(*(options[option] for option in SIZES.values()), options["max_positions"])
-    # A config of a few bytes must not ask for the work of thousands of layers.
-    largest = max(options["encoder_layers"], kinds)
-    if least < 1 or largest > MOST or width % options["encoder_attention_heads"]:
+    smallest = min(*(options[option] for option in SIZES.values()), options["max_positions"])
+    # A small malicious file must not request thousands of layers.
+    largest = max(options["encoder_layers"], segment_types)
+    if smallest < 1 or largest > MAX_SIZE or width % options["encoder_attention_heads"]:
         raise MetaseqError(f"{source}: there is no model with {options}")
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
     tied = config.get("tie_word_embeddings", True) is not False
-    return Foreign(architecture, model, number("vocab_size", int), pad, tied, segments)
+    return ExternalModel(architecture, model, number("vocab_size", int), pad, tied, segments)
 
 
 def architecture_of(config: dict[str, Any], source: object) -> Architecture:
@@ -116,12 +116,14 @@ def architecture_of(config: dict[str, Any], source: object) -> Architecture:
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise MetaseqError(
-            f"{source}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can "
-            "be used"
+            f"{source}: architectures is {str(names)[:60]}; supported are "
+            f"{', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[name]
     if config.get("model_type", architecture.base) != architecture.base:
-        raise MetaseqError(f"{source}: model_type is {config['model_type']!r} but it is a {name}")
+        raise MetaseqError(
+            f"{source}: model_type is {config['model_type']!r} but the architecture is {name}"
+        )
     return architecture
 
 
@@ -158,65 +160,67 @@ def write_config(
 
 
 def model_options(config: RunConfig, source: object) -> TransformerConfig:
-    """Return the encoder options in a run's config; MetaseqError for another kind of model."""
+    """Return the encoder options of a run; MetaseqError if its model is not an encoder."""
     values = vars(config.model) if config.model is not None else {}
-    usual = {item.name: item.default for item in fields(TransformerConfig)}
-    options = {name: values[name] for name in usual if name in values}
+    defaults = {item.name: item.default for item in fields(TransformerConfig)}
+    options = {name: values[name] for name in defaults if name in values}
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():
-        kinds = (int, float) if isinstance(usual[name], float) else type(usual[name])
+        kinds = (int, float) if isinstance(defaults[name], float) else type(defaults[name])
         wrong |= set() if isinstance(value, kinds) else {name}
     if wrong:
         raise MetaseqError(
-            f"{source}: its model is {values.get('_name')!r}, not an encoder like ours "
+            f"{source}: model {values.get('_name')!r} is not a supported encoder "
             f"({', '.join(sorted(wrong))})"
         )
     return TransformerConfig(**options)
 
 
-def run_config(foreign: Foreign, generator: Foreign | None, sharing: str, folder: str) -> RunConfig:
+def run_config(
+    external: ExternalModel, generator: ExternalModel | None, sharing: str, folder: str
+) -> RunConfig:
     """Return the configuration of a run that continues an imported model.
 
-    ELECTRA's discriminator gets task electra, BERT with next-sentence prediction sentence_pairs,
-    a causal model causal_lm, all others masked_lm.
+    The task is electra for ELECTRA's discriminator, sentence_pairs for BERT with next-sentence
+    prediction, causal_lm for a causal model and masked_lm for all others.
     """
-    model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
+    model = {item.name: getattr(external.model, item.name) for item in fields(TransformerConfig)}
     config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
-    heads = foreign.architecture.heads
+    heads = external.architecture.heads
     if "rtd" in heads:
-        width = foreign.model.encoder_embed_dim
+        width = external.model.encoder_embed_dim
         size = generator.model.encoder_embed_dim / width if generator else 0.25
         model |= {"generator_size": size, "sharing": sharing}
         if generator and sharing == "none":
             model["generator_embed_dim"] = generator.model.token_embed_dim
-        if generator and generator.model.encoder_layers != foreign.model.encoder_layers:
-            share = generator.model.encoder_layers / foreign.model.encoder_layers
-            model["generator_layers"] = share
+        if generator and generator.model.encoder_layers != external.model.encoder_layers:
+            layer_ratio = generator.model.encoder_layers / external.model.encoder_layers
+            model["generator_layers"] = layer_ratio
         groups = {"task": "electra", "criterion": "electra_rtd", "model": "electra"}
         config = _with_groups(config, groups)
     elif "next_sentence" in heads:
         config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
-    elif foreign.architecture.reach == "causal":
+    elif external.architecture.reach == "causal":
         config = _with_groups(config, {"task": "causal_lm", "criterion": "causal_lm"})
     return replace(
         config,
         data=folder,
         save_dir=folder,
-        label=foreign.architecture.name,
-        task=section_with(config.task, {"tokens_per_sample": foreign.model.max_positions}),
+        label=external.architecture.name,
+        task=section_with(config.task, {"tokens_per_sample": external.model.max_positions}),
         model=section_with(config.model, model),
     )
 
 
 def section_with(section: Any, values: dict[str, Any]) -> Any:
-    """Return a section with new values of options; an unregistered class may have further ones."""
+    """Return a config section with `values` replaced; an untyped section may also get new keys."""
     if is_dataclass(section):
         return replace(section, **values)  # type: ignore[type-var]
     return untyped_section({**vars(section), **values})
 
 
 def _with_groups(config: RunConfig, names: dict[str, str]) -> RunConfig:
-    """Return `config` with other choices of groups; only the names if they are not registered."""
+    """Return `config` with the groups `names`; without their options if they are not registered."""
     if names["task"] in TASKS.entries:
         return load_config([f"{group}={name}" for group, name in names.items()])
     unregistered = {group: untyped_section({"_name": name}) for group, name in names.items()}

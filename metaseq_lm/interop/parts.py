@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.interop.configs import Foreign
+from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.heads import LABEL_RANGE, add_fine_tuned_heads
 from metaseq_lm.interop.names import (
     CONSTANTS,
@@ -45,7 +45,7 @@ class Part:
     whether that of the class does what was trained.
     """
 
-    foreign: Foreign
+    foreign: ExternalModel
     config: dict[str, Any]
     weights: dict[str, Tensor]
     main: bool = True
@@ -62,7 +62,7 @@ class Part:
         return {"config": self.config, "names": self.names, "copies": self.copies}
 
 
-def tensor_names(foreign: Foreign, main: bool) -> Mapping:
+def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
     """Return the library's tensors for each of our parameters; not `main`: the generator."""
     architecture, prefix = foreign.architecture, foreign.architecture.prefix
     backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
@@ -95,13 +95,17 @@ def tensor_names(foreign: Foreign, main: bool) -> Mapping:
     return names
 
 
-def table(foreign: Foreign, kind: str) -> str:
+def table(foreign: ExternalModel, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
     return f"{foreign.architecture.prefix}.embeddings.{kind}_embeddings.weight"
 
 
 def read_part(
-    foreign: Foreign, config: dict[str, Any], tensors: dict[str, Tensor], source: object, main: bool
+    foreign: ExternalModel,
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    source: object,
+    main: bool,
 ) -> Part:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
     stored = {canonical(name, foreign.architecture.prefix): name for name in tensors}

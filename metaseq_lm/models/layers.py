@@ -1,8 +1,8 @@
-"""Layers whose parameters may carry a leading axis of independent copies of the model.
+"""Layers whose parameters may have a leading dimension for independent copies of the model.
 
-With ordinary parameters these are torch's own layers. Called through `torch.func.functional_call`
-with parameters of one more dimension they compute all copies at once: parameters (copies, ...),
-activations (copies, batch, length, width). Virtual students of one update are such copies.
+With ordinary parameters they behave like torch's own layers. Called through
+`torch.func.functional_call` with one more dimension, they compute all copies at once: parameters
+(copies, ...), activations (copies, batch, length, width). Unrolled students are such copies.
 
 Shapes: C copies, B batch, S length, D width, V vocabulary.
 """
@@ -29,9 +29,9 @@ def select(x: Tensor, positions: Tensor) -> Tensor:
 
 def reverse(x: Tensor, lengths: Tensor) -> Tensor:
     """Return x (B, S, D) with the first `lengths` (B,) positions of each row in reverse order."""
-    at = torch.arange(x.shape[1], device=x.device)
-    turned = lengths.unsqueeze(1) - 1 - at
-    return select(x, torch.where(turned >= 0, turned, at))
+    positions = torch.arange(x.shape[1], device=x.device)
+    mirrored = lengths.unsqueeze(1) - 1 - positions
+    return select(x, torch.where(mirrored >= 0, mirrored, positions))
 
 
 class Linear(nn.Linear):
@@ -51,39 +51,39 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class GELULinear(torch.autograd.Function):
-    """gelu(x) W^T + b, which stores x and computes gelu(x) again in the backward pass.
+    """gelu(x) W^T + b that saves x and recomputes gelu(x) in the backward pass.
 
-    gelu(x) is as wide as the feed-forward network, four times the states as a rule.
+    gelu(x) has the width of the feed-forward layer, usually four times that of the hidden states.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # Not by autocast: its cached copy would have no graph in other uses of the weight.
+        # Not cast by autocast: its cached copy would have no graph in other uses of the weight.
         return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        into_x, into_weight, into_bias = ctx.needs_input_grad
-        flat, of_x, of_weight, of_bias = grad.reshape(-1, grad.shape[-1]), None, None, None
-        if into_x:
-            of_x = torch.ops.aten.gelu_backward(grad @ weight.to(grad.dtype), x)
-        if into_weight:
-            of_weight = (flat.mT @ F.gelu(x).reshape(-1, x.shape[-1])).to(weight.dtype)
-        if into_bias:
-            of_bias = flat.sum(0).to(weight.dtype)
-        return of_x, of_weight, of_bias
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        flat, grad_x, grad_weight, grad_bias = grad.reshape(-1, grad.shape[-1]), None, None, None
+        if needs_x:
+            grad_x = torch.ops.aten.gelu_backward(grad @ weight.to(grad.dtype), x)
+        if needs_weight:
+            grad_weight = (flat.mT @ F.gelu(x).reshape(-1, x.shape[-1])).to(weight.dtype)
+        if needs_bias:
+            grad_bias = flat.sum(0).to(weight.dtype)
+        return grad_x, grad_weight, grad_bias
 
 
-# Numbers of activations from which on the backward pass stores less than torch's functions do. With
-# fewer of them more operations, and functions in Python, take longer, and memory does not matter.
-MANY = 1 << 18
+# Number of elements from which on less is saved for the backward pass than by torch's functions.
+# For smaller tensors memory does not matter, and recomputation in Python only costs time.
+MEMORY_SAVING_NUMEL = 1 << 18
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Return whether operations on x store as little as possible; a compiler decides for itself."""
-    return not torch.compiler.is_compiling() and x.numel() >= MANY
+    """Return whether operations on x trade time for memory; torch.compile decides by itself."""
+    return not torch.compiler.is_compiling() and x.numel() >= MEMORY_SAVING_NUMEL
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ class LayerNorm(nn.LayerNorm):
 class Embedding(nn.Embedding):
     """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
 
-    No gradient reaches the padding row from the input side; it may be trained through a tied head.
-    A `padding_row` (D,), given through functional_call, replaces that constant when the weights
-    are displaced: finite differences cannot see a detached tensor.
+    The padding row receives no gradient from the input side; a tied head may train it. With finite
+    differences, which ignore detach(), pass the undisplaced `padding_row` (D,) as a buffer through
+    functional_call: it is used as the constant.
     """
 
     padding_row: Tensor | None
@@ -121,12 +121,12 @@ class Embedding(nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
         weight = self.weight
         if tokens.is_floating_point():
-            # As one product per copy: broadcast over rows, its derivative would be a table per row.
+            # One product per copy: a broadcast over rows would make the gradient one table per row.
             flat = tokens.flatten(0 if weight.dim() == 2 else 1, -2)
             embedded = (flat @ weight).view(*tokens.shape[:-1], -1)
             if self.padding_idx is None:
                 return embedded
-            # Adds zero; it only takes the padding row out of the derivative.
+            # Adds zero; it only removes the gradient of the padding row.
             row = weight[..., self.padding_idx : self.padding_idx + 1, :]
             row = row if weight.dim() == 2 else row.unsqueeze(1)
             constant = row.detach() if self.padding_row is None else self.padding_row
@@ -150,7 +150,7 @@ def lookup(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """Dropout with masks by row of the batch, independent of the order of calls (see Noise)."""
+    """Dropout with a mask for each row that does not depend on the order of calls (see Noise)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -164,23 +164,27 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        this = current_context()
-        if this.noise is None:
+        context = current_context()
+        if context.noise is None:
             return F.dropout(x, self.p)
         if not saves_memory(x):
-            return x * this.noise.keep(x.shape, self.p, x.dtype, this.ahead)
-        mask = this.noise.keep(x.shape, self.p, torch.bool, this.ahead)
-        return torch.where(mask, x, 0.0).mul_(scale_of(self.p))  # stores a byte a number
+            return x * context.noise.keep(x.shape, self.p, x.dtype, context.ahead)
+        mask = context.noise.keep(x.shape, self.p, torch.bool, context.ahead)
+        return torch.where(mask, x, 0.0).mul_(scale_of(self.p))  # saves one byte per element
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
 class ScalarMix(nn.Module):
-    """scale * sum_j softmax(weights)_j h_j (equation 1), then dropout; initially the mean.
+    """scale * sum_j softmax(weights)_j h_j, then dropout; initially the mean of the h_j.
 
-    `layers` is how many h_j there are, the embeddings among them, `width` is X. Without the layer
-    norms and the penalty of the weights that they name as options.
+    Equation 1 of Peters et al. 2018, without their optional layer norms and penalty on the weights.
+
+    Args:
+        layers: Number of h_j, embeddings included.
+        width: Their width X.
+        dropout: Dropout probability of the result.
     """
 
     def __init__(self, layers: int, width: int, dropout: float) -> None:
@@ -192,28 +196,30 @@ class ScalarMix(nn.Module):
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """Return the mix (B, S, X) of `layers`, (B, S, X) each."""
-        shares = self.scale * self.weights.softmax(0)
-        parts = [share * states for share, states in zip(shares, layers, strict=True)]
+        coefficients = self.scale * self.weights.softmax(0)
+        parts = [
+            coefficient * states for coefficient, states in zip(coefficients, layers, strict=True)
+        ]
         embeddings: Tensor = self.dropout(torch.stack(parts).sum(0))
         return embeddings
 
 
-RAW = "raw_"  # before the names of scores of the weights themselves
+RAW_PREFIX = "raw_"  # of metrics of the weights without averaging
 
 
 @dataclass
 class AveragingConfig:
-    """Averaged weights."""
+    """Options of averaged weights."""
 
     average_decay: float = option(0.998, "decay of weight averages (0 = none)", at_least=0, below=1)
     score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 class AveragedWeights(nn.Module):
-    """A second net like `net`, in which each weight is the moving average of the other's.
+    """A copy of `net` whose weights are exponential moving averages of those of `net`.
 
-    It starts at the weights that `net` has, without correction of the start. As a part of the model
-    it is in every checkpoint; it has no trained parameters. Buffers are copied, not averaged.
+    The averages start at the present weights, without bias correction. They are part of the model,
+    and so of every checkpoint, but are not trained. Buffers are copied, not averaged.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -222,10 +228,10 @@ class AveragedWeights(nn.Module):
         self.net = copy.deepcopy(net).requires_grad_(False)
 
     @torch.no_grad()
-    def move(self, net: nn.Module) -> None:
+    def update_parameters(self, net: nn.Module) -> None:
         """Update the average with the weights of `net`: a <- decay a + (1 - decay) w.
 
-        `net` may have more weights than the average.
+        `net` may have parameters that the average lacks.
         """
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())

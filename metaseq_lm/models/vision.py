@@ -1,8 +1,7 @@
 """Networks for small images: wide residual networks (Zagoruyko and Komodakis 2016), and a CNN.
 
 The CNN is "Conv-Large" of Miyato et al. 2017: 9 convolutions, 2 poolings, for images of 32 x 32.
-Shapes: B images, C channels, H height and W width of the images, n x n positions of the features,
-D features per position, K classes.
+Shapes: B batch, C channels, H height and W width of the images, K classes.
 """
 
 import contextlib
@@ -24,12 +23,12 @@ GROUPS = 8  # of the channels, with norm=group
 
 @dataclass
 class WideResNetConfig:
-    """Sizes of the network; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
+    """Options of a wide ResNet; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
 
-    depth: int = option(16, "layers with weights, 6 n + 4")
-    width: int = option(2, "factor of the channels 16, 32 and 64", at_least=1)
+    depth: int = option(16, "number of layers with weights, 6 n + 4")
+    width: int = option(2, "factor of the numbers of channels, 16, 32 and 64", at_least=1)
     channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.1, "between the convolutions of a block", at_least=0, below=1)
+    dropout: float = option(0.1, "dropout between the convolutions of a block", at_least=0, below=1)
     norm: str = option(
         "batch",
         "batch: batch norm, which needs whole batches in one process; group: group "
@@ -41,7 +40,8 @@ class WideResNetConfig:
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose running statistics can be frozen temporarily.
 
-    While `frozen`, training uses the statistics of the batch as ever but does not remember them.
+    While `frozen`, training still normalises with batch statistics, but does not update the running
+    ones.
     """
 
     frozen = False
@@ -66,7 +66,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
-    """Return the normalisation of a layer."""
+    """Return the normalisation layer for `channels` channels."""
     if config.norm == "group":  # all layers have a multiple of 16 channels
         return nn.GroupNorm(GROUPS, channels)
     return BatchNorm(channels)
@@ -75,9 +75,9 @@ def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
 def check_whole_batches(
     norm: str, largest: int, micro_batch_size: int, other: str = "group"
 ) -> None:
-    """Raise UsageError where batch normalisation would see parts of a batch of `largest` rows.
+    """Raise UsageError if batch norm would get only part of a batch of `largest` rows.
 
-    `other` is the normalisation that the message names instead.
+    `other` is the value of model.norm that the message suggests.
     """
     if norm == "batch" and (0 < micro_batch_size < largest or process_group.world_size() > 1):
         raise UsageError(
@@ -88,7 +88,7 @@ def check_whole_batches(
 
 
 class Block(nn.Module):
-    """Norm, ReLU, convolution, twice, with dropout between, and a residual connection."""
+    """Pre-activation residual block: twice norm, ReLU and convolution, with dropout between."""
 
     def __init__(self, config: WideResNetConfig, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -97,12 +97,12 @@ class Block(nn.Module):
         self.norm2 = norm_of(config, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.dropout = Dropout(config.dropout)
-        other = inputs != outputs or stride > 1
-        self.project = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if other else None
+        changes_shape = inputs != outputs or stride > 1
+        self.project = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes_shape else None
 
     def forward(self, x: Tensor) -> Tensor:
         first = F.relu(self.norm1(x))
-        # A block that changes the size normalises both its ways.
+        # A projection shortcut takes the normalised input, an identity shortcut the raw one.
         shortcut = x if self.project is None else self.project(first)
         second = F.relu(self.norm2(self.conv1(first)))
         summed: Tensor = shortcut + self.conv2(self.dropout(second))
@@ -113,8 +113,8 @@ class Block(nn.Module):
 class WideResNet(nn.Module):
     """Three groups of (depth - 4) / 6 blocks, then the mean over all positions.
 
-    Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
-    UsageError for a depth that is not 6 n + 4.
+    Convolutions are initialised as in He et al. 2015, with mode fan_out. Raises UsageError for a
+    depth that is not 6 n + 4.
     """
 
     def __init__(self, config: WideResNetConfig) -> None:
@@ -149,14 +149,14 @@ POSITIONAL, BATCH = "positional", "batch"
 
 @dataclass
 class ConvLargeConfig:
-    """Sizes; the layers are those of the authors' program, from memory."""
+    """Options of Conv-Large. The layers follow the authors' code, reproduced from memory."""
 
-    width: float = option(1.0, "factor of the channels 128, 256 and 512", above=0)
+    width: float = option(1.0, "factor of the numbers of channels, 128, 256 and 512", above=0)
     channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.5, "after each pooling", at_least=0, below=1)
+    dropout: float = option(0.5, "dropout after each pooling", at_least=0, below=1)
     norm: str = option(
         POSITIONAL,
-        "positional: over the channels of each place; batch: batch norm, which "
+        "positional: over the channels of each position; batch: batch norm, which "
         "needs whole batches in one process",
         choices=(POSITIONAL, BATCH),
     )
@@ -165,8 +165,8 @@ class ConvLargeConfig:
 class PositionalNorm(LayerNorm):
     """Normalises over the channels at each position (Li et al. 2019; without its moments).
 
-    Norms that average over an image, such as group norm, would leak the whole image to every
-    position.
+    Norms that average over an image, such as group norm, would make the features at each position
+    depend on the whole image.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,26 +190,26 @@ class Convolution(nn.Sequential):
 
 @register_model("conv_large", dataclass=ConvLargeConfig)
 class ConvLarge(nn.Module):
-    """Three stages of three convolutions; each of the poolings between them halves the resolution.
+    """Three stages of three convolutions, with max pooling between them.
 
-    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 positions, of which
-    the corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4);
-    batch norm adds, in training, the mean and variance of each channel over the batch. The head
-    "primary" is on the mean of all positions; other heads may be added.
+    The third stage begins with a convolution without padding, so that 32 x 32 pixels become 6 x 6
+    positions, whose receptive fields are 21 x 21 pixels in the corners and 29 x 29 in the middle
+    (Clark 2021, section 4.4). In training, batch norm also makes them depend on the whole batch.
+    The head "primary" takes the mean over all positions; other heads may be added.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:
         super().__init__()
         small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
 
-        def three(inputs: int, outputs: int) -> list[nn.Module]:
+        def stage(inputs: int, outputs: int) -> list[nn.Module]:
             return [Convolution(config, n, outputs, 3, 1) for n in (inputs, outputs, outputs)]
 
         self.features = nn.Sequential(
-            *three(config.channels, small),
+            *stage(config.channels, small),
             nn.MaxPool2d(2),
             Dropout(config.dropout),
-            *three(small, middle),
+            *stage(small, middle),
             nn.MaxPool2d(2),
             Dropout(config.dropout),
             Convolution(config, middle, large, 3, 0),
@@ -229,5 +229,5 @@ class ConvLarge(nn.Module):
 
 
 def feature_size(size: int) -> int:
-    """Return the side n of the feature maps of images of `size` x `size` pixels."""
+    """Return the side length of ConvLarge's feature maps for images of `size` x `size` pixels."""
     return size // 2 // 2 - 2

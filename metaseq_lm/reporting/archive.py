@@ -1,9 +1,9 @@
-"""Archives: the runs of a table in one file, without their folders.
+"""Archives: the runs of a table in one file, readable without the run folders.
 
 An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
 the config keys with the value that most runs have. Every other line is a run: its name, the config
 values that differ, its results, its validation log, and the results of suites if it has any.
-`metaseq-lm report` reads archives like folders, and beside them, so that seeds can be added later.
+`metaseq-lm report` reads archives and run folders alike, so that seeds can be added later.
 """
 
 import json
@@ -28,14 +28,14 @@ from metaseq_lm.runs import suite_results
 
 KIND = "metaseq-lm runs "
 FORMAT = f"{KIND}1"
-WHOLE_FILE = "Take the file from where it is whole, or delete it and write it anew."
+RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
     """Write the archive of `runs` atomically.
 
-    Raises UsageError for a path that is not a file, and for an archive with runs that are not in
-    `runs`, which would be lost.
+    Raises UsageError if `path` is not a file, or if it is an archive with runs that are not in
+    `runs` and would be lost.
     """
     if not path.name or (path.exists() and not path.is_file()):
         raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
@@ -50,7 +50,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
 
 
 def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return for each key of some configs the value that most of them have."""
+    """Return the most frequent value of each key of the configs."""
     counts: dict[str, Counter[str]] = {}
     for config in configs:
         for key, value in config.items():
@@ -59,7 +59,7 @@ def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
-    """Return a run as a line of an archive whose first line holds the values `common`."""
+    """Return the archive line of a run; values equal to those in `common` are left out."""
     config = run.portable_values
     values = {}
     for key, value in config.items():
@@ -84,37 +84,37 @@ def check_complete(path: Path, runs: Sequence[Run]) -> None:
     """Raise UsageError if the archive at `path` has runs that are not in `runs`."""
     names = {name_of(run) for run in runs}
     fingerprints = {run.fingerprint for run in runs}
-    lost = []
+    missing = []
     for run in read(path):
         if name_of(run) not in names and run.fingerprint not in fingerprints:
-            lost.append(name_of(run))
-    if lost:
+            missing.append(name_of(run))
+    if missing:
         raise UsageError(
-            f"--archive {path}: has {len(lost)} run{'s' * (len(lost) > 1)} that this table lacks, "
-            f"such as {lost[0]}. Give it among the runs, or write another file."
+            f"--archive {path}: has {len(missing)} run{'s' * (len(missing) > 1)} that this table "
+            f"lacks, such as {missing[0]}. Include that archive in RUNS, or write to another file."
         )
 
 
 def name_of(run: Run) -> str:
-    """Return the name of a run in an archive; one that comes from an archive keeps its name."""
-    for above in run.path.parents:
-        if above.is_file():
-            return str(run.path.relative_to(above))
+    """Return the name of a run in an archive; a run read from an archive keeps its name."""
+    for parent in run.path.parents:
+        if parent.is_file():
+            return str(run.path.relative_to(parent))
     return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
 
 
 def read(path: Path) -> list[Run]:
-    """Return the runs of an archive, or of several one after another.
+    """Return the runs of an archive, or of several concatenated ones.
 
-    Raises UsageError for a file of another kind, MetaseqError for one of another version, one that
-    lacks runs, or one with a damaged line, which it names.
+    Raises UsageError if the file is not an archive, and MetaseqError if it is of another version,
+    incomplete, or has a damaged line.
     """
     runs: list[Run] = []
     common: dict[str, Any] = {}
-    expected: int | None = 0  # number of runs before the next first line, or the end
-    # The first line of each archive, by its number, and the rows behind it.
+    expected: int | None = 0  # number of runs up to the next header or the end
+    # Maps the line number of each header to the header and the rows after it.
     archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
-    behind: list[bytes] = []
+    following: list[bytes] = []
     try:
         rows = read_bounded(path, LARGEST_LOG).splitlines() or [b""]
     except ValueError as error:
@@ -126,10 +126,10 @@ def read(path: Path) -> list[Run]:
                 check_count(path, len(runs), expected)
                 common = read_common_values(f"{path}:{number}", line)
                 expected = len(runs) + line["runs"] if "runs" in line else None
-                behind = []
-                archives[number] = line, behind
+                following = []
+                archives[number] = line, following
             else:
-                behind.append(row + b"\n")
+                following.append(row + b"\n")
                 runs.append(parse_run(path.resolve(), line, common))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if not archives:
@@ -138,31 +138,34 @@ def read(path: Path) -> list[Run]:
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
                 ) from error
             raise MetaseqError(
-                f"{path}:{number}: not a run of an archive: {row[:60]!r}. {WHOLE_FILE}"
+                f"{path}:{number}: not a run of an archive: {row[:60]!r}. {RESTORE_HINT}"
             ) from error
     check_count(path, len(runs), expected)
-    for number, (first, behind) in archives.items():
-        digest = checksum(b"".join(behind)) if "rows" in first else None
+    for number, (first, following) in archives.items():
+        digest = checksum(b"".join(following)) if "rows" in first else None
         if is_altered(first) or first.get("rows") != digest:
-            say(f"{path}:{number}: warning: the archive from here was changed after it was written")
+            say(
+                f"{path}:{number}: warning: the archive that starts here was changed after it was "
+                "written"
+            )
     if not runs:
-        raise MetaseqError(f"{path}: an archive that holds no runs. {WHOLE_FILE}")
+        raise MetaseqError(f"{path}: the archive has no runs. {RESTORE_HINT}")
     return runs
 
 
 def check_count(path: Path, count: int, expected: int | None) -> None:
-    """Raise MetaseqError unless the number of runs is the `expected` one, if that is known."""
+    """Raise MetaseqError if the number of runs is not `expected`; None skips the check."""
     if expected is not None and count != expected:
         raise MetaseqError(
             f"{path}: damaged: its runs are {count}, and were {expected} when it was written. "
-            f"{WHOLE_FILE}"
+            f"{RESTORE_HINT}"
         )
 
 
 def read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
-    """Return the config values that a first line holds; ValueError for another kind of file.
+    """Return the config values in the header `line`; ValueError if it is not an archive's header.
 
-    Raises MetaseqError naming the `position`, file and line, for another version.
+    Raises MetaseqError, which names `position` (file and line), for another version.
     """
     if line["format"] != FORMAT and str(line["format"]).startswith(KIND):
         raise MetaseqError(
@@ -176,17 +179,17 @@ def read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
-    """Return the run of a line; raises LookupError, TypeError or ValueError for another form."""
+    """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
     values = {**common, **line["values"]}
     for key in line["absent"]:
         values.pop(key, None)
     if not isinstance(values.get("label"), str) or dict in map(type, values.values()):
-        raise ValueError("values that no config has")
+        raise ValueError("invalid config values")
     results = line["results"] and {k: as_numbers(v) for k, v in line["results"].items()}
     check_results(results or {})
     log = list(line["log"])
     if not all(map(is_log_line, log)):
-        raise ValueError("a line that no log has")
+        raise ValueError("invalid log line")
     notes, state = tuple(line["notes"]), str(line.get("state", ""))
     suites = tuple(suite_results.parse(as_numbers(record)) for record in line.get("suites", ()))
     run_path, log = path / str(line["name"]), with_numbers(log)

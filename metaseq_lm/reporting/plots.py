@@ -1,7 +1,7 @@
-"""Pictures of runs: curves over updates, score against a config key, score against FLOPs.
+"""Plots of runs: curves over updates, score against a config key, score against FLOPs.
 
-A series (a setting, without the key that varies along an axis or over panels) keeps its colour in
-all pictures of a report. Each draw function writes one png and returns what a reader has to know.
+A series (the settings that differ only in the keys of the x axis and of the panels) has the same
+colour in all plots of a report. Each draw function writes one PNG and returns notes for the reader.
 """
 
 import math
@@ -41,11 +41,14 @@ DATA_KEYS = ("data", "task.labelled")
 
 @dataclass(frozen=True)
 class Pictures:
-    """What all pictures of one report share: settings, spread, panels, the key that varies.
+    """What all plots of one report have in common.
 
-    `panels` is a config key with one panel for each of its values, `along` one that series run
-    along; both are left out of the names of series. `controls` are those of the settings whose
-    scores are lines across the pictures of scores.
+    Attributes:
+        settings: The settings to plot.
+        spread: The measure of spread, a key of SPREAD_TITLES.
+        panels: Config key with one panel for each of its values; not part of the series' names.
+        along: Config key of the x axis; not part of the series' names.
+        controls: Those of the settings that are drawn as horizontal lines in plots of scores.
     """
 
     settings: Sequence[Setting]
@@ -67,27 +70,27 @@ class Pictures:
         return setting.name_without(self.panels, self.along)
 
     def styles(self) -> dict[str, Style]:
-        """Return the style of each series, in the order of the legend; controls are the last."""
+        """Return the style of each series in the order of the legend, controls last."""
         names = dict.fromkeys(self.series(setting) for setting in self.compared())
         styles = {name: style_of(i) for i, name in enumerate(names)}
         lines = dict.fromkeys(self.series(setting) for setting in self.controls)
         return styles | {name: control_style(i) for i, name in enumerate(lines)}
 
     def compared(self) -> list[Setting]:
-        """Return the settings that are no controls."""
+        """Return the settings that are not controls."""
         return [setting for setting in self.settings if setting not in self.controls]
 
-    def one_scale(self, key: str | None) -> bool:
-        """Return whether scores in the panels of a key are of one kind: not if it names other data.
+    def shares_scale(self, key: str | None) -> bool:
+        """Return whether the panels of a key share a y axis; false if they show different data.
 
-        which_moon_10 and which_moon_160 are one kind.
+        Sets that differ only in a number, such as which_moon_10 and which_moon_160, share one.
         """
         if key not in DATA_KEYS:
             return True
         return axis_numbers([setting.values[key] for setting in self.settings]) is not None
 
     def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
-        """Return title and settings of each panel; one panel without title if `key` is None."""
+        """Return the title and settings of each panel; one untitled panel if `key` is None."""
         if key is None:
             return [("", list(self.settings))]
         panels = []
@@ -98,14 +101,14 @@ class Pictures:
 
 
 def is_pattern(metric: str) -> bool:
-    """Return whether a name stands for several logged metrics, such as train.alpha_*."""
+    """Return whether a name is a pattern for several logged metrics, such as train.alpha_*."""
     return bool(set(metric) & set("*?["))
 
 
 def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
-    """Return the logged metrics that `metric`, a name or a pattern, means, in natural order.
+    """Return the logged metrics that match `metric`, a name or a pattern, in natural order.
 
-    Raises UsageError naming what is logged if there are none.
+    Raises UsageError listing the logged metrics if none matches.
     """
     known = sorted(set().union(*(run.logged for run in runs)), key=natural)
     matching = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
@@ -119,18 +122,18 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
 
 
 def unit_of(metric: str, runs: Sequence[Run]) -> Metric:
-    """Return a logged metric with its unit and direction, by its values in the logs."""
+    """Return a logged metric with its unit and direction, inferred from the logged values."""
     values = []
     for run in runs:
         values += run.series(metric)[1]
     return Metric.of(metric, values)
 
 
-def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
+def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
     """Draw all logged metrics that match a pattern over updates, a panel for each setting.
 
-    A line is a metric: centre and spread over the finished runs. Raises UsageError if nobody
-    logged one.
+    Each line is one metric: centre and spread over the finished runs. Raises UsageError if no run
+    logged a matching metric.
     """
     names = require_logged(pictures.runs, pattern)
     styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
@@ -153,7 +156,7 @@ def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
 def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     """Draw a logged metric over updates: centre and spread of the finished runs of each setting.
 
-    Runs without a result are thin lines of their own. Raises UsageError if nobody logged it.
+    Runs without a result are drawn as thin lines. Raises UsageError if no run logged the metric.
     """
     runs = pictures.runs
     require_logged(runs, metric)
@@ -161,7 +164,7 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     styles, notes = pictures.styles(), []
     key = pictures.panels or pictures.along
     panels = pictures.split(key)
-    with canvas(len(panels), path, pictures.one_scale(key)) as (figure, grid):
+    with canvas(len(panels), path, pictures.shares_scale(key)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             axes.set(title=title, xlabel="updates", ylabel=unit.axis)
             thousands(axes)
@@ -191,16 +194,16 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
             axes.plot(*points, color=style.colour, linestyle=style.dash, linewidth=0.7)
             axes.plot(points[0][-1:], points[1][-1:], color=style.colour, marker="x")
     if finished:
-        # Interpolated on the updates that all runs span: with one schedule these are the logged
-        # values themselves, and no run enters or leaves the mean half-way.
+        # Interpolate on the range of updates that all runs cover, so that every mean is over all
+        # runs. With equal schedules these are the logged values themselves.
         first = max(x[0] for x, _ in finished)
         last = min(x[-1] for x, _ in finished)
         at = np.unique(np.concatenate([x[(x >= first) & (x <= last)] for x, _ in finished]))
         columns = np.stack([np.interp(at, x, y) for x, y in finished], axis=1)  # (updates, runs)
         middle = [summarise(column, spread) for column in columns]
-        lone = style.marker if len(at) == 1 else None
+        lone_marker = style.marker if len(at) == 1 else None
         centre = [s.centre for s in middle if s]
-        axes.plot(at, centre, color=style.colour, linestyle=style.dash, marker=lone)
+        axes.plot(at, centre, color=style.colour, linestyle=style.dash, marker=lone_marker)
         if len(finished) > 1:
             low, high = [s.low for s in middle if s], [s.high for s in middle if s]
             axes.fill_between(at, low, high, color=style.colour, alpha=0.2, linewidth=0)
@@ -208,16 +211,16 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
 
 
 def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
-    """Draw the score against the config key `pictures.along`, every seed as a point.
+    """Draw the score against the config key `pictures.along`, with one point per seed.
 
-    Values such as which_moon_10 count as their number; others stand side by side. The axis is
-    logarithmic where positive numbers span more than a decade.
+    Values such as which_moon_10 are placed at their number, others at equal distances. The x axis
+    is logarithmic if the numbers are positive and span more than a factor of 10.
     """
     key = pictures.along
     assert key is not None
     present = [s for s in pictures.compared() if s.values[key] is not None]
     notes = [
-        f"{s.name}: not in the picture over {key}, which its config does not set."
+        f"{s.name}: not in the plot over {key}, which its config does not set."
         for s in pictures.compared()
         if s.values[key] is None
     ]
@@ -231,10 +234,10 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     styles = pictures.styles()
     parts = pictures.panels if pictures.panels != key else None
     panels = pictures.split(parts)
-    # Series move apart only where they meet at one value.
+    # Series are shifted sideways only if several share a value.
     series = {pictures.series(s) for s in present}
     lanes = len(series) if len(present) > len(values) * len(panels) else 1
-    with canvas(len(panels), path, pictures.one_scale(parts)) as (figure, grid):
+    with canvas(len(panels), path, pictures.shares_scale(parts)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             label = f"{key} ({prefix}…)" if prefix else key
             axes.set(title=title, xlabel=label, ylabel=metric.axis)
@@ -257,7 +260,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
 def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     """Draw the score against the FLOPs spent, pretraining included, on a logarithmic axis.
 
-    The key that series run along gets panels instead where it leaves the FLOPs as they are.
+    If the FLOPs do not depend on the key `pictures.along`, its values become panels.
     """
     styles = pictures.styles()
     known: list[tuple[Setting, float]] = []
@@ -267,21 +270,23 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
             known.append((setting, cost))
         elif setting.scored(metric.name):
             notes.append(
-                f"{setting.name}: not in the picture over FLOPs, which its runs do not record."
+                f"{setting.name}: not in the plot over FLOPs, which its runs do not record."
             )
     panels = pictures.panels if pictures.panels != pictures.along else None
     if panels is None and have_equal_costs(pictures, known):
         panels = pictures.along
     parts = pictures.split(panels)
-    sizes = sizes_of(pictures) if panels != pictures.along else {}
+    sizes = value_labels(pictures) if panels != pictures.along else {}
     moved = False
-    with canvas(len(parts), path, pictures.one_scale(panels)) as (figure, grid):
+    with canvas(len(parts), path, pictures.shares_scale(panels)) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
             axes.set(title=title, xscale="log", ylabel=metric.axis)
             axes.set_xlabel("training FLOPs, pretraining included")
             flops_axis(axes, [cost for _, cost in known])
             inside = [(s, cost) for s, cost in known if s in settings]
-            at = beside([(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim())
+            at = separate_overlapping(
+                [(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim()
+            )
             moved |= any(abs(x - cost) > 1e-6 * cost for x, (_, cost) in zip(at, inside))
             for name, style in styles.items():
                 series = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
@@ -300,7 +305,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
 
 
 def have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]]) -> bool:
-    """Return whether the costs within each series agree to a tenth."""
+    """Return whether the costs within each series differ by less than 10 %."""
     costs: dict[str, list[float]] = {}
     for setting, cost in known:
         costs.setdefault(pictures.series(setting), []).append(cost)
@@ -310,7 +315,7 @@ def have_equal_costs(pictures: Pictures, known: Sequence[tuple[Setting, float]])
 def draw_controls(
     axes: "Axes", pictures: Pictures, settings: Sequence[Setting], metric: Metric
 ) -> None:
-    """Draw the controls among the settings of a panel as lines across it, each with its spread."""
+    """Draw the controls of a panel as horizontal lines with their spread."""
     styles = pictures.styles()
     for setting in settings:
         summary = summarise(
@@ -319,14 +324,14 @@ def draw_controls(
         if setting not in pictures.controls or summary is None:
             continue
         style = styles[pictures.series(setting)]
-        look: Any = {"color": style.colour, "zorder": 1.2}
-        axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **look)
+        style_kwargs: Any = {"color": style.colour, "zorder": 1.2}
+        axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **style_kwargs)
         if summary.n > 1:
-            axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **look)
+            axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **style_kwargs)
 
 
-def sizes_of(pictures: Pictures) -> dict[str, str]:
-    """Return the number that each setting's value along the series stands for, where it has one."""
+def value_labels(pictures: Pictures) -> dict[str, str]:
+    """Return the numeric label of each setting's value of `along`; {} if they are not numeric."""
     key = pictures.along
     if key is None:
         return {}
@@ -334,11 +339,13 @@ def sizes_of(pictures: Pictures) -> dict[str, str]:
     return {s.name: f"{x:g}" for s, x in zip(pictures.settings, numeric[0])} if numeric else {}
 
 
-def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float]) -> list[float]:
-    """Return the costs of points (cost, scores), moved a little where one would hide another.
+def separate_overlapping(
+    points: Sequence[tuple[float, list[float]]], ends: tuple[float, float]
+) -> list[float]:
+    """Return the costs of points (cost, scores), shifted slightly where points would overlap.
 
-    `ends` are those of the logarithmic axis. Points hide where their costs agree to a hundredth
-    of it and their scores overlap.
+    `ends` are the limits of the logarithmic axis. Points overlap if their costs are closer than 1 %
+    of its length and their ranges of scores intersect.
     """
     span = math.log(ends[1] / ends[0])
     logs = [math.log(cost) for cost, _ in points]
@@ -365,12 +372,12 @@ def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float
 
 
 def flops_of(setting: Setting, metric: Metric, spread: str) -> float | None:
-    """Return the centre of the FLOPs of the scored runs; None where one recorded none."""
+    """Return the centre of the FLOPs of the scored runs; None if any run recorded none."""
     return cost_of(setting, metric, "flops", spread=spread) or None
 
 
 def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
-    """Return whether a picture over FLOPs would show anything."""
+    """Return whether a plot over FLOPs would show any points."""
     return any(flops_of(setting, metric, "sd") for setting in settings)
 
 
@@ -384,7 +391,7 @@ def trend(
 ) -> None:
     """Draw one series: a small point per seed, a large one with its spread, a line between.
 
-    `texts` are written below the large points, where there are any.
+    `texts` are labels of the large points.
     """
     centres = []
     colour = style.colour
@@ -401,7 +408,7 @@ def trend(
         if texts:
             offset: Any = {"xytext": (6, -9), "textcoords": "offset points"}
             axes.annotate(texts[i], (x, centre), **offset, fontsize=7, color=colour)
-        # On top of the centre and light inside, so that no seed hides behind it.
+        # Drawn over the centre with a white face, so that every seed stays visible.
         small: Any = {"color": colour, "markerfacecolor": "white", "markersize": 3}
         axes.plot([x] * len(y), y, style.marker, **small)
     if len(centres) > 1:

@@ -1,7 +1,6 @@
-"""One run: read from its folder, and what reports ask of it.
+"""`Run`: the config, log and results of one run, as reports use them.
 
-A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. A run
-without a score knows why it has none.
+A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`.
 """
 
 import json
@@ -21,14 +20,14 @@ from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.suite_results import SuiteResults
 
-# Options that do not distinguish settings: where a run is, and how it was logged and saved.
+# Options that do not distinguish settings: paths, logging and saving.
 PATH_KEYS = ("save_dir", "user_dir")
 LOGGING_OPTIONS = "log_interval save_interval_updates keep_last on_save_error final_splits"
 BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS.split())
 # The only options of the engine that change results.
 PRECISIONS = ("engine.precision", "engine.reduce_precision")
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
-# Kinds of log lines of which an archive stores all, and of which it stores the last one.
+# Kinds of log lines that an archive stores: all of these, only the last one of those.
 ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
 
 
@@ -54,8 +53,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder, relative to the working directory if it is below it."""
-        return from_here(self.path)
+        """The run folder, relative to the working directory if it is inside it."""
+        return relative_to_cwd(self.path)
 
     @property
     def seed(self) -> int | None:
@@ -91,14 +90,14 @@ class Run:
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     def suite_of(self, metric: str) -> SuiteResults | None:
-        """Return the results of the suite that a metric is of, None for a final metric."""
+        """Return the results of the suite that has `metric`, None for a final metric."""
         if metric in self.final_metrics:
             return None
         return next((suite for suite in self.suites if metric in suite.metrics), None)
 
     @cached_property
     def losses(self) -> set[str]:
-        """Names of terms of a loss, without the split; empty for runs of early versions."""
+        """Names of the terms of the loss, without the split; empty for runs of early versions."""
         return {str(name) for name in (self.results or {}).get("losses") or []}
 
     @cached_property
@@ -123,7 +122,7 @@ class Run:
 
     @property
     def samples(self) -> tuple[int, list[str]]:
-        """The last samples that the log holds and their update; none gives no texts."""
+        """The update and the texts of the last logged samples; (0, []) if there are none."""
         update, texts = 0, []
         for line in self.log:
             if line["kind"] == "samples" and isinstance(line.get("texts"), list):
@@ -143,7 +142,7 @@ class Run:
 
     @cached_property
     def outcome(self) -> str:
-        """Final metrics and validations without times: equal where training computed the same."""
+        """Final metrics and validations without times: equal for runs with identical training."""
         if self.results is None:
             return str(self.path)
         validations = []
@@ -171,9 +170,9 @@ class Run:
 
     def why_unscored(self, metric: str) -> str | None:
         """Return why this run has no score of `metric`, or None if it has one."""
-        unended = self.why_unended()
-        if unended:
-            return unended
+        unfinished = self.why_unended()
+        if unfinished:
+            return unfinished
         if metric not in self.metrics:
             return f"results.json has no {metric}"
         value = self.metrics[metric]
@@ -181,10 +180,10 @@ class Run:
 
     @cached_property
     def costs(self) -> dict[str, float | None]:
-        """Costs by name, None where a finite one is not on record.
+        """Costs by name; None if no finite value is recorded.
 
-        `flops` and `seconds` are totals with those of all ancestors. `own_flops`, `own_seconds`,
-        `own_flops_by_rule` and `peak_memory` (bytes) are those of the run itself.
+        `flops` and `seconds` include all ancestors. `own_flops`, `own_seconds`,
+        `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone.
         """
         results = self.results or {}
         costs = {
@@ -201,7 +200,7 @@ class Run:
 
     @property
     def was_pretrained(self) -> bool:
-        """Whether another run's cost has to be added to this one's."""
+        """Whether the cost of other runs has to be added to this run's."""
         return bool((self.results or {}).get("pretraining"))
 
     @cached_property
@@ -219,7 +218,7 @@ class Run:
 
     @property
     def portable_results(self) -> dict[str, Any] | None:
-        """The results; of the ancestors the total cost, not their paths."""
+        """The results with the total cost of the ancestors, but not their paths."""
         if not self.results or not self.results.get("pretraining"):
             return self.results
         ancestors = self.results["pretraining"]
@@ -271,18 +270,19 @@ def read_values(
     notes: list[str],
     descendants: tuple[Path, ...] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the flat config of a run with those of its ancestors, and the keys that name those.
+    """Return the flat config of a run and its ancestors, and the keys that name the ancestors.
 
-    `descendants` are the runs that led here: moved folders can name each other in a circle.
+    `descendants` are the runs whose ancestors are being read; they guard against cycles, which
+    moved folders can form.
     """
-    # Written resolved. References are not followed, since they could lead to a secret.
+    # config.yaml is written resolved. References are not followed: they could reveal a secret.
     content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
     names = [str(values[key]) for key in ("task._name", "criterion._name") if values.get(key)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}
     if values.get("data"):
-        values["data"] = from_here(str(values["data"]))
+        values["data"] = relative_to_cwd(str(values["data"]))
         values["data_hash"] = (results or {}).get("data")
     ancestor_names = run_folder.read_sources(folder)
     sources = [key for key in ancestor_names if key in values]
@@ -328,10 +328,10 @@ def find_ancestor(folder: Path, start: Path) -> Path | None:
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a log; of two lines of one kind and update the later one.
+    """Return the lines of a log; if a kind and update occur twice, only the later line.
 
-    An incomplete last line, left by a killed process, is dropped and noted. Any other bad line is a
-    MetaseqError with file and line number. A missing log counts as empty.
+    An incomplete last line, left by a killed process, is dropped and noted. Any other
+    invalid line raises MetaseqError with file and line number. A missing log counts as empty.
     """
     if not os.path.lexists(path):
         notes.append("no log.jsonl: the run ended before its first update was logged")
@@ -353,18 +353,20 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
             lines[key] = line
         elif number == len(rows):
-            notes.append(f"log.jsonl:{number}: the last line is torn (killed?) and was left out")
+            notes.append(
+                f"log.jsonl:{number}: the last line is incomplete (run killed?) and was left out"
+            )
         elif row.strip():
             raise MetaseqError(
                 f"{path}:{number}: not a JSON object with a 'kind': {row[:60]!r}. "
-                "Mend or delete that line."
+                "Repair or delete that line."
             )
     return with_numbers(list(lines.values()))
 
 
 def with_numbers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return log lines with numbers for texts such as "NaN", except in lines of texts."""
-    # One level deeper than a line.
+    """Return log lines with strings such as "NaN" as numbers, except in lines of texts."""
+    # 21: the list is one level deeper than a line.
     numeric = iter(as_numbers([line for line in lines if line["kind"] not in TEXT_LINES], 21))
     return [line if line["kind"] in TEXT_LINES else next(numeric) for line in lines]
 
@@ -385,14 +387,14 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def check_results(results: dict[str, Any]) -> None:
-    """Raise ValueError unless the parts of results.json that are mappings or lists are."""
+    """Raise ValueError if a part of results.json is not the mapping or list it should be."""
     for part, kind in (("metrics", dict), ("pretraining", dict), ("losses", list)):
         if not isinstance(results.get(part) or kind(), kind):
             raise ValueError(f"{part} is no {'mapping' if kind is dict else 'list'}")
 
 
 def is_log_line(line: Any) -> bool:
-    """Return whether `line` is one of a log: a mapping with a kind, and an update if it has one."""
+    """Return whether `line` is a log line: a mapping with a string kind and an int update."""
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return False
     return isinstance(line.get("update", 0), int)
@@ -414,7 +416,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def identity(value: Any) -> tuple[str, Any]:
-    """Return a value by which config values compare: 1 equals 1.0, but not true."""
+    """Return a hashable value for comparing config values: 1 equals 1.0, but not true."""
     if is_number(value):
         return ("number", float(value))
     return ("other", json.dumps(value, sort_keys=True, default=str))
@@ -429,20 +431,20 @@ def is_excluded(key: str) -> bool:
 
 
 def bare_key(key: str) -> str:
-    """Return a config key of an ancestor as that run had it: pretraining.data is data."""
+    """Return a key without the prefixes of ancestors: data for pretraining.data."""
     while "." in key and key.partition(".")[0] not in TOP:
         key = key.partition(".")[2]
     return key
 
 
-def from_here(path: str | Path) -> str:
-    """Return a path relative to the working directory if it is below it, else as it is."""
+def relative_to_cwd(path: str | Path) -> str:
+    """Return a path relative to the working directory if it is inside it, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def shorten(text: str, length: int) -> str:
-    """Return a text of at most `length` characters, an ellipsis for what is cut off."""
+    """Return `text` cut to at most `length` characters, with an ellipsis if it was longer."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 

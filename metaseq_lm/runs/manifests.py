@@ -1,4 +1,4 @@
-"""The manifests of checkpoints, and which checkpoints a run folder has; no torch is needed."""
+"""Checkpoint manifests, and the checkpoints of a run folder; does not import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metaseq_lm.runs.folder import check_hidden
 FORMAT = 2
 FORMAT_IN_PARTS = 3
 PREFIX = "update_"
-# What a manifest holds; imports have no fingerprint of data. See `schema_error`.
+# Schema of a manifest, see `schema_error`. Imported models have no data fingerprint.
 MANIFEST = {
     "format": int,
     "update": int,
@@ -45,7 +45,7 @@ class CheckpointError(MetaseqError):
 
 
 class NoCheckpointError(CheckpointError, MissingError):
-    """There is no checkpoint at a path: the wrong one was typed."""
+    """There is no checkpoint at the path that the user gave."""
 
     exit_code = MissingError.exit_code
 
@@ -56,7 +56,7 @@ def folder_of(folder: Path, update: int) -> Path:
 
 
 def hash_of_weights(manifest: Mapping[str, Any]) -> str:
-    """Return a hash that differs between checkpoints of different weights."""
+    """Return a hash that identifies the weights of a checkpoint."""
     sums = {name: value for name, value in manifest["sha256"].items() if name != "state.pt"}
     if not any(map(PART.fullmatch, sums)):
         return str(sums.get("model.safetensors"))
@@ -91,7 +91,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
     """Return a file of a checkpoint; CheckpointError if it differs from the manifest."""
-    if not (path / name).is_file():  # a device or a pipe would be read without an end
+    if not (path / name).is_file():  # reading a device or a pipe might never end
         raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
     try:
         content = (path / name).read_bytes()
@@ -103,7 +103,7 @@ def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def file_names(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of a checkpoint's files; others, which may lead anywhere, are not read."""
+    """Return the file names of a checkpoint; other names in a manifest could be unsafe paths."""
     return ["model.safetensors", "state.pt", *sorted(filter(PART.fullmatch, manifest["sha256"]))]
 
 
@@ -125,8 +125,8 @@ def resolve(path: str, prefer: str = "last") -> Path:
     root = Path(path)
     if not root.exists():
         raise NoCheckpointError(
-            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub "
-            "is downloaded first, and made a run with 'metaseq-lm import')"
+            f"{path}: there is no such checkpoint or run folder (download a model of the "
+            "Hugging Face Hub first, and convert it to a run with 'metaseq-lm import')"
         )
     if (root / "manifest.json").is_file():
         return root.resolve()
@@ -134,7 +134,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
         for name in (prefer, "last"):
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
-    remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
+    remedy = "; convert this transformers folder to a run with 'metaseq-lm import'"
     raise NoCheckpointError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
         f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
@@ -150,14 +150,14 @@ def config_of(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> RunConfig:
-    """Return the configuration of a checkpoint, all of whose names are registered.
+    """Return the configuration of a checkpoint; checks that all its components are registered.
 
     Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does
     not name.
     """
     config = config_of(manifest, path)
     if config.user_dir and not user_dir:
-        # Code is run only if the command line names it.
+        # Plug-in code is run only if the command line names it.
         raise UsageError(
             "this run used a plug-in; give --user-dir with its path from here, which was "
             f"{config.user_dir}"
@@ -169,7 +169,7 @@ def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None)
 def reopened_config(
     path: Path, manifest: Mapping[str, Any], user_dir: str | None, overrides: Sequence[str]
 ) -> RunConfig:
-    """Return a checkpoint's `usable_config` with key=value changes; UsageError for a wrong one."""
+    """Return `usable_config` with key=value overrides; UsageError for an invalid override."""
     config = usable_config(path, manifest, user_dir)
     check_hidden(path, as_dict(config), overrides)
     return overridden(config, overrides)

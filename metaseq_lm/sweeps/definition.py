@@ -39,10 +39,10 @@ RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of every run; its name is "" where a sweep lists no stages.
+    """A stage of every run; its name is "" if the sweep lists no stages.
 
     Attributes:
-        name: Its name, that of a folder in OUT too.
+        name: Its name, also that of its folder in OUT.
         config_name: The config in the sweep's config_dir; None for the base config.
         overrides: key=value options of `train`, with {placeholders}.
     """
@@ -53,7 +53,7 @@ class Stage:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Stage:
-        """Return the stage of a sweep.json."""
+        """Return the stage stored in a row of sweep.json."""
         return cls(row["name"], row["config_name"], tuple(row["overrides"]))
 
     def as_json(self) -> dict[str, Any]:
@@ -64,15 +64,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a sweep runs; all values are checked and all paths absolute.
+    """A sweep's definition; all values are checked and all paths are absolute.
 
     Attributes:
         data: The data folder.
         config_dir: The folder of the sweep's configs; None without one.
         user_dir: The plug-in; None without one.
         stages: The stages of every run, in order.
-        grid: The values of each key that are combined with those of all others.
-        alternatives: Values that go together, each with the same keys; `list` in SWEEP.yaml.
+        grid: The values of each key; all combinations are run.
+        alternatives: Groups of values that are set together; `list` in SWEEP.yaml.
         seeds: The seeds of every setting.
         overrides: key=value options of every stage, with {placeholders}.
     """
@@ -88,7 +88,7 @@ class Definition:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Definition:
-        """Return the definition of a sweep.json."""
+        """Return the definition stored in a sweep.json."""
         values = {key: content[key] for key in ("data", "config_dir", "user_dir", "grid", "seeds")}
         stages = tuple(map(Stage.from_json, content["stages"]))
         return cls(
@@ -143,9 +143,9 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def yaml_problem(error: Exception) -> str:
-    """Return the problem that the YAML reader reports, with its place, as one line."""
+    """Return the YAML reader's error message and its position as one line."""
     if isinstance(error, RecursionError):
-        return "nested too deeply, or an alias (*name) stands inside of what it names"
+        return "nested too deeply, or an alias (*name) refers to a node that contains it"
     mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
     position = (
         f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
@@ -154,15 +154,15 @@ def yaml_problem(error: Exception) -> str:
 
 
 def absolute(path: str, base: Path) -> str:
-    """Return a path of the user as an absolute path."""
+    """Return a path given by the user as an absolute path."""
     return os.path.abspath(base / Path(printable(path, "path")).expanduser())
 
 
 def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
-    """Return (a part of) the content of a sweep in which options that name other runs are absolute.
+    """Return (part of) a sweep's content with absolute paths in the options that name other runs.
 
-    A relative path starts from `base`; one that begins with a {placeholder} stays. `key` is the key
-    that the part stands under.
+    Relative paths are relative to `base`; paths that begin with a {placeholder} are unchanged.
+    `key` is the key that holds the part.
     """
     if isinstance(content, dict):
         return {k: absolute_sources(value, base, str(k)) for k, value in content.items()}
@@ -207,7 +207,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
 def override_values(text: str, source: str) -> list[Any]:
     """Return the values of an override KEY=VALUE,VALUE without Hydra's quotes.
 
-    Raises UsageError that begins with `place`.
+    Raises UsageError whose message begins with `source`.
     """
     try:
         override = OverridesParser.create().parse_override(text)
@@ -229,16 +229,18 @@ def unquoted(value: Any) -> Any:
 
 
 def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definition:
-    """Return the checked definition; raises UsageError that names the fault.
+    """Return the checked definition; raises UsageError if it is invalid.
 
-    `patterns` are patterns of stage names: only those stages stay, and those they start from.
+    `patterns` select stages by name, together with the stages that they start from.
     """
     if not content.get("data"):
         raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
     if not Path(content["data"]).is_dir():
         raise UsageError(f"{content['data']}: there is no such data folder; make it: 'preprocess'")
     if "stages" in content and "config_name" in content:
-        raise UsageError("config_name stands beside stages: give one to each stage instead")
+        raise UsageError(
+            "config_name cannot be given along with stages: set it in each stage instead"
+        )
     single: dict[str, Any] = {
         "name": "",
         "config_name": content.get("config_name"),
@@ -246,11 +248,11 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
     }
     stages: list[Stage] = []
     for stage in sequence(content.get("stages", [single]), "stages"):
-        stages += map(stage_of, repeated(mapping(stage, "stages")))
+        stages += map(parse_stage, expand_each(mapping(stage, "stages")))
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise UsageError(f"stages: two have the same name ({', '.join(names)})")
-    stages = chosen_stages(stages, patterns)
+    stages = select_stages(stages, patterns)
     grid = mapping(content.get("grid", {}), "grid")
     overrides = sequence(content.get("overrides", []), "overrides", True)
     alternatives = sequence(content.get("list", []), "list", True)
@@ -261,15 +263,15 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
         stages=tuple(stages),
         grid={key: sequence(values, f"grid {key}") for key, values in grid.items()},
         alternatives=[mapping(item, "list") for item in alternatives],
-        seeds=[seed_of(seed) for seed in sequence(content.get("seeds", [1]), "seeds")],
-        overrides=[override_of(override) for override in overrides],
+        seeds=[parse_seed(seed) for seed in sequence(content.get("seeds", [1]), "seeds")],
+        overrides=[parse_override_text(override) for override in overrides],
     )
     check_axes(definition)
     return definition
 
 
-def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a stage once for each value of its `each`, which replaces {key} in its texts."""
+def expand_each(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one copy of a stage for each value of `each`, which replaces {key} in its strings."""
     each = mapping(stage.get("each", {}), "each")
     choices = [sequence(values, f"each {key}") for key, values in each.items()]
     rest = {key: value for key, value in stage.items() if key != "each"}
@@ -281,7 +283,7 @@ def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def substitute(value: Any, values: dict[str, str]) -> Any:
-    """Return a text, or a list of texts, with {names} replaced by `values`; other names stay."""
+    """Return a string, or a list of them, with {name} replaced by `values`; unknown names stay."""
     if isinstance(value, list):
         return [substitute(item, values) for item in value]
     if not isinstance(value, str):
@@ -289,8 +291,8 @@ def substitute(value: Any, values: dict[str, str]) -> Any:
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), value)
 
 
-def chosen_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
-    """Return the stages that match a pattern and those they start from; all without patterns."""
+def select_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
+    """Return the stages that match a pattern and those they start from; all if no pattern."""
     names = [stage.name for stage in stages]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -310,7 +312,7 @@ def chosen_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
     return [stage for stage in stages if stage.name in chosen]
 
 
-def stage_of(stage: dict[str, Any]) -> Stage:
+def parse_stage(stage: dict[str, Any]) -> Stage:
     """Return a checked stage."""
     name = stage.get("name")
     check_keys(stage, STAGE_KEYS, f"stage {name}")
@@ -319,8 +321,8 @@ def stage_of(stage: dict[str, Any]) -> Stage:
         isinstance(name, str) and STAGE.fullmatch(name) and name not in RESERVED_STAGES
     ):
         raise UsageError(
-            f"stage name {name!r}: it names a folder, so use letters, digits, _ and - "
-            f"(at most 50, and not {', '.join(RESERVED_STAGES)})"
+            f"stage name {name!r}: it names a folder, so use at most 50 letters, digits, _ and - "
+            f"(not {', '.join(RESERVED_STAGES)})"
         )
     config_name = stage.get("config_name")
     if config_name is not None and not (isinstance(config_name, str) and config_name):
@@ -328,11 +330,11 @@ def stage_of(stage: dict[str, Any]) -> Stage:
     overrides = sequence(stage.get("overrides") or [], f"overrides of {name}", True)
     if config_name is not None:
         printable(config_name, "config_name")
-    return Stage(str(name), config_name, tuple(map(override_of, overrides)))
+    return Stage(str(name), config_name, tuple(map(parse_override_text, overrides)))
 
 
 def check_axes(definition: Definition) -> None:
-    """Raise UsageError for axes that clash, repeat a value or lack one."""
+    """Raise UsageError for axes with unknown keys, conflicts or repeated values."""
     alternatives, grid = definition.alternatives, definition.grid
     stages = [stage.name for stage in definition.stages]
     for key in itertools.chain(grid, *alternatives):
@@ -366,34 +368,34 @@ def check_axes(definition: Definition) -> None:
     for name, values in axes.items():
         repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
         if repeats:
-            raise UsageError(f"{name}: {repeats[0]} is there twice")
+            raise UsageError(f"{name}: {repeats[0]} is given twice")
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
-    """Return `value` if it is a mapping with text for keys; raises UsageError."""
+    """Return `value` if it is a mapping with string keys; raises UsageError."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{name}: {value!r} is not a mapping of keys to values")
     return value
 
 
-def sequence(value: Any, name: str, may_be_empty: bool = False) -> list[Any]:
-    """Return `value` if it is a list with something in it; raises UsageError."""
+def sequence(value: Any, name: str, allow_empty: bool = False) -> list[Any]:
+    """Return `value` if it is a list, and not empty unless allowed; raises UsageError."""
     if not isinstance(value, list):
         raise UsageError(f"{name}: {value!r} is not a list, such as [1, 2]")
-    if not value and not may_be_empty:
+    if not value and not allow_empty:
         raise UsageError(f"{name}: the list is empty")
     return value
 
 
-def seed_of(value: Any) -> int:
-    """Return a seed; raises UsageError."""
+def parse_seed(value: Any) -> int:
+    """Return `value` as a seed; raises UsageError if it is none."""
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
         raise UsageError(f"seeds: {value!r} is not a whole number from 0 to 999999999")
     return int(value)
 
 
-def override_of(value: Any) -> str:
-    """Return a key=value of the user; raises UsageError."""
+def parse_override_text(value: Any) -> str:
+    """Return `value` if it is a valid key=value override; raises UsageError."""
     if not isinstance(value, str) or "=" not in value:
         raise UsageError(f"overrides: {value!r} is not key=value")
     printable(value, "overrides")
@@ -414,9 +416,9 @@ def check_keys(content: dict[Any, Any], keys: tuple[str, ...], where: str) -> No
 
 
 def printable(text: str, name: str) -> str:
-    """Return `text`; raises UsageError if it has control characters or line breaks in it."""
+    """Return `text`; raises UsageError if it has control characters or line breaks."""
     if not text.isprintable():
-        raise UsageError(f"{name}: {text!r} has characters in it that cannot be printed")
+        raise UsageError(f"{name}: {text!r} has characters that cannot be printed")
     return text
 
 
@@ -424,7 +426,7 @@ def printable(text: str, name: str) -> str:
 
 
 def text_of(value: Any, name: str) -> str:
-    """Return a value as the text that replaces a placeholder; raises UsageError."""
+    """Return a value as the string that replaces a placeholder; raises UsageError."""
     if isinstance(value, str):
         return printable(value, name)
     if value is None or isinstance(value, (bool, int, float, list)):
@@ -433,7 +435,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 def hydra_text(value: Any, name: str) -> str:
-    """Return a value of `name` spelled so that Hydra parses it to the same value."""
+    """Return a value as a string that Hydra parses to the same value; errors begin with `name`."""
     if isinstance(value, list):
         return "[" + ",".join(hydra_text(v, name) for v in value) + "]"
     if value is None or isinstance(value, (bool, int, float)):
@@ -442,7 +444,7 @@ def hydra_text(value: Any, name: str) -> str:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Return the differences of two definitions as lines of text; stages are compared by name."""
+    """Return the differences between two definitions, one a line; stages are compared by name."""
     if where == "stages" and isinstance(old, list) and isinstance(new, list) and old != new:
         old = {stage["name"]: stage for stage in old}
         new = {stage["name"]: stage for stage in new}
@@ -450,7 +452,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
         lines += [f"stage {n} only here" for n in new if n not in old]
         shared = [n for n in old if n in new]
         lines += differences({n: old[n] for n in shared}, {n: new[n] for n in shared}, where)
-        return lines or ["the stages are in another order"]
+        return lines or ["the stages are in a different order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]
         lines = []

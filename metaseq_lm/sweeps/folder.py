@@ -31,9 +31,9 @@ from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
-NAMED = {"name": str, "folder": str}
+NAMED_FOLDER = {"name": str, "folder": str}
 # The required content of sweep.json and of the lines of jobs.jsonl; see `schema_error`.
-FORM = {
+SWEEP_SCHEMA = {
     "version": int,
     "out": str,
     "definition": {
@@ -47,13 +47,20 @@ FORM = {
         "overrides": list,
     },
     "launch": dict,
-    "runs": [{**NAMED, "values": dict, "seed": int, "stages": [{**NAMED, "arguments": [str]}]}],
+    "runs": [
+        {
+            **NAMED_FOLDER,
+            "values": dict,
+            "seed": int,
+            "stages": [{**NAMED_FOLDER, "arguments": [str]}],
+        }
+    ],
 }
-# These stand in command lines of Slurm and in paths.
+# These values are used in Slurm command lines and in paths.
 JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
 HASH = re.compile(r"[0-9a-f]{16}")
-JOBS = {
+JOBS_SCHEMA = {
     "submit": {"run": str, "executor": str, "job": JOB_ID, "folder": JOBS_FOLDER, "code": HASH},
     "cancel": {"run": str, "job": JOB_ID, "folder": JOBS_FOLDER},
     "command": {"pid": int, "host": str, "start": int},
@@ -62,7 +69,7 @@ JOBS = {
 
 @dataclass(frozen=True)
 class Submission:
-    """The last job of a run, from jobs.jsonl; `start` is a local process's, in clock ticks."""
+    """The last job of a run, from jobs.jsonl; `start` is the start time of a local process."""
 
     run: str
     executor: str
@@ -79,7 +86,7 @@ class Submission:
         return on_this_host and bool(self.start) and process_start(int(self.job)) == self.start
 
     def send(self, number: int) -> None:
-        """Send a signal to a local job, unless it is over."""
+        """Send a signal to a local job that is still running."""
         if self.is_alive():
             os.kill(int(self.job), number)
 
@@ -97,7 +104,7 @@ class SweepFolder:
         file = self.path / "sweep.json"
         try:
             content = json.loads(read_bounded(file, LARGEST_SWEEP))
-            problem = schema_error(content, FORM) or misused(content)
+            problem = schema_error(content, SWEEP_SCHEMA) or unsafe_arguments(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
         except (ValueError, RecursionError) as error:
@@ -107,14 +114,14 @@ class SweepFolder:
         if problem:
             raise MetaseqError(
                 f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote "
-                "it again: it goes on with the runs that are there"
+                "it again: it continues the existing runs"
             )
         if is_altered(content):
             self._warn(f"{file}: warning: changed after a sweep wrote it")
         return dict(content)
 
     def _warn(self, message: str) -> None:
-        """Print a warning once."""
+        """Print a warning, unless it was printed before."""
         if message not in self._warnings:
             self._warnings.add(message)
             say(message)
@@ -126,21 +133,21 @@ class SweepFolder:
     def require_same(
         self, definition: Definition, runs: list[Run], relocated: dict[str, Any]
     ) -> None:
-        """Raise UsageError if another sweep is here.
+        """Raise UsageError if the folder holds a different sweep.
 
-        A sweep may grow by seeds, values and stages if its present runs stay the same. `relocated`
-        has the stored places of what lies at another place now.
+        Seeds, values and stages may be added if the existing runs stay the same. `relocated` maps
+        fields of the definition whose paths changed to the stored paths.
         """
         if not (self.path / "sweep.json").exists():
             return
         old = self.read()
         definition = replace(definition, **relocated)
         differing = differences(old["definition"], definition.as_json())
-        if differing and not grown(old, definition, runs):
+        if differing and not extends(old, definition, runs):
             raise UsageError(
                 f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
-                "--out, or go on with it by the same definition or one that has all its runs (at "
-                "another place, data, configs and plug-ins must be the same)"
+                "--out, or continue it with the same definition or one that has all its runs "
+                "(data, configs and plug-ins that were moved must be the same)"
             )
 
     def definition(self) -> Definition:
@@ -148,7 +155,7 @@ class SweepFolder:
         return Definition.from_json(self.read()["definition"])
 
     def adopt(self, definition: Definition, runs: list[Run], launch: dict[str, Any]) -> None:
-        """Write sweep.json."""
+        """Write sweep.json, so that the folder belongs to this sweep."""
         content = {
             "version": VERSION,
             "out": str(self.path),
@@ -174,14 +181,14 @@ class SweepFolder:
             check_regular(self.path / name)
         for path in (self.path / "jobs", self.path / "code"):
             if path.is_symlink():
-                raise MetaseqError(f"{path}: a link, and not a folder of this sweep; remove it")
+                raise MetaseqError(f"{path}: a link instead of a folder of this sweep; remove it")
         with open(self.lock_file, "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise MetaseqError(
-                    f"{self.path}: another 'sweep' command works here, or the runs of one that was "
-                    "killed are still saving; wait, or use 'metaseq-lm sweep cancel'"
+                    f"{self.path}: another 'sweep' command is running, or the runs of a killed one "
+                    "are still saving; wait, or use 'metaseq-lm sweep cancel'"
                 ) from None
             remove_leftovers(self.path / "sweep.json")
             yield
@@ -202,10 +209,9 @@ class SweepFolder:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of jobs.jsonl without incomplete ones, which killed processes left.
+        """Return the lines of jobs.jsonl, without duplicates and lines left incomplete by a kill.
 
-        Lines that were repeated are left out, too. Raises MetaseqError for a complete line that
-        lacks a value or was changed.
+        Raises MetaseqError for a complete line that lacks a value or was changed.
         """
         file = self.path / "jobs.jsonl"
         check_regular(file)
@@ -224,7 +230,7 @@ class SweepFolder:
                 left_out[number] = "not readable"  # a killed process leaves part of a line
                 continue
             kind = str(row.get("kind")) if isinstance(row, dict) else ""
-            problem = schema_error(row, JOBS.get(kind, {}))
+            problem = schema_error(row, JOBS_SCHEMA.get(kind, {}))
             if not problem and kind == "submit" and row["executor"] == "local":
                 problem = "" if row["job"].isdecimal() else "job is no process"
             if not problem and is_altered(row):
@@ -262,7 +268,7 @@ class SweepFolder:
         return used[-1] if used else None
 
     def new_jobs_folder(self) -> Path:
-        """Make a new folder for submitit, which would find old results in a used one."""
+        """Create a new folder for submitit, which would find old results in a used one."""
         jobs = self.path / "jobs"
         jobs.mkdir(exist_ok=True)
         for number in itertools.count(len(list(jobs.iterdir())) + 1):
@@ -272,8 +278,8 @@ class SweepFolder:
         return jobs / f"{number:04d}"
 
 
-def grown(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
-    """Return whether `runs` have every stage of sweep.json, with its arguments behind DATA."""
+def extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
+    """Return whether `runs` include every stage of `old` with the same arguments after DATA."""
     for key in ("data", "config_dir", "user_dir"):
         if old["definition"].get(key) != getattr(definition, key):
             return False
@@ -285,10 +291,11 @@ def grown(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:
     return all(current.get(stage["folder"]) == stage["arguments"][1:] for stage in before)
 
 
-def misused(content: dict[str, Any]) -> str:
-    """Return what no sweep writes into a sweep.json, "" if nothing: it becomes commands.
+def unsafe_arguments(content: dict[str, Any]) -> str:
+    """Return a description of arguments that no sweep writes into sweep.json, "" if there are none.
 
-    An option such as --user-dir would run code, another --save-dir write somewhere else.
+    The arguments are run as commands: --user-dir could run code, another --save-dir could write
+    outside the sweep.
     """
     for stage in itertools.chain.from_iterable(run["stages"] for run in content["runs"]):
         data, *words = stage["arguments"]
@@ -298,7 +305,7 @@ def misused(content: dict[str, Any]) -> str:
         if words[:2] == ["--save-dir", os.path.join(content["out"], stage["folder"])]:
             words = words[2:]
         keys = [word.partition("=")[0] if "=" in word else "" for word in words]
-        if not data.startswith("/"):  # else it is a path, whatever is in it
+        if not data.startswith("/"):  # an absolute path may contain "="
             keys += [data.partition("=")[0]] if "=" in data else []
         if any(word.startswith("-") for word in (data, *names)) or not all(
             KEY.fullmatch(key) and key not in ("user_dir", "save_dir") for key in keys

@@ -1,4 +1,4 @@
-"""A job of a sweep: the snapshot of the code that it runs from, and what submitit calls.
+"""A job of a sweep: the code snapshot that it runs from, and the callable given to submitit.
 
 submitit calls a `Job`; that runs `metaseq-lm train` from the snapshot as a child process, one stage
 after the other, forwards every signal to the child, waits until it has saved, and only then asks
@@ -35,29 +35,29 @@ from metaseq_lm.distributed.signals import SIGNALS
 from metaseq_lm.distributed.step import machine
 
 START = "metaseq-lm: starts"
-LARGEST_SOURCE = 64 << 20  # bytes of one file of a snapshot
-OTHERS = 60.0  # seconds that the task of a node whose run failed waits for the first
-MOST_FOLDERS = 10_000  # below a plug-in or a folder of configs
+MAX_SOURCE_BYTES = 64 << 20  # bytes of one file of a snapshot
+FIRST_TASK_TIMEOUT = 60.0  # seconds that a failed task waits for the first task to end
+MAX_FOLDERS = 10_000  # in a plug-in or a folder of configs
 
 # ---------------------------------------------------------------- the snapshot
 
 
 @dataclass(frozen=True)
 class Code:
-    """A copy of the package, of the plug-in and of the configs, named by its content."""
+    """A copy of the package, the plug-in and the configs, in a folder named by its hash."""
 
     folder: Path
     user_dir: str | None
     config_dir: str | None
 
     def arguments(self) -> list[str]:
-        """Return the options of `train` that name the copies."""
+        """Return the options of `train` with the paths of the copies."""
         config = ["--config-dir", self.config_dir] if self.config_dir else []
         return config + (["--user-dir", self.user_dir] if self.user_dir else [])
 
 
 class Snapshot:
-    """The present files that a sweep's runs depend on."""
+    """The files, as they are now, that the runs of a sweep depend on."""
 
     def __init__(self, out: Path, user_dir: str | None, config_dir: str | None) -> None:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
@@ -69,7 +69,7 @@ class Snapshot:
         self.hash = content_hash(self.files)
 
     def take(self) -> Code:
-        """Copy the files to OUT/code/<hash>, unless that is there, and return the copy."""
+        """Copy the files to OUT/code/<hash>, unless that exists, and return the copy."""
         folder = self.out / "code" / self.hash
         if not folder.is_dir():
             temporary = folder.with_name(f".{self.hash}.{os.getpid()}")
@@ -90,8 +90,8 @@ def plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
     return sources(plugin, f"plugin/{plugin.name}", (".py", ".yaml", ".yml", ".json"), out)
 
 
-def same_plugin(snapshot: Path, user_dir: str) -> bool:
-    """Return whether a plug-in is the one that was copied into a snapshot."""
+def is_same_plugin(snapshot: Path, user_dir: str) -> bool:
+    """Return whether a plug-in has the same content as its copy in a snapshot."""
     copied = {name: p for name, p in copied_files(snapshot).items() if name.startswith("plugin/")}
     present = plugin_files(user_dir, snapshot.parents[1])
     return bool(copied) and content_hash(copied) == content_hash(present)
@@ -116,18 +116,18 @@ def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
 
 
 def content_hash(files: dict[str, Path]) -> str:
-    """Return a hash of files by name; ValueError for what is no file of source code."""
+    """Return a hash of the names and contents of files; ValueError if one is not source code."""
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
-        content = read_bounded(path, LARGEST_SOURCE)
+        content = read_bounded(path, MAX_SOURCE_BYTES)
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
-    """Return all files of a snapshot by name, and remove compiled ones: Python would run them.
+    """Return all files of a snapshot by name; removes bytecode caches, which Python would run.
 
-    Raises ValueError for links, and for compiled files that cannot be removed.
+    Raises ValueError for links, and for a bytecode cache that cannot be removed.
     """
     files: dict[str, Path] = {}
     for root, folders, names in os.walk(folder):
@@ -148,12 +148,12 @@ def copied_files(folder: Path) -> dict[str, Path]:
 
 
 def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[str, Path]:
-    """Return the files below `root` of these kinds, but none below `out`, by name/relative path."""
+    """Return the files in `root` with suffixes `kinds`, outside `out`, by name/relative path."""
     if not root.is_dir():
         raise UsageError(f"{root}: there is no such folder")
     files = {}
     for count, (root_folder, folders, names) in enumerate(os.walk(root)):
-        if count == MOST_FOLDERS:
+        if count == MAX_FOLDERS:
             raise UsageError(
                 f"{root}: more than {count:,} folders below it; name one with code only"
             )
@@ -170,10 +170,10 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
 
 @dataclass
 class Job:
-    """The work of one run: stages of (name, run folder, arguments of `train`). Plain data, pickled.
+    """The stages of one run, each (name, run folder, arguments of `train`); pickled by submitit.
 
-    `threads` is OMP_NUM_THREADS of each process; the job ends when another process lets go of the
-    file `lock` (the waiting `sweep` command of the local executor).
+    `threads` is OMP_NUM_THREADS of each process. `lock` is a file locked by the waiting `sweep`
+    command of the local executor; the job stops when that lock is released.
     """
 
     name: str
@@ -187,17 +187,17 @@ class Job:
         Runner(self).run()
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return the job to requeue: the same, since `train` resumes by itself."""
+        """Return the job to requeue: this one, because `train` resumes from its last checkpoint."""
         return DelayedSubmission(self)
 
 
 class Runner:
-    """Runs a job inside submitit's process, of which there is one on each node.
+    """Runs a job in the process that submitit starts on each node.
 
-    All train, the first does what is done once: it links the code and asks to requeue.
+    All tasks train; only the first links the code and requeues the job.
 
     Signal handlers interrupt the main thread anywhere, so they only record the signal and forward
-    it; `run` does all waiting and deciding.
+    it; `run` does everything else.
     """
 
     def __init__(self, job: Job) -> None:
@@ -215,11 +215,13 @@ class Runner:
             signal.signal(number, self.on_signal)
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
             signals.follow_parent()
-            threading.Thread(target=stop_without, args=(self.job.lock,), daemon=True).start()
-        self.outcome_file(self.task).unlink(missing_ok=True)  # of an earlier life
+            threading.Thread(
+                target=terminate_when_unlocked, args=(self.job.lock,), daemon=True
+            ).start()
+        self.outcome_file(self.task).unlink(missing_ok=True)  # of an earlier attempt
         show(f"{START} {self.job.name}")
         for stage, folder, arguments in self.job.stages:
-            # A signal between two stages: as if the next one had been interrupted at once.
+            # A signal between two stages counts as an interruption of the next one.
             code, results = self.train(Path(folder), arguments) if not self.signals else (75, {})
             if code == Interrupted.exit_code or -code in SIGNALS:
                 if self.task:
@@ -229,16 +231,16 @@ class Runner:
                 state = "diverged" if code == DivergedError.exit_code else "failed"
                 message = str(results["message"])
                 self.record(state, stage, code, message)
-                self.let_first_end()
-                raise MetaseqError(f"stage {stage or 'train'}: {ending(code)}\n{message}")
+                self.wait_for_first_task()
+                raise MetaseqError(f"stage {stage or 'train'}: {describe_exit(code)}\n{message}")
         if not self.task:
             self.record("finished", "", 0, "")
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal and forward it to the child, once."""
-        fresh = number not in self.signals
+        is_first = number not in self.signals
         self.signals.append(number)
-        if self.child and fresh:
+        if self.child and is_first:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child, number)
 
@@ -260,9 +262,9 @@ class Runner:
         command = [*program(Path(self.job.code)), "train", *arguments]
         child = subprocess.Popen(command, env=environment)
         self.child = child.pid
-        for number in dict.fromkeys(self.signals):  # those that came while it was being started
+        for number in dict.fromkeys(self.signals):  # received while the child was starting
             os.kill(child.pid, number)
-        # Not child.wait(): until the child is reaped below, its number belongs to no other process.
+        # Not child.wait(): the child's pid cannot be reused until it is reaped below.
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         self.child = 0
         code = child.wait()
@@ -272,23 +274,25 @@ class Runner:
         return code, results
 
     def interrupted(self, stage: str, code: int, reported: int | None, requeue: Any) -> None:
-        """Ask submitit to requeue if this was a preemption or time-out; else raises MetaseqError.
+        """Requeue the job after a preemption or time-out; otherwise raise MetaseqError.
 
-        `reported` is the signal that stopped the training according to its results.
+        `reported` is the signal that results.json names.
         """
-        numbers = {-code} if code < 0 else {reported} if reported else set()
+        received = {-code} if code < 0 else {reported} if reported else set()
         deadline = time.monotonic() + signals.SECOND_SIGNAL
         while self.on_slurm and time.monotonic() < deadline:
-            if (numbers | set(self.signals)) != {signal.SIGTERM}:
+            if (received | set(self.signals)) != {signal.SIGTERM}:
                 break
             time.sleep(0.1)
-        numbers |= set(self.signals)
-        names = " and ".join(signal_name(n) for n in sorted(numbers)) or "a signal"
+        received |= set(self.signals)
+        names = " and ".join(signal_name(n) for n in sorted(received)) or "a signal"
         message = f"interrupted by {names}"
         self.record("interrupted", stage, code, message)
-        ends = {signal.SIGTERM, signal.SIGINT}
-        preempted = bool(numbers - {signal.SIGTERM}) or not numbers
-        if callable(requeue) and (preempted if self.on_slurm else numbers and not numbers & ends):
+        stop_signals = {signal.SIGTERM, signal.SIGINT}
+        not_cancelled = bool(received - {signal.SIGTERM}) or not received
+        if callable(requeue) and (
+            not_cancelled if self.on_slurm else received and not received & stop_signals
+        ):
             try:
                 requeue(signal.SIGUSR2, None)  # does not return: the process ends
             except UncompletedJobError as error:
@@ -297,28 +301,28 @@ class Runner:
         raise MetaseqError(f"stage {stage or 'train'}: {message}, and not requeued")
 
     def record(self, state: str, stage: str, code: int, message: str) -> None:
-        """Write how this start of the job ended to where `sweep status` looks."""
+        """Write the outcome of this attempt to the file that `sweep status` reads."""
         outcome = {"state": state, "stage": stage, "exit_code": code, "message": message}
         write_atomic(self.outcome_file(self.task), json.dumps(outcome).encode())
 
     def outcome_file(self, task: int) -> Path:
-        """Return the file with the outcome of this job on a node."""
+        """Return the outcome file of one task of this job."""
         return outcome_file(self.environment.paths.folder, self.environment.job_id, task)
 
-    def let_first_end(self) -> None:
-        """Wait until the first task has ended: Slurm ends all when one exits with an error."""
-        deadline = time.monotonic() + OTHERS
+    def wait_for_first_task(self) -> None:
+        """Wait for the first task to end: Slurm kills all tasks when one exits with an error."""
+        deadline = time.monotonic() + FIRST_TASK_TIMEOUT
         while self.task and not self.outcome_file(0).exists() and time.monotonic() < deadline:
             time.sleep(0.2)
 
 
 def outcome_file(folder: Path, job_id: str, task: int = 0) -> Path:
-    """Return the file with the outcome of a job, of several nodes on that of a task."""
+    """Return the outcome file of a job; there is one for each task (node)."""
     return folder / f"{job_id}_{f'{task}_' if task else ''}outcome.json"
 
 
 def outcome_of(folder: Path, job_id: str) -> dict[str, Any]:
-    """Return the outcome of a job: a failure on any of its nodes, else that on the first."""
+    """Return the outcome of a job: that of the first task if final, else of another that failed."""
     first = read_json_if_valid(outcome_file(folder, job_id))
     others = map(read_json_if_valid, sorted(folder.glob(f"{job_id}_*_outcome.json")))
     if first.get("state") in ("failed", "diverged", "finished"):
@@ -335,7 +339,7 @@ def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:
 
 
 def last_lines(log: Path, start: int) -> str:
-    """Return the last lines of a log after byte `start`; srun writes them with a delay."""
+    """Return the last lines of a log after byte `start`; retries, because srun writes late."""
     text = ""
     for _ in range(10):
         if log.exists():
@@ -349,7 +353,7 @@ def last_lines(log: Path, start: int) -> str:
 
 
 def link_code(folder: Path, code: Path) -> None:
-    """Make `folder`, and in it the link `code` to the snapshot."""
+    """Create `folder`, and in it the link `code` to the snapshot."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "code"
     target = os.path.relpath(code, folder)
@@ -359,19 +363,19 @@ def link_code(folder: Path, code: Path) -> None:
 
 
 def signal_name(number: int) -> str:
-    """Return SIGKILL for 9."""
+    """Return the name of a signal, such as SIGKILL for 9."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Return an exit code in words."""
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
-def stop_without(lock: str) -> None:
-    """Wait in a thread until the holder of a lock is gone, then stop this process."""
+def terminate_when_unlocked(lock: str) -> None:
+    """Send SIGTERM to this process when the lock on a file is released; runs in a thread."""
     with open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -18,7 +18,7 @@ from metaseq_lm.core.output import seconds_text
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
-from metaseq_lm.sweeps.job import START, ending, outcome_of, read_json_if_valid
+from metaseq_lm.sweeps.job import START, describe_exit, outcome_of, read_json_if_valid
 
 GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
@@ -318,7 +318,7 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
         return GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
     if outcome_state in ("failed", "diverged", "timeout", "interrupted"):
         code = outcome.get("exit_code") if outcome_state in OVER else None
-        code_text = f"{ending(code)}: " if isinstance(code, int) else ""
+        code_text = f"{describe_exit(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         return (
             outcome_state,

@@ -1,4 +1,4 @@
-"""Base class of tasks: data, networks, and the order of the updates in one method."""
+"""Base classes of tasks: a task builds the data streams and the model, and defines the update."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 # The input of an update: per stream a list of global batches, each a list of micro-batches.
-Batches = dict[str, list[list[Any]]]  # of the task's kind of Batch
-# The input of an evaluation: per stream all global batches, once.
+Batches = dict[str, list[list[Any]]]  # instances of the task's Batch class
+# The input of an evaluation: for each stream, an iterable over all its global batches.
 Passes = dict[str, Iterable[list[Batch]]]
 
 
 class Scored(NamedTuple):
     """The result of an evaluation: metrics, equal on all replicas, and rows of predictions.
 
-    `rows` makes one dict per example when it is called; no rows where a task predicts nothing.
+    `rows` returns one dict per example; it is a function because not every caller needs them. It
+    returns nothing for a task without predictions.
     """
 
     metrics: Logs
@@ -38,9 +39,9 @@ class Scored(NamedTuple):
 
 
 class Task:
-    """Data, nets, and the order of the updates; a method overrides what differs.
+    """Base class: data streams, model, optimizers and update; a method overrides what differs.
 
-    Further abilities are optional methods, listed in `tasks.protocols`.
+    Optional methods are listed in `tasks.protocols`.
 
     Args:
         config: The task's options, an instance of the dataclass that it is registered with.
@@ -48,12 +49,12 @@ class Task:
 
     Attributes:
         criterions: The classes of criterion that the task accepts, subclasses included.
-        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they
-            keep their initial weights. All other weights must be in it.
-        exported: Whether a model that this task trains reads rows as its tokenizer makes them and
-            has the layers of the registered model, so that `metaseq-lm export` may write it; or why
-            not. It counts in the body of the registered class alone.
-        text_token: The n of the task token [CLSn] before an unlabelled text.
+        fresh: Prefixes of the parameters that the checkpoint of init_from may lack; they then keep
+            their initial values. All other parameters must be in it.
+        exported: Whether `metaseq-lm export` may write the model: it reads rows as its tokenizer
+            makes them and has the layers of the registered model. A string says why it may not.
+            Not inherited: only the body of the registered class counts.
+        text_token: The n of the task token [CLSn] at the start of an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
 
@@ -75,7 +76,7 @@ class Task:
         raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_streams")
 
     def build_model(self) -> nn.Module:
-        """Return every net, trained and frozen; several are one ModuleDict."""
+        """Return all networks, trained and frozen; several networks as one ModuleDict."""
         raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_model")
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
@@ -91,7 +92,7 @@ class Task:
         return {"train": 1}
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one update; the default is one gradient over all batches and one step of "main"."""
+        """Run one update; the default is one gradient over all batches and one step of "main"."""
         all_batches = itertools.chain.from_iterable(batches.values())
         micro_batches = list(itertools.chain.from_iterable(all_batches))
         grads, logs = engine.gradients(
@@ -101,9 +102,9 @@ class Task:
         return logs
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return metrics over all batches of a split, exact over replicas, and any predictions.
+        """Return the metrics over all batches of a split, and the predictions if there are any.
 
-        A call of all replicas, in evaluation mode.
+        A collective operation: all replicas call it, in evaluation mode, and get the same metrics.
         """
         batches = itertools.chain.from_iterable(passes.values())
         logs = engine.evaluate(
@@ -112,7 +113,7 @@ class Task:
         return Scored(logs)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Choose from a checkpoint's `weights` those that this task's model starts from."""
+        """Return those of a checkpoint's `weights` that initialise this task's model."""
         return weights
 
 
@@ -126,9 +127,9 @@ class TextTask(Task):
 
 
 def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
-    """Raise UsageError unless the task of a configuration and its criterion belong together.
+    """Raise UsageError unless the configured task accepts the configured criterion.
 
-    `task_class` is None for the class that is registered.
+    `task_class` defaults to the registered class of the task.
     """
     task, criterion = config.task._name, config.criterion._name
     task_class = task_class or TASKS.entry(task).value
@@ -138,17 +139,17 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
     tasks = tasks_for(criterion_class)
     if tasks:
         raise UsageError(
-            f"criterion {criterion} is for task {' or '.join(tasks)}, not for {task}; give --task "
-            "and --criterion that belong together"
+            f"criterion {criterion} is for task {' or '.join(tasks)}, not for {task}; choose "
+            "another --task or --criterion"
         )
-    fitting = [
+    accepted = [
         name
         for name, entry in sorted(CRITERIONS.entries.items())
         if takes(task, task_class, entry.value)
     ]
     raise UsageError(
-        f"task '{task}' needs criterion={' or '.join(fitting)}, not '{criterion}'; one of your own "
-        f"derives from {' or '.join(c.__name__ for c in task_class.criterions)}"
+        f"task '{task}' needs criterion={' or '.join(accepted)}, not '{criterion}'; a custom "
+        f"criterion derives from {' or '.join(c.__name__ for c in task_class.criterions)}"
     )
 
 
@@ -175,9 +176,9 @@ def with_epochs(
 ) -> RunConfig:
     """Return `config` with trainer.max_update set for `epochs` of `examples`; 0 changes nothing.
 
-    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
-    epochs between validations; 0 leaves trainer.validate_interval_updates unchanged. Raises
-    UsageError for less than one update.
+    An epoch has ceil(examples / batch_size) updates, as in the code of Clark et al. 2020. `between`
+    is the number of epochs between validations; 0 leaves trainer.validate_interval_updates
+    unchanged. Raises UsageError for less than one update.
     """
     per_epoch = -(-examples // batch_size)
     if between:
@@ -190,16 +191,16 @@ def with_epochs(
     updates = int(per_epoch * epochs)
     if updates < 1:
         raise UsageError(
-            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in "
-            f"batches of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
+            f"task.epochs is {epochs}, which is less than one update of {examples} examples in "
+            f"batches of {batch_size}; raise it, or set it to 0 to use trainer.max_update"
         )
     return with_updates(config, updates)
 
 
 def with_updates(config: RunConfig, updates: int) -> RunConfig:
-    """Return `config` with trainer.max_update at `updates`, and the options that follow it.
+    """Return `config` with trainer.max_update, and options that follow it, set to `updates`.
 
-    Options of the schedule and the criterion for which another number was given stay.
+    Options of the schedule and the criterion that were set to another value are kept.
     """
     changed: dict[str, Any] = {}
     for group, options in (("schedule", config.schedule), ("criterion", config.criterion)):

@@ -24,7 +24,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
-from metaseq_lm.tasks.masked_lm import build_transformer, first, text_stream
+from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, text_stream
 from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationConfig, RowsConfig
 
 
@@ -140,7 +140,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
                 buckets=options.buckets,
             )
             return {split: Stream(split, order, collate, seed, data.lengths)}
-        samples = np.arange(first(len(data), options.valid_size))
+        samples = np.arange(limited_count(len(data), options.valid_size))
         size = options.batch_size
         return {split: sorted_pass(split, samples, data.lengths, collate, size, seed)}
 

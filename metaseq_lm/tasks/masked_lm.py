@@ -36,7 +36,7 @@ from metaseq_lm.tasks.options import (
 class MaskedCorpusConfig(
     EvaluationConfig, DrawingConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig
 ):
-    """Rows of a corpus, and the tokens of them that are targets."""
+    """Options of the rows of a corpus and of the choice of target tokens."""
 
     sample_break_mode: str = with_default(
         BreakModeConfig,
@@ -50,7 +50,7 @@ class MaskedCorpusConfig(
 
 @dataclass
 class MaskedLMConfig(MaskedCorpusConfig):
-    """Corpus and masks: 15 % of tokens, 10 % of them random, 10 % kept (Devlin et al. 2019)."""
+    """Options of rows and masks; the defaults are those of BERT (Devlin et al. 2019)."""
 
     mask_rounding: str = option(
         "random",
@@ -61,13 +61,13 @@ class MaskedLMConfig(MaskedCorpusConfig):
 
 
 def check_rows(config: RunConfig) -> None:
-    """Raise UsageError if rows are longer, or have more segment types, than the model allows."""
-    longest = getattr(config.task, "tokens_per_sample", 0)
-    room = getattr(config.model, "max_positions", 0)
-    if room and longest > room:
+    """Raise UsageError if the rows are longer or have more segment types than the model allows."""
+    row_length = getattr(config.task, "tokens_per_sample", 0)
+    max_positions = getattr(config.model, "max_positions", 0)
+    if max_positions and row_length > max_positions:
         raise UsageError(
-            f"task.tokens_per_sample is {longest} but model.max_positions is {room}; "
-            "a row would not fit the model, make one of them equal the other"
+            f"task.tokens_per_sample is {row_length} but model.max_positions is {max_positions}, "
+            "so rows do not fit the model; set both to the same value"
         )
     has_segments = getattr(config.task, "sample_break_mode", "") == SEGMENTS
     if has_segments and getattr(config.model, "segments", None) == 1:
@@ -86,8 +86,8 @@ def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: objec
     assert entry.dataclass is not None
     if entry.value.forward is nn.Module.forward and not kwargs:
         raise UsageError(
-            f"model {config.model._name} is for other tasks; choose another --model for task "
-            f"{config.task._name}, such as transformer"
+            f"task {config.task._name} cannot train model {config.model._name}; choose another "
+            "--model, such as transformer"
         )
     args = config.model, len(vocabulary)
     kwargs["padding_idx"] = vocabulary.pad
@@ -95,8 +95,8 @@ def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: objec
         signature(entry.value).bind(*args, **kwargs)
     except TypeError as error:
         raise UsageError(
-            f"model {config.model._name} is not of the kind that task {config.task._name} trains "
-            f"({error}); choose another --model, such as transformer"
+            f"task {config.task._name} cannot train model {config.model._name} ({error}); choose "
+            "another --model, such as transformer"
         ) from error
     model: nn.Module = entry.value(*args, **kwargs)
     return model
@@ -109,20 +109,20 @@ def masking_of(
     rounding: str = "random",
     drawing: DrawingConfig | None = None,
 ) -> Masking:
-    """Return the masking of a task's options; special tokens are neither masked nor sampled.
+    """Build the masking that a task's options describe; special tokens are never masked or drawn.
 
     Args:
         config: Options of MaskingConfig and RowsConfig.
         vocabulary: The tokens.
-        split: Rare tokens are drawn more often in "train" only: losses on other splits are of the
-            same masks whatever mask_rarity is.
+        split: mask_rarity applies to "train" only, so that losses on other splits do not depend on
+            it.
         rounding: Rounding of the number of targets. With "nearest", which follows ELECTRA's code,
-            [UNK] can be hidden.
+            [UNK] can be a target.
         drawing: How targets are drawn. mask_rarity follows Clark 2021, section 5.5, which gives no
-            formula; the power of the count is a choice.
+            formula; the power of the count is our choice.
 
     Raises:
-        UsageError: mask_rarity is above 0 and dict.txt counts nothing.
+        UsageError: mask_rarity is above 0 and dict.txt has no counts.
     """
     specials = np.asarray(vocabulary.specials)
     unknown = [] if vocabulary.unk is None else [vocabulary.unk]
@@ -150,34 +150,34 @@ def masking_of(
     )
 
 
-def first(count: int, limit: int) -> int:
-    """Return how many of `count` rows are used: at most `limit`, all if that is 0."""
+def limited_count(count: int, limit: int) -> int:
+    """Return `count`, but at most `limit` unless that is 0."""
     return min(count, limit) if limit else count
 
 
 def scored_rows(task: Task, split: str, count: int) -> int:
     """Return how many of `count` rows of a split are scored; task.valid_size limits valid_split."""
     is_valid = split == task.run_config.trainer.valid_split
-    return first(count, task.config.valid_size if is_valid else 0)
+    return limited_count(count, task.config.valid_size if is_valid else 0)
 
 
 def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collate) -> Stream:
     """Return shuffled epochs of "train", or one pass over another split.
 
-    `lengths` (samples,) are the tokens of the rows, as Stream wants them.
+    `lengths` (samples,) are the numbers of tokens of the rows; see Stream.
     """
     options = config.task
     order: Order
     if split == "train":
         order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
     else:
-        order = Sequential(first(len(lengths), options.valid_size), options.batch_size)
+        order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
     return Stream(split, order, collate, config.seed, lengths)
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)
 class MaskedLMTask(TextTask):
-    """One stream of masked samples, one model, the default update."""
+    """Masked language modelling: one stream of masked rows, one model, the default update."""
 
     exported = True
 
@@ -195,9 +195,9 @@ class MaskedLMTask(TextTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
+        """Return the FLOPs of an update by the rules of flops_rules.py; None for other models.
 
-        The rules count no next-sentence head: it sees one vector of a row.
+        The rules leave out a next-sentence head, which processes one vector per row.
         """
         if self.run_config.model._name != "transformer":
             return None
@@ -209,7 +209,7 @@ class MaskedLMTask(TextTask):
 
 @dataclass
 class SentencePairsConfig(MaskedLMConfig):
-    """The options of masked_lm; rows are always made of sentences."""
+    """The options of masked_lm; rows are always pairs of segments."""
 
     sample_break_mode: str = with_default(
         BreakModeConfig,
@@ -224,9 +224,9 @@ class SentencePairsConfig(MaskedLMConfig):
 class SentencePairsTask(MaskedLMTask):
     """BERT's pre-training: one stream of masked pairs of segments, one model with two heads.
 
-    The parameters are those of masked_lm's model, encoder.* and heads.lm.*, and
-    heads.next_sentence.*, BERT's pooler and classifier. The criterion masked_lm trains on the same
-    rows without next-sentence prediction.
+    The parameters are encoder.* and heads.lm.*, as in masked_lm, and heads.next_sentence.*, BERT's
+    pooler and classifier. With criterion masked_lm the rows are the same, but there is no
+    next-sentence prediction.
     """
 
     exported = True

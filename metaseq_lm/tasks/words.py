@@ -33,7 +33,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.layers import RAW, AveragingConfig, ScalarMix
+from metaseq_lm.models.layers import RAW_PREFIX, AveragingConfig, ScalarMix
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ROOTS,
@@ -258,7 +258,7 @@ class WordTask(Task):
         """Do one step; the averaged weights move before the gradient is applied, as in the code."""
         assert isinstance(model, WordModel)
         if model.average is not None:
-            model.average.move(model)
+            model.average.update_parameters(model)
         return super().update(engine, model, batches)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -270,7 +270,7 @@ class WordTask(Task):
         assert isinstance(model, WordModel)
         nets: dict[str, WordNet] = {"": model.averaged}
         if self.config.score_raw and model.average is not None:
-            nets[RAW] = model
+            nets[RAW_PREFIX] = model
         logs: Logs = {}
         main_scores: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
         losses: list[float] = []

@@ -400,7 +400,7 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 SAID = re.compile(
-    r"changed after|were written by|left out|Left out|not in the table|is damaged|is torn|"
+    r"changed after|were written by|left out|Left out|not in the table|is damaged|is incomplete|"
     r"not found here|no lines|no log\.jsonl|no results\.json|not readable|cannot be used|"
     r"not finished|without config\.yaml|is not searched|; changed "
 )

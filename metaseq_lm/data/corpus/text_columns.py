@@ -1,4 +1,4 @@
-"""The text of one column of JSON lines, a table, Parquet or Arrow files, read as lines of text."""
+"""One column of a JSON lines, table, Parquet or Arrow file, read as lines of text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ U_FFFD = "\ufffd".encode()
 
 @dataclass(frozen=True)
 class MeteredFile(TextFile):
-    """A text file that remembers how many bytes of it are consumed."""
+    """A text file that records how many of its bytes have been read."""
 
     read: list[int] = field(default_factory=lambda: [0])
 
@@ -29,14 +29,14 @@ class MeteredFile(TextFile):
 
 @dataclass(frozen=True)
 class ColumnFile(TextFile):
-    """A file of records, recognised by its content, of which one column is the text.
+    """A file of records, one column of which is the text; its format is detected.
 
     Attributes:
         column: The name of the column.
-        names: The columns of a table without header row.
+        names: The column names of a table without a header row.
         quoting: Whether quotes around a field of a table are syntax, one of tables.QUOTING.
-        documents: Whether the lines of a text stay lines, and a blank line ends it; else a text is
-            a line, with blanks for its line ends.
+        documents: Whether to keep the lines of each text and end it with a blank line; otherwise a
+            text becomes one line, with spaces in place of its line breaks.
     """
 
     column: str = "text"
@@ -56,8 +56,7 @@ class ColumnFile(TextFile):
             else:
                 line = LINE_ENDS.sub(" ", line)
             data = f"{line}\n".encode()
-            # An invalid byte again, so that the lines are counted or skipped as those of other
-            # files.
+            # Put an invalid byte back, so that the line is counted or skipped as in other files.
             yield data.replace(U_FFFD, b"\xff") if bad else data, read
 
     def _texts(self) -> Iterator[tuple[str, bool, int]]:
@@ -71,7 +70,7 @@ class ColumnFile(TextFile):
     def _arrow_texts(self) -> Iterator[tuple[str, bool, int]]:
         total, number = source_bytes(self.path), 0
         for batch, share in arrow_batches(self, self._check_column, [self.column]):
-            # Not as text, which invalid UTF-8 could not be.
+            # Cast to binary: a cast to string would fail on invalid UTF-8.
             for value in self._column_of(batch).cast("large_binary").to_pylist():
                 number += 1
                 text = decode(value or b"", f"{self}:{number}", self.on_bad_utf8)
@@ -97,7 +96,7 @@ class ColumnFile(TextFile):
                 f"{self}: column '{self.column}' has fields; choose one of "
                 f"{abbreviated([prefix + n for n in names])} with --text-column"
             )
-        # Programs that do not mark text write it as binary.
+        # Some programs write text without its type, as binary.
         texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary
         if not any(is_text(kind) for is_text in texts):
             raise MetaseqError(
@@ -106,7 +105,7 @@ class ColumnFile(TextFile):
             )
 
     def _path(self, columns: Sequence[str]) -> list[str]:
-        """Return the name of the column, and those of the fields in it, as in row.text."""
+        """Return the column's name, followed by field names if it is nested, as in row.text."""
         return [self.column] if self.column in columns else self.column.split(".")
 
     def _column_of(self, batch: Any) -> Any:

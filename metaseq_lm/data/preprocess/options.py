@@ -1,4 +1,4 @@
-"""Options that several kinds of datasets have: each is declared here once, and kinds inherit it."""
+"""Options shared by several kinds of data sets, as base classes of their option classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metaseq_lm.data.storage.tables import QUOTING
 
 @dataclass(frozen=True)
 class TokenizerFromOptions:
-    """Where the tokenizer is that a data set is encoded with."""
+    """The tokenizer of a data set."""
 
     tokenizer_from: Path | None = option(
         None,
@@ -22,10 +22,10 @@ class TokenizerFromOptions:
 
 @dataclass(frozen=True)
 class VocabularyOptions(TokenizerFromOptions):
-    """What a vocabulary is made of, if none is named."""
+    """How a tokenizer is trained, if none is given."""
 
     min_frequency: int = option(
-        1, "only words, characters or merged pairs that occur this often get a symbol", at_least=1
+        1, "minimum count of a word, character or merged pair to get a symbol", at_least=1
     )
     tokenizer_corpus: tuple[Path, ...] = option(
         (),
@@ -36,7 +36,7 @@ class VocabularyOptions(TokenizerFromOptions):
 
 @dataclass(frozen=True)
 class DocumentOptions:
-    """Where a document ends."""
+    """Document boundaries."""
 
     documents: str = option(
         "lines",
@@ -47,7 +47,7 @@ class DocumentOptions:
 
 @dataclass(frozen=True)
 class PlainTextOptions:
-    """What to do with text that looks like another kind of file."""
+    """Handling of text that looks like another kind of file."""
 
     plain_text: bool = option(
         False, "the files are plain text although they look like JSON, a table or binary data"
@@ -74,7 +74,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class WordColumnOptions:
-    """What files of sentences of words hold."""
+    """The word column of tagged sentences and treebanks, and training sentences to leave out."""
 
     word_column: int | None = option(
         None, "column of the words, from 0, or negative from the right (default: 0)"
@@ -82,8 +82,8 @@ class WordColumnOptions:
     drop_overlap_with: tuple[str, ...] = option(
         (),
         "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and "
-        "digits (all as 0), not blanks and signs",
+        "these files (CoNLL columns or .conllu); only letters, lower-cased, and digits, all as 0, "
+        "are compared",
         metavar="SET",
         nargs="+",
     )

@@ -1,4 +1,4 @@
-"""Paragraphs and questions of SQuAD and MRQA files, each part checked, with its place."""
+"""Reading and checking the paragraphs and questions of SQuAD and MRQA files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +14,10 @@ VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold n
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its gold answers; the first begins at character `start`, -1 if none."""
+    """A question and its gold answers.
+
+    `start` is the character of the context at which the first answer begins, -1 without answers.
+    """
 
     id: str
     text: str
@@ -25,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A context and the questions on it."""
+    """A context and the questions about it."""
 
     context: str
     questions: tuple[Question, ...]
@@ -42,9 +45,9 @@ class SquadReader:
     """Iterates over the paragraphs of a file; `bad_utf8` counts records with invalid bytes so far.
 
     `version` is "v1.1" or "v2.0" (official JSON) or "mrqa" (one JSON object per line, the first a
-    header). Of each, what the library `datasets` exports is read too: articles, paragraphs or
-    single questions in JSON, tables, Parquet and Arrow; rows with the same context, one behind the
-    other, are a paragraph. MetaseqError names the file and the question or field that is wrong.
+    header). Exports of the library `datasets` are read too: articles, paragraphs or single
+    questions in JSON, tables, Parquet and Arrow; consecutive rows with the same context form one
+    paragraph. Raises MetaseqError naming the file and the invalid question or field.
     """
 
     file: TextFile
@@ -84,7 +87,7 @@ class SquadReader:
 
     def _question(self, record: Record, context: str) -> Question:
         key = "qid" if self.version == "mrqa" else "id"
-        # Exports of other programs number the questions.
+        # Some exports have integer ids.
         is_number = type(record.fields.get(key)) is int
         name = str(record.number(key)) if is_number else record.text(key)
         record = replace(record, where=f"{record.where}, question {name!r}")
@@ -120,9 +123,9 @@ class SquadReader:
         start, last = first
         texts = record.get("answers", list)
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise MetaseqError(f"{record.where}: 'answers' is not a list of texts")
+            raise MetaseqError(f"{record.where}: 'answers' is not a list of strings")
         gold = context[start : last + 1] if 0 <= start <= last else ""
-        # The span comes first, because that is the answer to learn; scoring takes all of them.
+        # The detected span comes first: it is the training target; all answers count in scoring.
         others = map(without_surrogates, texts)
         answers = tuple(dict.fromkeys(filter(None, (gold, *others))))
         return Question(name, record.text("question"), answers, start)

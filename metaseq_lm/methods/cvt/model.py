@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.forward.context import current_context
-from metaseq_lm.models.layers import RAW, AveragedWeights
+from metaseq_lm.models.layers import RAW_PREFIX, AveragedWeights
 from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
@@ -83,7 +83,7 @@ class AveragedNet(nn.Module):
     def move_average(self) -> None:
         """Update the average with the current weights, if there is one."""
         if self.average is not None:
-            self.average.move(self.net)
+            self.average.update_parameters(self.net)
 
     def scored(
         self, evaluate: Callable[[nn.Module, Passes], Scored], passes: Passes, score_raw: bool
@@ -98,7 +98,7 @@ class AveragedNet(nn.Module):
         batches: Passes = {name: list(stream) for name, stream in passes.items()}
         metrics, rows = evaluate(self.averaged, batches)
         raw = evaluate(self.net, batches).metrics
-        return Scored(metrics | {RAW + name: value for name, value in raw.items()}, rows)
+        return Scored(metrics | {RAW_PREFIX + name: value for name, value in raw.items()}, rows)
 
 
 def unit(x: Tensor) -> Tensor:

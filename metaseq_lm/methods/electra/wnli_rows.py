@@ -1,4 +1,4 @@
-"""WNLI as rows for a discriminator: the sentence with each candidate in place of the pronoun.
+"""WNLI for a discriminator: one row for each candidate, which replaces the pronoun.
 
 Shapes: N samples of the set, B of them in a batch, K candidates, R rows of a batch (all candidates
 of its samples), S the longest row.
@@ -27,14 +27,14 @@ REMEDY = f"make the set with 'metaseq-lm preprocess --benchmark {BENCHMARK}'"
 
 @dataclass(kw_only=True)
 class CandidateBatch(TokenBatch):
-    """The rows (R, S) of all candidates of some samples, one after the other.
+    """The rows (R, S) of all candidates of a batch of samples, sample by sample.
 
     Attributes:
         targets: 1 for entailment, else 0, (B,); None without labels.
-        candidate: The tokens of the candidate in each row, boolean (R, S).
-        slots: Flat index of each row in a table (B, K), (R,).
+        candidate: Which tokens of each row belong to the candidate, boolean (R, S).
+        slots: Index (R,) of each row in a flattened table (B, K).
         present: Which entries of the table have a row, boolean (B, K).
-        positive: Which candidates may be right, boolean (B, K); None without labels.
+        positive: Which candidates can be the antecedent, boolean (B, K); None without labels.
     """
 
     candidate: Tensor
@@ -45,9 +45,12 @@ class CandidateBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class Choice:
-    """One sample: `tokens` of each row without special ones, and the span of the candidate in it.
+    """The candidates of one sample; the first is the query.
 
-    The query is the first candidate. `positive` (K,) says which may be right; None without a label.
+    Attributes:
+        tokens: The tokens of each row, without special tokens.
+        spans: Start and end of the candidate in the tokens of each row.
+        positive: Which candidates can be the antecedent, boolean (K,); None without labels.
     """
 
     tokens: list[np.ndarray]
@@ -58,11 +61,12 @@ class Choice:
 class CandidateRows:
     """One split of WNLI; a sample is the rows of its candidates.
 
-    A sample is `usable` if its pronoun was found and there is a candidate beside the query. For an
-    entailment the query is positive. Otherwise it is the query of an entailment about the same
-    pronoun, since WNLI asks about a pronoun more than once; where the split has none, it is all
-    candidates but the query. With `training` that other query becomes a candidate, and candidates
-    that overlap it are removed; else labels decide nothing but `positive`.
+    A sample is `usable` if its pronoun was found and there is a candidate other than the query. For
+    an entailment the query is positive. Otherwise the positive candidates are the queries of
+    entailments about the same pronoun, since WNLI asks about a pronoun more than once, or, if the
+    split has none, all candidates but the query. With `training`, such queries are added to the
+    candidates, and candidates that overlap them are removed; otherwise the labels affect only
+    `positive`.
 
     Raises:
         UsageError: The set is not WNLI, or tokens_per_sample is too small.
@@ -76,8 +80,8 @@ class CandidateRows:
             raise UsageError(f"{data.folder} is not {BENCHMARK}; {REMEDY}")
         if data.tokenizer_hash != tokenizer.fingerprint:
             raise MetaseqError(
-                f"{data.folder}: made with another tokenizer than that of {data.folder.parent}; "
-                "preprocess again"
+                f"{data.folder}: was made with a different tokenizer from that of "
+                f"{data.folder.parent}; preprocess it again"
             )
         if tokens_per_sample < 5:
             raise UsageError(
@@ -88,11 +92,11 @@ class CandidateRows:
         self.tokenizer = tokenizer
         self.max_tokens = tokens_per_sample - 2
         self.entailed = None if data.labels is None else data.labels == 1
-        facts = self._checked()
-        known = self._known_queries(facts)
+        facts = self._validated_rows()
+        antecedents_by_pronoun = self._labelled_antecedents(facts)
         self.choices: dict[int, Choice] = {}
         for sample, row in enumerate(facts):
-            choice = self._choice(sample, row, known, training)
+            choice = self._choice(sample, row, antecedents_by_pronoun, training)
             if choice is not None:
                 self.choices[sample] = choice
         self.usable = np.array(list(self.choices), np.int64)
@@ -103,11 +107,11 @@ class CandidateRows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The longest row of each usable sample, with special tokens, int64 (N,)."""
+        """Length of the longest row of each usable sample, special tokens included, int64 (N,)."""
         longest = [max(map(len, choice.tokens)) + 2 for choice in self.choices.values()]
         return np.array(longest, np.int64)
 
-    def _checked(self) -> list[dict[str, Any]]:
+    def _validated_rows(self) -> list[dict[str, Any]]:
         where = self.data.folder / rows_name(self.data.split)
         facts = self.data.rows
         if facts is None:
@@ -117,22 +121,28 @@ class CandidateRows:
                 raise MetaseqError(f"{where}:{number}: no sentence with a pronoun; {REMEDY}")
         return facts
 
-    def _known_queries(self, facts: Sequence[dict[str, Any]]) -> dict[Any, list[str]]:
-        """Return the antecedents by sentence and pronoun, as far as labels give them."""
-        known: dict[Any, list[str]] = defaultdict(list)
+    def _labelled_antecedents(self, facts: Sequence[dict[str, Any]]) -> dict[Any, list[str]]:
+        """Return the known antecedents, the queries of entailments, by sentence and pronoun."""
+        antecedents_by_pronoun: dict[Any, list[str]] = defaultdict(list)
         for sample, row in enumerate(facts):
             if row["pronoun"] and self.entailed is not None and self.entailed[sample]:
-                known[(row["sentence"], *row["pronoun"])].append(row["query"])
-        return known
+                antecedents_by_pronoun[(row["sentence"], *row["pronoun"])].append(row["query"])
+        return antecedents_by_pronoun
 
     def _choice(
-        self, sample: int, row: dict[str, Any], known: dict[Any, list[str]], training: bool
+        self,
+        sample: int,
+        row: dict[str, Any],
+        antecedents_by_pronoun: dict[Any, list[str]],
+        training: bool,
     ) -> Choice | None:
         if not row["pronoun"]:
             return None
         query, others = phrase_key(row["query"]), list(row["candidates"])
         entailed = self.entailed is not None and self.entailed[sample]
-        antecedents = [] if entailed else known.get((row["sentence"], *row["pronoun"]), [])
+        antecedents = (
+            [] if entailed else antecedents_by_pronoun.get((row["sentence"], *row["pronoun"]), [])
+        )
         right = {phrase_key(text): text for text in antecedents if phrase_key(text) != query}
         if training and right:
             wrong = []
@@ -159,9 +169,9 @@ class CandidateRows:
         return Choice(list(tokens), list(spans), positive)
 
     def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` as the pronoun, and its span; None if it has no token.
+        """Return the tokens with `text` in place of the pronoun and its span, None if empty.
 
-        A long sentence is cut to the tokens around it.
+        A sentence that is too long is cut to a window around the span.
         """
         start, end = row["pronoun"]
         sentence = row["sentence"][:start] + text + row["sentence"][end:]
@@ -169,13 +179,13 @@ class CandidateRows:
         first, last = token_span(np.array(starts), np.array(ends), start, start + len(text))
         if first == last:
             return None
-        spare = max(len(ids) - self.max_tokens, 0)
-        cut = min(max((first + last - self.max_tokens) // 2, 0), spare)
+        excess = max(len(ids) - self.max_tokens, 0)
+        cut = min(max((first + last - self.max_tokens) // 2, 0), excess)
         tokens = np.array(ids[cut : cut + self.max_tokens], np.int64)
         return tokens, (max(first - cut, 0), min(last - cut, self.max_tokens))
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CandidateBatch:
-        """Return all candidates of the usable samples `samples` (B,); "rows" counts samples."""
+        """Return the rows of the usable samples with indices `samples` (B,); sizes["rows"] is B."""
         vocabulary, numbers = self.tokenizer.vocabulary, self.usable[samples]
         choices = [self.choices[number] for number in numbers.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])
@@ -205,7 +215,7 @@ class CandidateRows:
             present=as_tensor(present),
             positive=as_tensor(positive),
             targets=None if self.entailed is None else self.entailed[numbers].astype(np.int64),
-            # The model gets more rows than samples: each has separate random numbers.
+            # There are more rows than samples: each row gets its own random keys.
             rows=words(keys, 0, present.shape[1])[present],
             samples=numbers,
             sizes={"rows": len(samples)},
@@ -213,7 +223,7 @@ class CandidateRows:
 
 
 def _is_valid(row: dict[str, Any]) -> bool:
-    """Return whether a row has the facts that `data.benchmarks.wnli.facts_of` returns."""
+    """Return whether a row has the form of what `data.benchmarks.wnli.facts_of` returns."""
     sentence, pronoun = row.get("sentence"), row.get("pronoun", 0)
     if pronoun is None or not isinstance(sentence, str):
         return isinstance(sentence, str)

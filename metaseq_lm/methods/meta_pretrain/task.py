@@ -1,6 +1,6 @@
-"""Pre-training as meta-learning on text, on labelled sets, and with a BiLSTM language model.
+"""Meta-learned pre-training: on text, on labelled sets, and of a BiLSTM language model.
 
-Each task prepares its data as an ordinary task does; only its updates are meta updates (update.py).
+The tasks prepare their data like ordinary tasks; only their updates are meta updates (update.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, first
+from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, limited_count
 from metaseq_lm.tasks.options import (
     BatchConfig,
     CutRowsConfig,
@@ -45,7 +45,7 @@ from metaseq_lm.tasks.options import (
 
 
 class MetaLearned(Task):
-    """Mix-in that turns the updates of another task into meta updates."""
+    """Mix-in that replaces the updates of a task by meta updates."""
 
     config: MetaOptions
 
@@ -55,14 +55,14 @@ class MetaLearned(Task):
 
     @property
     def sources(self) -> Sequence[str]:
-        """The streams; each inner step, and the test pass, uses one batch of each."""
+        """Names of the streams; each inner step and the test loss use one batch of each."""
         return ["train"]
 
     def needs(self, update: int) -> dict[str, int]:
         return dict.fromkeys(self.sources, self.config.inner_steps + 1)
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of k + 1 gradients; there is no rule for second derivatives."""
+        """Return the FLOPs of inner_steps + 1 gradients; None for exact second derivatives."""
         one_gradient: float | None = getattr(super(), "flops_by_rule", lambda: None)()
         if one_gradient is None or self.config.second_order == "exact":
             return None
@@ -76,7 +76,7 @@ class MetaLearned(Task):
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
     def eager_reason(self) -> str:
-        """Return why torch.compile cannot run the updates, "" if it can."""
+        """Return why the updates cannot be compiled by torch.compile, "" if they can."""
         exact = self.config.second_order == "exact"
         return "task.second_order=exact differentiates gradients again" if exact else ""
 
@@ -88,7 +88,7 @@ class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
 
 @register_task("meta_pretrain", dataclass=MetaPretrainConfig)
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
-    """Text as pairs of segments; the criterion is bert_pretraining or masked_lm."""
+    """Meta-learned BERT on pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
     exported = True
 
@@ -100,25 +100,25 @@ class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
 
 @register_task("meta_pretrain_lstm", dataclass=MetaPretrainLSTMConfig)
 class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
-    """ELMo's language model: criterion language_modeling, model bilstm_lm."""
+    """Meta-learned ELMo: criterion language_modeling, model bilstm_lm."""
 
 
 @dataclass
 class MetaPretrainPairsConfig(
     EvaluationConfig, CutRowsConfig, BatchConfig, LabelledSetsConfig, MetaOptions
 ):
-    """The labelled sets, their batches, and the inner steps."""
+    """Options of the labelled sets, their batches, and the inner steps."""
 
     batch_size: int = with_default(
-        BatchConfig, "batch_size", 32, "rows of a batch, the same number from each set"
+        BatchConfig, "batch_size", 32, "rows of a batch, equally many from each set"
     )
 
 
 @register_task("meta_pretrain_pairs", dataclass=MetaPretrainPairsConfig)
 class MetaPretrainPairsTask(MetaLearned):
-    """Several labelled sets of sentences or pairs at once, one stream and one head for each.
+    """Several labelled sets of sentences or pairs, with one stream and one head for each.
 
-    From the run named by init_from it takes the encoder; the heads are new.
+    Only the encoder is initialised from the run named by init_from.
     """
 
     exported = True
@@ -131,8 +131,8 @@ class MetaPretrainPairsTask(MetaLearned):
         names, rows = different_sets(self.config.labelled), self.config.batch_size
         if rows % len(names):
             raise UsageError(
-                f"task.batch_size is {rows}, which cannot be shared equally by {len(names)} sets; "
-                f"make it a multiple of {len(names)}"
+                f"task.batch_size is {rows}, which cannot be divided equally among {len(names)} "
+                f"sets; make it a multiple of {len(names)}"
             )
 
     @property
@@ -152,7 +152,7 @@ class MetaPretrainPairsTask(MetaLearned):
             if split == "train":
                 order = Shuffled(len(rows), rows_per_set, seed, name)
             else:
-                order = Sequential(first(len(rows), options.valid_size), rows_per_set)
+                order = Sequential(limited_count(len(rows), options.valid_size), rows_per_set)
             collate = partial(set_batch, rows, name)
             streams[name] = Stream(name, order, collate, seed, rows.lengths)
         return streams
@@ -170,12 +170,12 @@ class MetaPretrainPairsTask(MetaLearned):
         return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Load the encoder of any pre-trained model."""
+        """Return the weights of the encoder of any pre-trained model."""
         return encoder_weights(weights, self.run_config)
 
 
 def set_batch(
     rows: SentenceRows, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
-    """Return rows of the set `name`; its head and the size that counts the rows have that name."""
+    """Return a batch of the set `name`, which also names the batch's head and its size."""
     return rows.batch(samples, keys, width).replace(head=name, sizes={name: len(samples)})

@@ -68,7 +68,7 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, TextTask
 from metaseq_lm.tasks.finetuning import different_sets
-from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.masked_lm import limited_count
 from metaseq_lm.tasks.protocols import Kinds, ScoresTokens
 
 
@@ -114,7 +114,7 @@ class MetaPseudoLabelTask(TextTask):
         options, seed = self.config, self.run_config.seed
         unlabelled = Unlabelled(self.corpus(split), self.masking(), seed)
         if split != "train":
-            count = first(len(unlabelled.corpus), options.valid_size)
+            count = limited_count(len(unlabelled.corpus), options.valid_size)
             order = Sequential(count, options.batch_size * options.batches_per_update)
             rows, lengths = partial(masked_rows, unlabelled), unlabelled.corpus.row_lengths
             return {split: Stream(split, order, rows, seed, lengths)}

@@ -11,7 +11,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.config import as_dict
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
-from metaseq_lm.interop.configs import Foreign
+from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.names import ARCHITECTURES
 from metaseq_lm.interop.parts import assemble, tensor_names
 from metaseq_lm.models.transformer.encoder import TransformerConfig
@@ -217,7 +217,7 @@ def test_every_name_is_used_once():
     model = TransformerConfig(encoder_layers=3, token_embed_dim=8)
     for main_net in (True, False):
         for architecture in ARCHITECTURES.values():
-            foreign = Foreign(architecture, model, 10, 0, tied=False, segments=True)
+            foreign = ExternalModel(architecture, model, 10, 0, tied=False, segments=True)
             names = [n for group in tensor_names(foreign, main_net).values() for n in group]
             assert len(set(names)) == len(names)
 

@@ -173,7 +173,7 @@ def test_odd_lines_of_a_log_are_passed_over(out: Path) -> None:
         (b"grid: {a: [1], a: [2]}", ("line 1, column 16: found duplicate key a",)),
         (b"seeds: [\n", ("line 2, column 1: expected the node content",)),
         (b"grid: {null: [1]}", ("grid: Incompatible key type",)),
-        (b"label: &x [*x]", ("alias (*name)", "inside of what it names")),
+        (b"label: &x [*x]", ("alias (*name)", "a node that contains it")),
         (b"label: " + b"[" * 3000, ("nested too deeply",)),
         (b"seeds: [0x_]", ("not readable as YAML: invalid literal",)),
         (b"label: \xff", ("not readable as YAML", "position 7")),

@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch
-from metaseq_lm.core.config import load_config, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.language_modeling import next_tokens
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
@@ -105,7 +105,7 @@ def test_only_scored_positions_have_a_probability(moons: Path, tmp_path: Path) -
 def test_flops_by_rule(moons: Path, tmp_path: Path) -> None:
     """Twice the forward pass, with a softmax at every position."""
     run = TrainingRun(configure(moons, tmp_path))
-    row = Sizes.of(typed_options("model", run.config.model), len(run.task.vocabulary), 34)
+    row = Sizes.of(run.config.model, len(run.task.vocabulary), 34)
     wanted = 16 * 2 * (row.blocks() + row.inputs() + row.softmax_head(1.0))
     assert run.task.flops_by_rule() == pytest.approx(wanted, rel=1e-12)
 
@@ -115,7 +115,7 @@ def test_flops_by_rule(moons: Path, tmp_path: Path) -> None:
     [
         (["task=masked_lm"], "causal_lm is for task causal_lm"),
         (["criterion=masked_lm"], "needs criterion=causal_lm"),
-        (["model=bilstm_lm"], "choose another --model for task causal_lm"),
+        (["model=bilstm_lm"], "task causal_lm cannot train model bilstm_lm"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(

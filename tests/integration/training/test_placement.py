@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import placement, process_group, vectors
-from metaseq_lm.distributed.layers import TOGETHER
+from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
@@ -221,12 +221,12 @@ def gather_in_turn() -> None:
         block.map.register_forward_hook(count)
         block.map.register_full_backward_hook(count)
     engine.gradients(loss, batches(1, rank, 2), parameters)
-    assert len(seen) == 2 * (5 + 1 + 5) and max(seen) == TOGETHER
+    assert len(seen) == 2 * (5 + 1 + 5) and max(seen) == MAX_GATHERED
     del seen[:]
     passes = [batches(1, rank, 2), batches(2, rank, 2), batches(3, rank, 2)[rank:]]
     logs = engine.evaluate(lambda b: loss_on(model, b), passes)
     later = len(seen) - 4 * 5
-    assert not any(at_once[:-later]) and max(seen[: 4 * 5]) == TOGETHER
+    assert not any(at_once[:-later]) and max(seen[: 4 * 5]) == MAX_GATHERED
     assert all(at_once[-later:]) and min(seen[4 * 5 :]) == 5
     copy, other = build("shard", layers=False)
     assert logs == other.evaluate(lambda b: loss_on(copy, b), passes)

@@ -146,7 +146,7 @@ def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPa
     x = torch.randn(4, 1000, requires_grad=True)
     along, results = torch.randn(4, 1000), []
     for many, size in ((0, 1), (1 << 18, 4)):
-        monkeypatch.setattr(layers, "MANY", many)
+        monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", many)
         context = ForwardContext(Noise(9, torch.arange(4).numpy()))
         with use_context(context):
             output, stored_bytes = stored(lambda: Dropout(0.25)(x), [x])
@@ -161,7 +161,7 @@ def test_gelu_linear_stores_its_input_alone(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
-    monkeypatch.setattr(layers, "MANY", 0)
+    monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
     layer = Linear(32, 8).to(torch.float64 if dtype == torch.float64 else torch.float32)
     x = torch.randn(3, 5, 32).to(dtype).requires_grad_()
     inputs = [x, layer.weight, layer.bias]
@@ -182,7 +182,7 @@ def test_gelu_linear_stores_its_input_alone(
 
 
 def test_gelu_linear_has_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MANY", 0)
+    monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
     layer = Linear(6, 4).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, layer.weight, layer.bias]

@@ -108,7 +108,7 @@ def test_averages_are_the_closed_form() -> None:
     taken = []
     for _ in range(7):
         taken.append({name: p.detach().clone() for name, p in net.named_parameters()})
-        average.move(net)
+        average.update_parameters(net)
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(torch.randn_like(p))

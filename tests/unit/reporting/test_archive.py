@@ -68,7 +68,10 @@ def test_changes_of_an_archive_are_said(runs, tmp_path, capsys):
     for changed in ([first, *rows[1:], rows[0]], [json.dumps(without), *rows]):
         file.write_text("".join(f"{line}\n" for line in changed))
         assert main(["report", str(file)]) == 0
-        assert f"{file}:1: warning: the archive from here was changed" in capsys.readouterr().err
+        assert (
+            f"{file}:1: warning: the archive that starts here was changed"
+            in capsys.readouterr().err
+        )
 
 
 def test_an_archive_says_nothing_of_the_machine(runs, tmp_path, monkeypatch):
@@ -265,5 +268,5 @@ def test_archives_from_before_the_count_are_read(runs, tmp_path):
         file.write_text("\n".join(rows))
         assert len(archive.read(file)) == count
     file.write_text(old[0] + "\n")
-    with pytest.raises(MetaseqError, match="old.jsonl: an archive that holds no runs"):
+    with pytest.raises(MetaseqError, match="old.jsonl: the archive has no runs"):
         find_runs([file])

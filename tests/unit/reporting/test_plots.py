@@ -10,12 +10,12 @@ from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (
     Pictures,
-    beside,
     draw_curves,
     draw_flops,
+    draw_metrics,
     draw_scores,
-    draw_together,
     require_logged,
+    separate_overlapping,
 )
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric
@@ -94,13 +94,13 @@ def test_panels_of_other_data_have_scales_of_their_own(settings, tmp_path):
     """Of sizes of one set (which_moon_5, which_moon_100) they are shared; so are those of other
     keys.
     """
-    assert Pictures(settings, panels=KEY).one_scale(KEY)
+    assert Pictures(settings, panels=KEY).shares_scale(KEY)
     for name, score in (("chunk", 0.9), ("ner", 0.6)):
         make_run(tmp_path / "others" / name, score, [(100, score)], {KEY: [name]}, label=name)
     others = group(find_runs([tmp_path / "others"]), [KEY])
     pictures = Pictures(others, panels=KEY)
-    assert not pictures.one_scale(KEY)
-    assert pictures.one_scale("label") and pictures.one_scale(None)
+    assert not pictures.shares_scale(KEY)
+    assert pictures.shares_scale("label") and pictures.shares_scale(None)
 
 
 @pytest.mark.parametrize("panels, rows, columns", [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
@@ -120,12 +120,12 @@ def test_metrics_of_a_pattern_share_one_picture(settings, tmp_path):
         "train.loss",
         "train.lr_main",
     ]
-    assert draw_together(pictures, "train.l*", tmp_path / "together.png") == []
+    assert draw_metrics(pictures, "train.l*", tmp_path / "together.png") == []
     image = pixels(tmp_path / "together.png")
     assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
     assert image.shape[1] > pixels_of_one_panel(pictures, tmp_path)
     with pytest.raises(UsageError, match="no log has the metric 'train.x_\\*'"):
-        draw_together(pictures, "train.x_*", tmp_path / "none.png")
+        draw_metrics(pictures, "train.x_*", tmp_path / "none.png")
 
 
 def pixels_of_one_panel(pictures, tmp_path):
@@ -183,8 +183,8 @@ def test_a_key_with_names_and_missing_flops(tmp_path):
 def test_points_that_would_hide_each_other_stand_side_by_side():
     ends = (1e10, 1e12)
     apart = [(1e11, [0.5, 0.6]), (1e11, [0.8, 0.9]), (3e11, [0.5])]
-    assert beside(apart, ends) == pytest.approx([1e11, 1e11, 3e11])
-    left, right = beside([(1e11, [0.5, 0.6]), (1.01e11, [0.55])], ends)
+    assert separate_overlapping(apart, ends) == pytest.approx([1e11, 1e11, 3e11])
+    left, right = separate_overlapping([(1e11, [0.5, 0.6]), (1.01e11, [0.55])], ends)
     assert 0.9e11 < left < 0.98e11 < 1.02e11 < right < 1.12e11
     assert math.sqrt(left * right) == pytest.approx(math.sqrt(1.01) * 1e11)
-    assert beside([], ends) == []
+    assert separate_overlapping([], ends) == []

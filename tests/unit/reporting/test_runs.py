@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
     write_log(folder, [valid(1, 0.1), '{"kind": "valid", "upd'])
     run = read_run(folder)
     assert run.last_update == 1
-    assert "log.jsonl:2" in run.notes[0] and "torn" in run.notes[0]
+    assert "log.jsonl:2" in run.notes[0] and "incomplete" in run.notes[0]
 
 
 @pytest.mark.parametrize("bad", ['{"kind": "valid", "upd', "[1]", '{"update": 2}', "\x00\x00"])
