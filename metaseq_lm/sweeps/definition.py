@@ -29,6 +29,8 @@ KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
+# An item of a list as Hydra reads it: commas inside quotes do not separate.
+LIST_ITEM = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""")
 RESERVED = {
     "save_dir": "the sweep names the folders",
     "seed": "give seeds (--seeds 1,2,3)",
@@ -176,12 +178,12 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
     if key != "overrides" or not names_runs(option) or value in ("", "null"):
         return content
     if value.startswith("["):
-        items = [item.strip().strip("'\"") for item in value[1:].rstrip("]").split(",") if item]
+        items = [item.strip().strip("'\"") for item in LIST_ITEM.findall(value[1:].rstrip("]"))]
         paths = absolute_sources(items, base, option)
         return content if paths == items else f"{option}=[{','.join(map(quote_item, paths))}]"
     bare = value[1:-1] if value[0] in "'\"" and value[0] == value[-1] else value
     path = absolute_sources(bare, base, option)
-    return content if path == bare else f"{option}={path}"
+    return content if path == bare else f"{option}={path}"  # train takes a path as typed
 
 
 def quote_item(item: str) -> str:

@@ -235,6 +235,8 @@ def test_relative_paths_of_runs_become_absolute(
         assert f"{tmp_path}/here/r/lr=1" in capsys.readouterr().out
     teachers = absolute_sources({"overrides": ["task.teachers=[/a,c=1,{n}/x]"]}, tmp_path)
     assert teachers["overrides"] == [f"task.teachers=[/a,'{tmp_path}/c=1',{{n}}/x]"]
+    quoted = absolute_sources({"overrides": ["task.teachers=['a,b',c]"]}, tmp_path)
+    assert quoted["overrides"] == [f"task.teachers=['{tmp_path}/a,b',{tmp_path}/c]"]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_nothing_starts_if_one_of_three_objectives_is_for_another_task(
 @pytest.mark.parametrize(
     "grid, words",
     [
-        ("model=transformer,wide_resnet", "model=wide_resnet-seed=1: model wide_resnet is not"),
+        ("model=transformer,wide_resnet", "cannot train model wide_resnet"),
         ("task.tokens_per_sample=9,9999", "=9999-seed=1: task.tokens_per_sample is 9999"),
         ("optimizer=adamw,nope", "optimizer=nope-seed=1: unknown optimizer 'nope'"),
         ("optimizer.clip_norm=1,-1", "-seed=1: optimizer.clip_norm must be at least 0"),

@@ -3,9 +3,7 @@ writes.
 """
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,8 +18,11 @@ from metaseq_lm.core.config import options_of, untyped_section
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
+from metaseq_lm.evaluation.suites import Results
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs import checkpoint
+from metaseq_lm.tasks import finetuning
 from metaseq_lm.tasks.finetuning import encoder_sizes
 from metaseq_lm.training.run import TrainingRun
 
@@ -285,18 +286,17 @@ def test_a_benchmark_scores_and_writes_its_file(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Official metrics instead of the plain ones, and a leaderboard file for what has no labels."""
-    asked = []
-    module = ModuleType("metaseq_lm.evaluation.benchmarks")
+    scored = []
 
-    def metrics(benchmark: str, gold: np.ndarray, scores: np.ndarray, *more: object) -> dict:
-        asked.append((benchmark, gold.tolist(), scores.shape, *more))
-        return {"matthews": 0.25}
+    def spied_results(items: LabelledItems, scores: np.ndarray) -> Results:
+        scored.append((items.benchmark, items.gold.tolist(), scores.shape, items.names))
+        return labelled_results(items, scores)
 
     def submission(benchmark: str, split: str, scores: np.ndarray, *more: object) -> tuple:
         return "CoLA.tsv", f"{benchmark} {split} {scores.shape} {more}"
 
-    module.metrics, module.submission = metrics, submission  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "metaseq_lm.evaluation.benchmarks", module)
+    monkeypatch.setattr(finetuning, "labelled_results", spied_results)
+    monkeypatch.setattr(finetuning, "submission", submission)
     rows = sentence_sets.sentences(np.random.default_rng(1), 6)
     gold = [0, 1, 1, 0, 0, 1]
     splits = {"train": ([rows], gold), "valid": ([rows], gold), "test": ([rows], None)}
@@ -305,7 +305,7 @@ def test_a_benchmark_scores_and_writes_its_file(
     sentence_sets.write_set(place, splits, ("0", "1"), form="single", benchmark="glue/CoLA")
     more = ["task.labelled=s", "trainer.max_update=2", "trainer.final_splits=[valid,test]"]
     TrainingRun(configure(tmp_path / "data", tmp_path / "run", *more)).train()
-    assert asked[-1] == ("glue/CoLA", gold, (6, 2), None, ["0", "1"])
+    assert scored[-1] == ("glue/CoLA", gold, (6, 2), ["0", "1"])
     valid = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["valid"]
     assert list(valid) == ["score", "matthews", "cross_entropy", "accuracy", "loss"]
     written = (tmp_path / "run" / "CoLA.tsv").read_text()
