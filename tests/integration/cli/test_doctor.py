@@ -60,8 +60,8 @@ def test_sound_folder(data, look):
     assert has(lines, "ok", "free on the disk of")
     assert has(lines, "ok", "agrees with every checksum")
     assert has(lines, "ok", "train: 40 documents, ")
-    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %) also stand in train")
-    assert has(lines, "ok", "train has 3 rows; labels a 66.7 %, b 33.3 %")
+    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %)")
+    assert has(lines, "ok", "3 rows; labels a 66.7 %, b 33.3 %")
     assert lines[-1].startswith("0 errors, ")
     assert look(data / "set", "--verify")[0] == 0
 
@@ -139,7 +139,7 @@ def rewrite(data, split, documents, dtype=np.uint16):
 def test_ids_beyond_the_vocabulary(data, look):
     rewrite(data, "train", [[34, 35], [1000]])
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "train.bin: token id 1000, but the vocabulary ends")
+    assert code == 1 and has(lines, "error", "train.bin: token id 1000, but")
 
 
 def test_numbers_that_are_no_tokens(data, look):
@@ -154,21 +154,21 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     code, lines = look(data)
     assert code == 0
     assert has(lines, "warning", "train: 1 empty documents")
-    assert has(lines, "warning", "train: 33.3 % of the documents repeat another one")
-    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %) also stand in train")
+    assert has(lines, "warning", "train: 33.3 % of the documents repeat")
+    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)")
 
 
 def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):
     preprocess(tmp_path, "train.txt", "--tokenizer", "word")
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "set: made with another tokenizer than the corpus")
+    assert code == 1 and has(lines, "error", "set: made with another tokenizer")
 
 
 def test_tokenizer_of_other_token_files(data, look):
     content = (data / "dict.txt").read_text()
     (data / "dict.txt").write_text(content.replace("\nx ", "\nX "))
     code, lines = look(data)
-    assert code == 1 and has(lines, "error", "its tokenizer is not the one of the token files")
+    assert code == 1 and has(lines, "error", "its tokenizer is not the one")
 
 
 def test_labelled_set_warnings(data, look, tmp_path):
@@ -179,9 +179,9 @@ def test_labelled_set_warnings(data, look, tmp_path):
     preprocess(tmp_path, "train.tsv", "--testpref", test, "--labelled", "set", "--labels", "a,b,c")
     code, lines = look(data)
     assert code == 0
-    assert has(lines, "warning", "train has no example of b, c")
-    assert has(lines, "warning", "test has labels that train has no example of: b")
-    assert has(lines, "warning", "1 of 2 documents of test (50.0 %) also stand in train")
+    assert has(lines, "warning", "no example of b, c")
+    assert has(lines, "warning", "no example of: b")
+    assert has(lines, "warning", "1 of 2 documents of test (50.0 %)")
     assert has(lines, "warning", "test.input0: 1 rows without text, first row 2")
 
 

@@ -102,7 +102,7 @@ def test_a_sweep_by_one_command(tmp_path, capsys):
     soft = next(line for line in text.splitlines() if line.startswith("soft"))
     assert re.search(r" 3  +72.00 ± 1.00 \*  +73.00  +(0.02\d|0.03\d)  +\1 ", soft)
     assert "Missing: soft_4 (never started)." in text
-    assert "Significant at 0.05 after Holm: soft (p = 0.0" in text
+    assert "0.05 after Holm: soft (p = 0.0" in text
     assert "Missing: soft_4" in (out / "report.html").read_text(encoding="utf-8")
     assert text in capsys.readouterr().out
 

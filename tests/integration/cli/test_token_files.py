@@ -189,12 +189,12 @@ def test_a_pair_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("id", "token id 60000, but the tokenizer has"),
-        ("cut", "do not belong together or one is cut off"),
+        ("id", "token id 60000, but"),
+        ("cut", "one is cut off"),
         ("index", "save_index=True"),
         ("tokenizer", "no tokenizer here"),
         ("json", "not a tokenizer"),
-        ("strip", "--strip [EOT]: the tokenizer has no such symbol"),
+        ("strip", "--strip [EOT]: the tokenizer"),
         ("name", "no token files here"),
     ],
 )

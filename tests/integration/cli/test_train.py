@@ -113,8 +113,8 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
     assert re.search(
-        r"an update costs \d\S* FLOPs and \d\S* s( \(.*\))?; [\d,]+ parameters are trained\n"
-        r".*: \d+ updates take \d\S* hours on this machine as it is now, .*; "
+        r"an update costs \d\S* FLOPs and \d\S* s( \(.*\))?; [\d,]+ parameters .*\n"
+        r".*: \d+ updates take \d\S* hours .*; "
         r"memory: \d+\.\d MiB of a",
         capsys.readouterr().err,
     )
@@ -295,12 +295,12 @@ def test_init_from_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFi
     code = train(moons, tmp_path / "run", "--init-from", str(tmp_path / "gone"))
     fails(capsys, code, 2, "gone", "no such checkpoint")
     code = train(moons, tmp_path / "run", "--init-from", str(moons))
-    fails(capsys, code, 2, "is a data folder; name a run")
+    fails(capsys, code, 2, "is a data folder")
 
 
 def test_a_file_as_save_dir(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "run").write_text("")
-    fails(capsys, train(moons, tmp_path / "run"), 2, "is a file; name a folder")
+    fails(capsys, train(moons, tmp_path / "run"), 2, "is a file; name")
 
 
 def test_numbers_without_end(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

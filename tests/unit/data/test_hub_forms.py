@@ -176,10 +176,10 @@ def test_which_files_are_a_split(run, tmp_path):
     files = {"cola_train.csv": table(rows), "data/train-00000-of-00002.csv": table(rows)}
     (tmp_path / "source" / "data").mkdir(parents=True)
     code, output, folder = run("glue/CoLA", files)
-    assert code == 1 and "several files could be the train split" in output
+    assert code == 1 and "could be the train split" in output
     (tmp_path / "source" / "cola_train.csv").unlink()
     code, output, folder = run("glue/CoLA", {})
-    assert code == 1 and "is one of 2 parts, but there are 1" in output
+    assert code == 1 and "one of 2 parts, but" in output
     rows[0]["idx"] = 1
     code, output, folder = run("glue/CoLA", {"data/train-00001-of-00002.csv": table(rows)})
     assert code == 0 and len(LabelledSet(folder, "train")) == 2

@@ -40,8 +40,8 @@ def test_normalised_has_the_given_mean_and_deviation() -> None:
         ({"images": np.zeros((4, 8, 8), np.uint8)}, "must be uint8"),
         ({"images": np.zeros((4, 8, 8, 2), np.uint8)}, "1 or 3 channels"),
         ({"images": np.zeros((4, 0, 0, 3), np.uint8)}, "one pixel at least"),
-        ({"labels": np.zeros(3, np.int64)}, "one whole number for each image"),
-        ({"labels": np.zeros(4)}, "one whole number for each image"),
+        ({"labels": np.zeros(3, np.int64)}, "one whole number for each"),
+        ({"labels": np.zeros(4)}, "one whole number for each"),
         ({"labels": np.array([0, 1, 2, 9])}, "labels from 0 to 9"),
         ({"labels": np.array([0, 1, -1, 1])}, "labels from -1 to 1"),
     ],
@@ -64,7 +64,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="no such file"):
         load_images(tmp_path, "train")
     image_data.write(tmp_path)
-    with pytest.raises(MetaseqError, match="no split 'dev'; there are test, train"):
+    with pytest.raises(MetaseqError, match="no split 'dev'; .*test, train"):
         load_images(tmp_path, "dev")
     whole = (tmp_path / FILE).read_bytes()
     central = whole.index(b"PK\x01\x02")
@@ -80,11 +80,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_one_array_and_one_name_are_refused(tmp_path: Path) -> None:
     with open(tmp_path / FILE, "wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(MetaseqError, match="images.npz: damaged, or not such a file"):
+    with pytest.raises(MetaseqError, match="images.npz: damaged"):
         load_images(tmp_path, "train")
     arrays = {"train_images": np.zeros((1, 8, 8, 3), np.uint8), "train_labels": np.zeros(1, int)}
     np.savez(tmp_path / FILE, names=np.array("a"), **arrays)
-    with pytest.raises(MetaseqError, match="images.npz: damaged, or not such a file"):
+    with pytest.raises(MetaseqError, match="images.npz: damaged"):
         load_images(tmp_path, "train")
 
 

