@@ -193,7 +193,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         (["criterion=cvt_aux", "task.unlabelled_longest=-1"], "task.unlabelled_longest must be"),
         (
             ["criterion=cvt_aux", "trainer.valid_split=train"],
-            "would choose the best checkpoint by the examples",
+            "would choose the best checkpoint",
         ),
         (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
         (["criterion=cvt_aux", "task.labelled=[chunk,train]"], "cannot have heads"),

@@ -349,8 +349,8 @@ def test_a_head_for_each_place() -> None:
         (["model.norm=batch", "engine.micro_batch_size=4"], "batch normalisation takes"),
         (["model.channels=1"], "and 3 channels"),
         (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be below 1"),
-        (["task.mean=[0.5]"], r"task.mean is for 1 channel\(s\), but the images have 3"),
-        (["task.sd=[0.2,0.2]"], r"task.sd is for 2 channel\(s\), but the images have 3"),
+        (["task.mean=[0.5]"], r"task.mean .*1 channel\(s\), .*have 3"),
+        (["task.sd=[0.2,0.2]"], r"task.sd .*2 channel\(s\), .*have 3"),
         (["task.sd=[0.2,0,0.2]"], "must be above 0"),
         (["task.mean=[0.2,nan,0.2]"], "task.mean is .*give finite numbers"),
         (["task.labelled_share=0.001"], "labelled_share=0.001 of 140 training images is none"),
@@ -361,7 +361,7 @@ def test_a_head_for_each_place() -> None:
         (["task.valid_count=-1"], "task.valid_count must be at least 0"),
         (["task.unlabelled_batch_size=0"], "task.unlabelled_batch_size must be at least 1"),
         (["model.width=-1"], "model.width must be above 0, got -1"),
-        (["trainer.valid_split=train"], "would choose the best checkpoint by the examples"),
+        (["trainer.valid_split=train"], "would choose the best checkpoint"),
     ],
 )
 def test_cvt_vision_refuses_options_that_do_not_fit(

@@ -318,7 +318,7 @@ def test_counts_are_checked(name: str) -> None:
     "objective, option, words",
     [
         ("hard", "task.mlm_label_mask=Y", "task.mlm_label_mask is 'Y'. Choices: y, x"),
-        ("hard", "task.labelled=[yes,yes]", "one or more different labelled sets"),
+        ("hard", "task.labelled=[yes,yes]", "different labelled sets"),
         ("hard", "criterion.inner_clip_norm=-5", "criterion.inner_clip_norm must be at least 0"),
         ("soft", "criterion.inner_lr=-1", "criterion.inner_lr must be at least 0"),
         ("soft", "criterion.difference_step=0", "criterion.difference_step must be above 0"),
