@@ -106,5 +106,5 @@ def test_a_file_of_printed_numbers_names_its_command(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     comment = "<!-- test: printed in examples/electra/measured.jsonl -->\n"
     page.write_text(comment + COMMAND)
-    with pytest.raises(AssertionError, match="name the command that printed this"):
+    with pytest.raises(AssertionError, match="name the command"):
         Page(page, tmp_path, run)

@@ -39,7 +39,7 @@ def test_lines_wait_for_room(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         with room(full + spare):
             folder.log("train", 3 + spare, 0.0, {"loss": 1.0})
         assert (tmp_path / "log.jsonl").stat().st_size == full
-    assert capsys.readouterr().err.count("lines wait until there is room") == 1
+    assert capsys.readouterr().err.count("lines wait until") == 1
     folder.log("train", 20, 0.0, {"loss": 1.0})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [0, 1, 2, 3, 10, 20]
@@ -56,7 +56,7 @@ def test_events_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture
     with room(file.stat().st_size):
         for update in range(2, 200):  # more than any queue holds
             board.log("train", update, {"loss": 1.0})
-    assert capsys.readouterr().err.count("tensorboard: [Errno 27] File too large; it gets no") == 1
+    assert capsys.readouterr().err.count("tensorboard: [Errno 27] File too large") == 1
     board.close(failed=False)
 
 

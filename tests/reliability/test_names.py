@@ -197,7 +197,7 @@ def test_a_link_inside_a_folder_is_refused(name: str, sandbox: tuple[Path, Path]
         command += [f"--{split}pref={root}/rows.tsv" for split in ("train", "valid")]
     before = listed(root)
     code, error = run(command)
-    assert code == 1 and f"{place.name}: a link, so what is written" in error
+    assert code == 1 and f"{place.name}: a link" in error
     assert {p for p in listed(root) - before if "/disk/" in p} == set()
     assert place.is_symlink() and (root / "disk" / "update_000000001").is_dir()
 
@@ -241,7 +241,7 @@ def test_a_data_folder_with_an_equals_sign(sandbox: tuple[Path, Path]) -> None:
     assert run(second)[0] == 0
     assert (inner / "it's [b], #2" / "results.json").is_file()
     code, said = run(["train", "gone/lr=1e-3", *MLM, "--save-dir", "run"])
-    assert code == 2 and "gone/lr=1e-3: there is no such data folder" in said
+    assert code == 2 and "gone/lr=1e-3: there is no such data" in said
 
 
 def test_names_of_metrics_stay_in_the_folder_of_a_report(sandbox: tuple[Path, Path]) -> None:
@@ -345,7 +345,7 @@ def test_a_config_may_not_ask_for_the_environment(
         assert main([*command, *more]) == 2
         said = capsys.readouterr().err
         assert said.count("metaseq-lm: ") == 1 and "Traceback" not in said
-        assert "label asks for the environment variable METASEQ_LM_TEST_" in said, said
+        assert "label asks" in said and "variable METASEQ_LM_TEST_" in said, said
         assert not [secret for secret in secrets if secret in said]
     assert not (inner / "run").exists()
 

@@ -3,6 +3,7 @@
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def refused(capsys: pytest.CaptureFixture, *words: str, say: str) -> None:
-    """Check that the run does not go on, says `say`, and stays as it is."""
+    """Check that the run does not go on, says what the pattern `say` does, and stays as it is."""
     capsys.readouterr()
     before = files(Path("run"))
     assert main(["train", "--save-dir", "run", "--max-update", "4", *words]) in (1, 2)
     said = capsys.readouterr().err
-    assert say in said and "Traceback" not in said, said
+    assert re.search(say, said) and "Traceback" not in said, said
     assert files(Path("run")) == before
 
 
@@ -83,11 +84,7 @@ def test_unchanged(words: list[str], work: Path) -> None:
 
 @pytest.mark.parametrize("part", ["schedule", "optimizer"])
 def test_other_lr(part: str, work: Path, capsys: pytest.CaptureFixture) -> None:
-    say = (
-        "optimizer.lr is 0.001 there, 0.0001 here); to go on with these "
-        "options add --reset schedule"
-    )
-    refused(capsys, "--lr", "1e-4", say=say)
+    refused(capsys, "--lr", "1e-4", say="lr is 0.001 there, 0.0001 here.*add --reset schedule")
     refused(capsys, "--lr", "1e-4", "--reset", "data", say="--reset schedule,data")
     positions = last().state["positions"]
     go_on("--lr", "1e-4", "--reset", part)
@@ -129,9 +126,7 @@ def test_other_budget_of_a_schedule_that_ends(work: Path, capsys: pytest.Capture
     shutil.rmtree("run")
     first = ["train", "data", "--save-dir", "run", *MLM, *LINEAR, "--max-update", "2"]
     assert main(first) == 0
-    refused(
-        capsys, say="schedule.total_updates is 2 there, 4 here); to go on with these options add"
-    )
+    refused(capsys, say="schedule.total_updates is 2 there, 4 here.*add --reset")
     go_on("--reset", "schedule")
     rates = [line["lr_main"] / 5e-4 for line in log("train")]
     lr = OmegaConf.load("run/config.yaml").optimizer.lr
@@ -169,7 +164,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(work: Path) -> None:
     "words, say",
     [
         (["--reset", "schedul"], "'schedule'"),
-        (["seed=2"], "seed is 1 there, 2 here); choose another --save-dir"),
+        (["seed=2"], "seed is 1 there, 2 here.*another --save-dir"),
         (["seed=2", "--reset", "schedule"], "init_from=run"),
         (["--max-update", "2", "--reset", "optimizer"], "larger --max-update"),
     ],

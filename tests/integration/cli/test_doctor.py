@@ -48,8 +48,10 @@ def look(capsys):
     return call
 
 
-def has(lines, level, text):
-    return any(line.startswith(level) and text in line for line in lines)
+def has(lines, level, *facts):
+    """Tell whether one of the lines is of the level and holds all of `facts`."""
+    found = [line for line in lines if line.startswith(level)]
+    return any(all(fact in line for fact in facts) for line in found)
 
 
 def test_sound_folder(data, look):
@@ -60,7 +62,7 @@ def test_sound_folder(data, look):
     assert has(lines, "ok", "free on the disk of")
     assert has(lines, "ok", "agrees with every checksum")
     assert has(lines, "ok", "train: 40 documents, ")
-    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %)")
+    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %)", "in train")
     assert has(lines, "ok", "3 rows; labels a 66.7 %, b 33.3 %")
     assert lines[-1].startswith("0 errors, ")
     assert look(data / "set", "--verify")[0] == 0
@@ -155,7 +157,7 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     assert code == 0
     assert has(lines, "warning", "train: 1 empty documents")
     assert has(lines, "warning", "train: 33.3 % of the documents repeat")
-    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)")
+    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)", "in train")
 
 
 def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):
@@ -181,7 +183,7 @@ def test_labelled_set_warnings(data, look, tmp_path):
     assert code == 0
     assert has(lines, "warning", "no example of b, c")
     assert has(lines, "warning", "no example of: b")
-    assert has(lines, "warning", "1 of 2 documents of test (50.0 %)")
+    assert has(lines, "warning", "1 of 2 documents of test (50.0 %)", "in train")
     assert has(lines, "warning", "test.input0: 1 rows without text, first row 2")
 
 

@@ -57,7 +57,7 @@ def test_options_go_together(
     words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert "no such folder. Give run folders" in capsys.readouterr().err, command
+    assert "no such folder. Give" in capsys.readouterr().err, command
 
 
 def labels_of(sweep: Path, data: Path, last: bool) -> set[str]:

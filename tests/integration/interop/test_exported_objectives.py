@@ -38,7 +38,7 @@ def row_of(case: battery.Case, data: Path, place: Path, capsys: pytest.CaptureFi
         (error,) = shown.err.splitlines()
         assert status == 1 and not out.exists()
         return f"| {objective} | {error.split('update_000000001: ', 1)[1]} |"
-    assert "own scores and losses differ by at most" in shown.out
+    assert "losses differ by at most" in shown.out
     name = json.loads((out / "config.json").read_text())["architectures"][0]
     (pipeline,) = [
         line.removeprefix("pipeline_tag: ")
@@ -56,7 +56,7 @@ def test_the_page_says_what_becomes_of_it(
     if case[0] != "span_boundary":
         assert row in PAGE.read_text(encoding="utf-8").splitlines(), row
     else:
-        assert "task span_masking (of user_dir.task) does not say that" in row
+        assert "task span_masking (of user_dir.task) does not say" in row
 
 
 def test_the_page_has_each_criterion_and_no_other() -> None:

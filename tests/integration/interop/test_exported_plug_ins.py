@@ -158,25 +158,25 @@ PLUG_INS = {
         CAUSAL,
         ["task=causal", "criterion=next_token_lm"],
         "task causal",
-        "criterion next_token_lm computes something else with a BertForMaskedLM",
+        "criterion next_token_lm computes something else",
     ),
     "blind": (
         BLIND,
         ["task=masked_lm", "criterion=blind_lm"],
         "criterion blind_lm",
-        "criterion blind_lm computes something else with a BertForMaskedLM",
+        "criterion blind_lm computes something else",
     ),
     "positions": (
         LAST_FIRST,
         ["task=masked_lm", "criterion=masked_lm", "model=last_first"],
         "model last_first",
-        "criterion masked_lm computes something else with a BertForMaskedLM",
+        "criterion masked_lm computes something else",
     ),
     "encoder": (
         LOUDER,
         ["task=louder", "criterion=masked_lm"],
         "task louder",
-        "criterion masked_lm computes something else with a BertForMaskedLM",
+        "criterion masked_lm computes something else",
     ),
     "head": (
         OWN_HEAD,
@@ -216,11 +216,13 @@ def test_plug_ins(name: str, moons: Path, tmp_path: Path, capsys: pytest.Capture
         capsys.readouterr()
         return main(["export", str(run), *out, *more]), capsys.readouterr().err
 
-    assert export() == (2, f"metaseq-lm: {message(declared)}\n")
+    status, error = export()
+    assert status == 2 and error.startswith("metaseq-lm: ") and error.count("\n") == 1
+    assert "--user-dir" in error and str(declared) in error
     assert not (tmp_path / "out").exists()
     status, error = export("--user-dir", str(silent))
     assert status == 1 and f"{undeclared} (of {silent.stem}) does not say that" in error
-    assert "declare `exported` in the body of the class" in error
+    assert "declare `exported` in" in error
     assert not (tmp_path / "out").exists()
     status, error = export("--user-dir", str(declared))
     assert (status, outcome in error) == (1 if outcome else 0, True), error
@@ -228,7 +230,3 @@ def test_plug_ins(name: str, moons: Path, tmp_path: Path, capsys: pytest.Capture
     if not outcome:
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["architectures"] == ["BertForMaskedLM"]
-
-
-def message(plug_in: Path) -> str:
-    return f"this run used a plug-in; give --user-dir with its path from here, which was {plug_in}"

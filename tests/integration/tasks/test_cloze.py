@@ -126,10 +126,10 @@ def test_fine_tuning_from_a_masked_language_model(data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"article": "1 2 3"}, "0 blanks (_) in the article, 2 options and 2 answers"),
-        ({"answers": ["A", "E"]}, "answers[1] is 'E', not A, B, C or D"),
-        ({"options": [["1", "2", "3", "4"], ["1", "2", "3"]]}, "options[1] is not a list of four"),
-        ({"source": "college1"}, "begins neither with middle nor with high"),
+        ({"article": "1 2 3"}, "0 blanks (_) in the article, 2 options"),
+        ({"answers": ["A", "E"]}, "answers[1] is 'E'"),
+        ({"options": [["1", "2", "3", "4"], ["1", "2", "3"]]}, "options[1] is not a list"),
+        ({"source": "college1"}, "with middle nor with high"),
     ],
 )
 def test_damaged_passages_are_named(

@@ -238,7 +238,7 @@ def test_elmo_refuses_runs_without_a_language_model(
     sentences: Path, reader: Path, tmp_path: Path
 ) -> None:
     build(sentences, tmp_path / "a", reader, "trainer.max_update=1").train()
-    with pytest.raises(MetaseqError, match="has model cnn_bilstm; give a run of --task"):
+    with pytest.raises(MetaseqError, match="has model cnn_bilstm"):
         build(sentences, tmp_path / "b", tmp_path / "a")
     with pytest.raises(MetaseqError, match="no such checkpoint"):
         build(sentences, tmp_path / "b", tmp_path / "nowhere")
@@ -253,5 +253,5 @@ def test_a_finished_run_knows_its_language_model(
     build(sentences, tmp_path / "run", there).train()
     battery.shift_weights(there)
     again = build(sentences, tmp_path / "run", there)
-    with pytest.raises(MetaseqError, match="trained with other language_model than there are now"):
+    with pytest.raises(MetaseqError, match="trained with other language_model"):
         again.train()

@@ -244,7 +244,7 @@ def test_squad_task_refuses_unusable_options(data: Path, tmp_path: Path) -> None
             (["task.labelled=''"], "give task.labelled=NAME"),
             (["criterion=masked_lm"], "task 'squad' needs criterion=squad, not 'masked_lm'"),
             (["model.max_positions=33"], "tokens_per_sample is 34 but model.max_positions is 33"),
-            (["task.tokens_per_sample=5"], "a row needs room for a question"),
+            (["task.tokens_per_sample=5"], "room for a question"),
             (["task.labelled=no"], "no/manifest.json: no such file"),
             (["task.labelled=labels"], "labels: not a SQuAD set"),
         ]

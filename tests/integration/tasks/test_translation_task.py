@@ -92,10 +92,10 @@ def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -
     "more, words",
     [
         (["model=bilstm_lm"], "needs --model lstm_encoder_decoder"),
-        (["task.beam_size=0"], "task.beam_size must be at least 1"),
-        (["task.labelled_share=0"], "task.labelled_share must be above 0"),
-        (["task.max_length=-1"], "task.max_length must be at least 0"),
-        (["criterion.label_smoothing=1.5"], "criterion.label_smoothing must be below 1"),
+        (["task.beam_size=0"], "task.beam_size .*at least 1"),
+        (["task.labelled_share=0"], "task.labelled_share .*above 0"),
+        (["task.max_length=-1"], "task.max_length .*at least 0"),
+        (["criterion.label_smoothing=1.5"], "criterion.label_smoothing .*below 1"),
         (["task.bleu=true", "task.bleu_tokenizer=moses"], "one of none"),
         (["criterion=masked_lm"], "needs criterion=translation"),
     ],
@@ -110,7 +110,7 @@ def test_translation_refuses_options_that_do_not_fit(
 
 def test_data_of_another_kind(tmp_path: Path) -> None:
     other = image_data.write(tmp_path / "images")
-    with pytest.raises(MetaseqError, match="an? images set, not parallel text; make one with"):
+    with pytest.raises(MetaseqError, match="images set, not parallel text"):
         build_task(configure(other, tmp_path))
 
 

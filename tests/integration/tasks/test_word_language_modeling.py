@@ -40,7 +40,7 @@ def test_frequent_words_are_known_and_others_are_unknown() -> None:
     assert model_ids(vocabulary, 1).tolist() == [*special, 6, 5, 8, 7, 1]
     assert model_ids(vocabulary, 2).tolist() == [*special, 6, 5, 1, 7, 1]
     assert model_ids(vocabulary, 2, size=2).tolist() == [*special, 6, 5, 1, 1, 1]
-    with pytest.raises(MetaseqError, match="no word of the data folder"):
+    with pytest.raises(MetaseqError, match="word of the data folder"):
         model_ids(vocabulary, 8)
 
 
@@ -100,10 +100,10 @@ def test_batches_hold_the_text_without_long_sentences(sentences: Path, tmp_path:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["task.min_frequency=0"], "min_frequency must be at least 1"),
+        (["task.min_frequency=0"], "min_frequency .*at least 1"),
         (["task.min_frequency=100000"], "lower it"),
-        (["task.valid_size=-3"], "task.valid_size must be at least 0"),
-        (["task.longest=-1"], "task.longest must be at least 0"),
+        (["task.valid_size=-3"], "task.valid_size .*at least 0"),
+        (["task.longest=-1"], "task.longest .*at least 0"),
         (["criterion=masked_lm"], "needs criterion=language_modeling"),
     ],
 )

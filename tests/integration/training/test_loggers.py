@@ -157,7 +157,7 @@ def test_a_failing_logger_is_one_warning(
     monkeypatch.setattr(loggers, "find_spec", lambda name: name)
     assert train(data, tmp_path / "run", "trackio", 4) == 0
     shown = capsys.readouterr().err
-    assert shown.count("trackio: the network is down; it gets no more values") == 1
+    assert shown.count("trackio: the network is down") == 1
     assert "still down" not in shown and "Traceback" not in shown
 
 

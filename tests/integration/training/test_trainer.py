@@ -73,7 +73,7 @@ def test_results_are_of_the_best_checkpoint(splits: str, moons: Path, tmp_path: 
 def test_a_split_that_is_not_there_costs_no_training(
     option: str, moons: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(MetaseqError, match="no split 'dev'; there are train, valid"):
+    with pytest.raises(MetaseqError, match="no split 'dev'; .*train, valid"):
         train(configure(moons, tmp_path, CASE, f"trainer.{option}"))
     assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "log.jsonl").exists()
 

@@ -91,7 +91,7 @@ def test_parallel_text(data: Path) -> None:
         "train has 48 pairs, .*3.7 tokens of en .*3.7 of vi",
         "unlabelled has 40 sentences of en .*3.6 tokens",
         "valid has 12 pairs, .*3.6 tokens of en .*3.6 of vi",
-        r"0 of 12 pairs of valid \(0.0 %\)",
+        r"0 of 12 pairs of valid \(0.0 %\) .*in train",
     )
     assert main(["doctor", str(toy)]) == 0
 
@@ -107,7 +107,7 @@ def test_pairs_of_train_in_other_splits(data: Path) -> None:
     target += [valid.target[i] for i in range(4, 12)]
     rewrite(toy / "valid.source", source)
     rewrite(toy / "valid.target", target)
-    assert has_line(look(toy), f"warning {toy}: 2 of 12 pairs of valid (16.7 %)")
+    assert has_line(look(toy), f"warning {toy}: 2 of 12 pairs of valid (16.7 %)", "in train")
 
 
 @pytest.mark.parametrize("side, size", [("source", 13), ("target", 16)])
@@ -201,7 +201,7 @@ def test_images(data: Path) -> None:
         re.escape(ALL),
         f"train has 160 images of 8 x 8 pixels .*3 channels; {shares}",
         f"test has 80 images of 8 x 8 pixels .*3 channels; {shares}",
-        r"0 of 80 images of test \(0.0 %\)",
+        r"0 of 80 images of test \(0.0 %\) .*in train",
     )
     assert main(["doctor", str(images)]) == 0
 
@@ -239,7 +239,7 @@ def test_labels_and_copies_of_images(data: Path) -> None:
     train = np.arange(16) % 3
     lines = look(store(data / "images", test_images=images, train_labels=train))
     place = f"warning {data}/images:"
-    assert has_line(lines, f"{place} 1 of 8 images of test (12.5 %)")
+    assert has_line(lines, f"{place} 1 of 8 images of test (12.5 %)", "in train")
     assert has_line(lines, f"{place} train has", "no example of d")
     assert has_line(lines, f"{place} test has labels", "of: d")
 

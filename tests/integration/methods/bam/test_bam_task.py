@@ -228,7 +228,7 @@ def test_a_finished_student_knows_its_teachers(
         train(teacher)
         assert "is finished already" in capsys.readouterr().out
     battery.shift_weights(there)
-    with pytest.raises(MetaseqError, match="trained with other teachers than there are now"):
+    with pytest.raises(MetaseqError, match="trained with other teachers"):
         train(there)
     shutil.rmtree(there)
     train(there)
@@ -283,7 +283,7 @@ def test_the_pooler_of_pre_training_is_taken(bam_sets: Path, tmp_path: Path) -> 
 
 
 def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="no head for words; it has heads for few"):
+    with pytest.raises(MetaseqError, match="no head for words; .*heads for few"):
         start = [f"init_from={teacher_runs[1]}", "task.keep_head=true"]
         bam_bench.dry(bam_sets, *start, "task.labelled=[words]")
 
@@ -294,7 +294,7 @@ def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> 
         (["task.labelled=[]"], "give task.labelled"),
         (["task.labelled=[few,few]"], "different labelled sets"),
         (["task.sampling=samplr"], "Did you mean 'sampler'"),
-        (["task.exponent=1.5"], "task.exponent must be at most 1"),
+        (["task.exponent=1.5"], "task.exponent .*at most 1"),
         (["criterion=masked_lm"], "needs criterion=bam_distill"),
         (["task.labelled=[choices]"], "has the form choices"),
         (["task.batch_size=0"], "at least 1"),
@@ -332,7 +332,7 @@ def test_totals_follow_only_where_that_is_their_default(bam_sets: Path) -> None:
 
 
 def test_a_split_that_nobody_has(bam_sets: Path, teacher_runs: list[Path]) -> None:
-    with pytest.raises(MetaseqError, match="none of words, values has a split 'more'"):
+    with pytest.raises(MetaseqError, match="words, values has a split 'more'"):
         main_or_raise(["evaluate", str(teacher_runs[0]), "--split", "more"])
 
 

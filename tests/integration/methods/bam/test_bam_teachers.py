@@ -216,7 +216,7 @@ def test_classes_in_another_order_are_refused(
     more = [given(teacher_runs[:1])]
     if use == "keep_head":
         more = [f"init_from={teacher_runs[0]}", "task.keep_head=true"]
-    with pytest.raises(MetaseqError, match="on words with the classes .*, but DATA has .*--labels"):
+    with pytest.raises(MetaseqError, match="on words with the classes .*DATA has .*--labels"):
         bam_bench.train(data, tmp_path / "run", "task.labelled=[words]", *more)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
@@ -251,7 +251,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     assert run.costs["own_flops"] == one["flops"]
     (teaching[0] / "results.json").unlink()
     stored(teaching)["words"].unlink()
-    with pytest.raises(UsageError, match="teacher_words is not finished, its best checkpoint may"):
+    with pytest.raises(UsageError, match="teacher_words is not finished"):
         bam_bench.train(bam_sets, tmp_path / "three", *both, "trainer.max_update=1")
     named = given([teaching[0] / "checkpoints" / "best", teaching[1]])
     bam_bench.train(bam_sets, tmp_path / "three", *both, named, "trainer.max_update=1")
@@ -285,12 +285,12 @@ def test_a_signal_is_heard_while_outputs_are_computed(
 ) -> None:
     copies = copied(teacher_runs, tmp_path)
     monkeypatch.setattr(signals, "received", lambda: signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGTERM while the outputs of .* were computed") as found:
+    with pytest.raises(Interrupted, match="SIGTERM while the outputs of") as found:
         bam_bench.train(bam_sets, tmp_path / "run", given(copies))
     assert found.value.signal == signal.SIGTERM and not stored(copies)
     monkeypatch.undo()
     bam_bench.train(bam_sets, tmp_path / "run", given(copies))
-    assert "its outputs on few: 0 of 24 rows" in capsys.readouterr().out
+    assert "outputs on few: 0 of 24 rows" in capsys.readouterr().out
 
 
 def test_a_teacher_is_asked_in_full_precision(bam_sets: Path, tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_the_data_must_have_all_sets_of_a_teacher(
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"config": []}, "is damaged: config is no mapping"),
-        ({"config": {"task": "bam"}}, "is damaged: task is no mapping"),
+        ({"config": []}, "damaged: config is no mapping"),
+        ({"config": {"task": "bam"}}, "damaged: task is no mapping"),
         ({"facts": {}}, "does not say which classes"),
-        ({"facts": {"labels": {"few": None}}}, "is damaged: few is no list"),
+        ({"facts": {"labels": {"few": None}}}, "damaged: few is no list"),
     ],
 )
 def test_a_damaged_manifest_ends_in_a_message(
@@ -341,7 +341,7 @@ def test_the_way_to_a_teacher(
     assert run.config.task.teachers == [str(copy)]
     shutil.rmtree(copy)
     bam_bench.train(bam_sets, tmp_path / "run", *few)
-    with pytest.raises(MetaseqError, match="no such checkpoint or run folder"):
+    with pytest.raises(MetaseqError, match="no such checkpoint"):
         bam_bench.train(bam_sets, tmp_path / "other", *few)
 
 

@@ -145,16 +145,16 @@ def test_what_cannot_be_compared_is_refused(
     with pytest.raises(MetaseqError, match="no run with seed 1; labels: CVT"):
         script.main([str(runs / "cvt"), *out])
     twice = [script.Places(label, 1, [[1.0]], [[0.5]]) for label in ("supervised", "CVT", "CVT")]
-    with pytest.raises(MetaseqError, match="CVT has seed 1 twice; give runs of one setting"):
+    with pytest.raises(MetaseqError, match="CVT has seed 1 twice"):
         script.by_label(twice, "supervised")
     damaged = tmp_path / "figure_4_7.json"
     for text in ("{", "[3]", '[{"label": "a"}]'):
         damaged.write_text(text)
-        with pytest.raises(MetaseqError, match="not a file that figure_4_7.py has written"):
+        with pytest.raises(MetaseqError, match="not a file that figure_4_7.py"):
             script.main([str(damaged), *out])
     options = ["task=tagging", "task.labelled=chunk", "criterion=tagging", *WORDS, *TINY[-3:]]
     places = [f"data={sentences}", f"save_dir={tmp_path / 'tagger'}", "trainer.max_update=1"]
     TrainingRun(load_config([*options, *places])).train()
-    with pytest.raises(MetaseqError, match="task tagging; give runs of task cvt_vision"):
+    with pytest.raises(MetaseqError, match="task tagging; .*task cvt_vision"):
         script.main([str(tmp_path / "tagger"), *out])
     assert not (tmp_path / "out").exists()

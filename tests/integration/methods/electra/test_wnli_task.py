@@ -297,7 +297,7 @@ def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Pa
 
 
 def test_mistakes(data: Path, pairs: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is for task sentence_prediction, not for wnli"):
+    with pytest.raises(UsageError, match="task sentence_prediction, not for wnli"):
         TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
-    with pytest.raises(UsageError, match="is not glue/WNLI; make the set with"):
+    with pytest.raises(UsageError, match="is not glue/WNLI"):
         TrainingRun(configure(pairs, tmp_path / "b", "task.labelled=pairs")).train()

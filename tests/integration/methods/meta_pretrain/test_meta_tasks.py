@@ -237,8 +237,8 @@ def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "more, words",
     [
-        ([*TEXT, "task.inner_steps=-1"], "inner_steps must be at least 0"),
-        ([*TEXT, "task.inner_optim=sgd", "task.inner_lr=-1"], "inner_lr must be at least 0"),
+        ([*TEXT, "task.inner_steps=-1"], "inner_steps .*at least 0"),
+        ([*TEXT, "task.inner_optim=sgd", "task.inner_lr=-1"], "inner_lr .*at least 0"),
         ([*TEXT, "task.inner_optim=sgd"], "inner_lr is the rate of"),
         ([*TEXT, "task.second_order=exact"], "second_order=exact needs"),
         ([*TEXT, "task.sample_break_mode=eos"], "sample_break_mode is 'eos'. Choices: segments"),

@@ -166,8 +166,8 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
     [
         ("replace_mlm", [], "criterion replace_mlm is for task electra"),
         ("bert_pretraining", [], "needs criterion=masked_lm or .*tartan_meta"),
-        ("tartan_mt", ["task.auxiliary=[]"], "name one or more different tasks"),
-        ("tartan_mt", ["task.auxiliary=[tapt,tapt]"], "name one or more different tasks"),
+        ("tartan_mt", ["task.auxiliary=[]"], "one or more different tasks"),
+        ("tartan_mt", ["task.auxiliary=[tapt,tapt]"], "one or more different tasks"),
         ("tartan_mt", ["task.auxiliary=[endtask]"], "none may be called endtask"),
         ("tartan_mt", ["criterion.weights=[1,2,3]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["criterion.weights=[1,0]"], "it needs 2 positive numbers"),
@@ -175,7 +175,7 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         (
             "tartan_meta",
             ["criterion.similarity=cos"],
-            "Did you mean 'cosine'. Choices: cosine, dot",
+            "'cosine'. Choices: cosine, dot",
         ),
         (
             "tartan_meta",
@@ -184,14 +184,14 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ),
         ("tartan_mt", ["task.auxiliary=[tapt,dev]"], "endtask or dev"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
-        ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr must be at least 0"),
-        ("tartan_meta", ["criterion.meta_head_lr=-1"], "criterion.meta_head_lr must be at least"),
-        ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example must be at least 0"),
-        ("tartan_mt", ["task.head_lr=-1"], "task.head_lr must be at least 0, got -1"),
+        ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr .*at least 0"),
+        ("tartan_meta", ["criterion.meta_head_lr=-1"], "criterion.meta_head_lr .*at least"),
+        ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example .*at least 0"),
+        ("tartan_mt", ["task.head_lr=-1"], "task.head_lr .*at least 0, got -1"),
         (
             "tartan_mt",
             ["task.meta_head_batch_size=0"],
-            "task.meta_head_batch_size must be at least",
+            "task.meta_head_batch_size .*at least",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_mistakes_are_named(
 
 
 def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
-    with pytest.raises(MetaseqError, match="no split 'papers'; there are long, train"):
+    with pytest.raises(MetaseqError, match="no split 'papers'; .*long, train"):
         build(topics, tmp_path, "tartan_mt", "task.auxiliary=[papers]").train()
 
 

@@ -138,7 +138,7 @@ def test_sets_below_the_most_frequent_class_rank_nothing(
     strategies.main([str(tmp_path)])
     out = capsys.readouterr().out
     assert "| | CoLA | RTE | average of CoLA |" in out and "| 50.2 [50.0, 50.4] (5) |" in out
-    assert "for the 2 cells that were tested.\nRTE: no median is above" in out
+    assert "for the 2 cells" in out and "\nRTE: no median is above" in out
     assert "| on |" in out and "| RTE | +" not in out
 
 

@@ -176,7 +176,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[]"], "parsing_auxiliaries is empty"),
         (
             ["criterion=cvt_aux", "criterion.unlabelled_dropout=1"],
-            "unlabelled_dropout must be below 1, got 1",
+            "unlabelled_dropout .*below 1, got 1",
         ),
         (["criterion=word_dropout", "criterion.unlabelled_dropout=-0.1"], "unlabelled_dropout"),
         (
@@ -185,15 +185,15 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         ),
         (
             ["criterion=cvt_aux", "criterion.unlabelled_weight=0"],
-            "unlabelled_weight must be above 0",
+            "unlabelled_weight .*above 0",
         ),
         (["criterion=vat", "criterion.unlabelled_warmup=-1", NORMALISED], "unlabelled_warmup must"),
-        (["criterion=cvt_aux", "task.labelled_first=-1"], "task.labelled_first must be at least 0"),
+        (["criterion=cvt_aux", "task.labelled_first=-1"], "task.labelled_first .*at least 0"),
         (["criterion=cvt_aux", "criterion.label_smoothing=-1"], "criterion.label_smoothing"),
         (["criterion=cvt_aux", "task.unlabelled_longest=-1"], "task.unlabelled_longest must be"),
         (
             ["criterion=cvt_aux", "trainer.valid_split=train"],
-            "would choose the best checkpoint by the examples",
+            "would choose the best checkpoint",
         ),
         (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
         (["criterion=cvt_aux", "task.labelled=[chunk,train]"], "cannot have heads"),

@@ -146,9 +146,7 @@ def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
     config = {"task.labelled": ["chunk"], "task.label_fraction": 0.25}
     found = {"metrics": {"test": {"score": 0.9}}}
     make_run(runs / "again", label="CVT", seed=1, config=config, results=found)
-    with pytest.raises(
-        claims.MetaseqError, match="CVT has chunk with 25 % of the labels twice for seed 1"
-    ):
+    with pytest.raises(claims.MetaseqError, match="CVT has chunk with 25 % .*twice for seed 1"):
         claims.main([str(runs)])
 
 

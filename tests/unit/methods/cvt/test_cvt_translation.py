@@ -277,10 +277,10 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
         (["criterion.auxiliary=[future,future]"], "one or more different heads"),
         (["task.unlabelled=rest"], "labelled_share=1.0 leaves no pair"),
         (["task.unlabelled=rest", "task.labelled_share=0.999"], "leaves no pair"),
-        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be below 1"),
-        (["criterion.attention_dropout=-1"], "criterion.attention_dropout must be at least 0"),
-        (["criterion.label_smoothing=1"], "criterion.label_smoothing must be below 1"),
-        (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size must be at least 0"),
+        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout .*below 1"),
+        (["criterion.attention_dropout=-1"], "criterion.attention_dropout .*at least 0"),
+        (["criterion.label_smoothing=1"], "criterion.label_smoothing .*below 1"),
+        (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size .*at least 0"),
     ],
 )
 def test_cvt_translation_refuses_options_that_do_not_fit(

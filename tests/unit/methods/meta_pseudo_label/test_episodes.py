@@ -310,7 +310,7 @@ def test_counts_are_checked(name: str) -> None:
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
     options["reward_interval"] = 0
     section("task", "meta_pseudo_label", **options)
-    with pytest.raises(UsageError, match=f"task.{name} must be at least"):
+    with pytest.raises(UsageError, match=f"task.{name} .*at least"):
         section("task", "meta_pseudo_label", **options | {name: options[name] - 1})
 
 
@@ -318,10 +318,10 @@ def test_counts_are_checked(name: str) -> None:
     "objective, option, words",
     [
         ("hard", "task.mlm_label_mask=Y", "task.mlm_label_mask is 'Y'. Choices: y, x"),
-        ("hard", "task.labelled=[yes,yes]", "one or more different labelled sets"),
-        ("hard", "criterion.inner_clip_norm=-5", "criterion.inner_clip_norm must be at least 0"),
-        ("soft", "criterion.inner_lr=-1", "criterion.inner_lr must be at least 0"),
-        ("soft", "criterion.difference_step=0", "criterion.difference_step must be above 0"),
+        ("hard", "task.labelled=[yes,yes]", "different labelled sets"),
+        ("hard", "criterion.inner_clip_norm=-5", "criterion.inner_clip_norm .*at least 0"),
+        ("soft", "criterion.inner_lr=-1", "criterion.inner_lr .*at least 0"),
+        ("soft", "criterion.difference_step=0", "criterion.difference_step .*above 0"),
     ],
 )
 def test_values_that_turn_or_change_the_objective(

@@ -54,7 +54,7 @@ def test_a_long_line_is_one_row_cut(topics: Path) -> None:
 
 def test_more_lines_than_there_are_is_said(topics: Path, tmp_path: Path) -> None:
     run = build(topics, tmp_path, "masked_lm", "task.auxiliary=[train]", "task.lines_per_example=7")
-    with pytest.raises(UsageError, match="asks for 336 lines of 'train', which has 300"):
+    with pytest.raises(UsageError, match="336 lines of 'train', .*300"):
         run.task.build_streams("train")
 
 
