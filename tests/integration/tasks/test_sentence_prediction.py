@@ -243,8 +243,8 @@ def test_a_run_with_epochs_goes_on(data: Path, tmp_path: Path) -> None:
 
 
 def test_too_few_epochs(data: Path, tmp_path: Path) -> None:
-    for epochs, least in (("0.1", 1), ("-1", 0)):
-        with pytest.raises(UsageError, match=f"at least {least}"):
+    for epochs, message in (("0.1", "less than one update"), ("-1", "at least 0")):
+        with pytest.raises(UsageError, match=message):
             TrainingRun(configure(data, tmp_path, "task.labelled=single", f"task.epochs={epochs}"))
 
 
