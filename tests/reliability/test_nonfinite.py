@@ -1,6 +1,7 @@
 """What is not finite: nothing of such an update stays, on any replica, and a policy decides."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,8 @@ def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) ->
     run = train(moons, save, count, [fault], *more)
     text = run.text()
     assert run.code == 3 and results(save)["status"] == "diverged", text
-    assert text.count("metaseq-lm: update 6: the loss or the gradient of main is not finite") == 1
-    assert ("is not finite (the loss of replica 1)" in text) == (count == 2)
+    assert len(re.findall("metaseq-lm: update 6: .* of main is not finite", text)) == 1
+    assert ("(the loss of replica 1)" in text) == (count == 2)
     assert "Traceback" not in text
     check(save, count, {5})
     last = checkpoint.load(manifests.resolve(str(save)))

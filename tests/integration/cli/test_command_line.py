@@ -146,8 +146,8 @@ def test_data_are_looked_for_before_the_folder_of_the_run(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(["train", "data/nope"]) == 2
-    said = capsys.readouterr().err
-    assert "data/nope: " in said and "no such data folder" in said
+    error = capsys.readouterr().err
+    assert "data/nope: " in error and "no such data folder" in error
 
 
 # How a command ends, by what happens in it; 0 after a closed pipe where all it does is to print.

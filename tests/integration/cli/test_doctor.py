@@ -50,8 +50,8 @@ def look(capsys):
 
 def has(lines, level, *facts):
     """Tell whether one of the lines is of the level and holds all of `facts`."""
-    found = [line for line in lines if line.startswith(level)]
-    return any(all(fact in line for fact in facts) for line in found)
+    selected = [line for line in lines if line.startswith(level)]
+    return any(all(fact in line for fact in facts) for line in selected)
 
 
 def test_sound_folder(data, look):

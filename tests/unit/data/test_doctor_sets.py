@@ -58,8 +58,8 @@ def every_line_is_ok(folder: Path, *patterns: str) -> None:
 
 def has_line(lines: list[str], beginning: str, *facts: str) -> bool:
     """Tell whether one of the lines has this beginning and all of `facts`."""
-    found = [line for line in lines if line.startswith(beginning)]
-    return any(all(fact in line for fact in facts) for line in found)
+    selected = [line for line in lines if line.startswith(beginning)]
+    return any(all(fact in line for fact in facts) for line in selected)
 
 
 def only_error(folder: Path, words: str) -> list[str]:
@@ -250,9 +250,9 @@ def test_many_classes(tmp_path: Path) -> None:
     labels = np.concatenate([np.arange(30), [7, 7]])
     made = Images(np.zeros((32, 2, 2, 1), np.uint8), labels, tuple(names))
     save_images(tmp_path, {"train": made}, names)
-    said = look(tmp_path)[1]
-    assert re.search("32 images of 2 x 2 pixels .*1 channel; ", said)
-    assert re.search("30 classes.* class 0 3.1 % .*class 7 9.4 %", said)
+    line = look(tmp_path)[1]
+    assert re.search("32 images of 2 x 2 pixels .*1 channel; ", line)
+    assert re.search("30 classes.* class 0 3.1 % .*class 7 9.4 %", line)
 
 
 def change_pixel(content: bytearray) -> None:

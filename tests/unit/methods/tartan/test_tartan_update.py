@@ -195,8 +195,8 @@ def test_an_update_without_similarities_is_skipped(topics: Path, tmp_path: Path)
     run.model.heads["meta"].register_forward_hook(spoil)
     run.train()
     (event,) = logged(tmp_path, "event")
-    said = event["message"]
-    assert said.startswith("update 2: ") and "body, head is not finite" in said
+    message = event["message"]
+    assert message.startswith("update 2: ") and "body, head is not finite" in message
     assert len(logged(tmp_path)) == 4 and all(w.isfinite().all() for w in weights(run).values())
 
 
