@@ -84,7 +84,7 @@ def test_the_best_runs_are_taken(
         (("pairs",), ["--best", "1"], 2, "give --ensemble too"),
         (("pairs", "pairs"), ["--ensemble", "--best", "3"], 2, "there are 2 runs"),
         (("pairs", "pairs"), ["--ensemble", "--best", "1", "--metric", "f2"], 2, "metric 'f2'"),
-        (("pairs", "scores"), ["--ensemble"], 2, "of sentence_prediction scores"),
+        (("pairs", "scores"), ["--ensemble"], 2, "on sentence_prediction scores"),
         ((), ["a=b"], 2, "no checkpoint"),
     ],
 )
