@@ -45,16 +45,16 @@ def test_results_are_printed_kept_and_reported(
     assert [row[:2] for row in lines[3:]] == [["overall", "60"], ["far", "30"], ["near", "30"]]
     file = place / "run" / "suites" / "pairs" / "update_000000060.json"
     assert file.is_file() and "update_000000060.json" in err
-    kept = json.loads(file.read_text())
-    assert kept == json.loads(out.read_text()) | {"checksum": kept["checksum"]}
+    record = json.loads(file.read_text())
+    assert record == json.loads(out.read_text()) | {"checksum": record["checksum"]}
     manifest = manifests.read_manifest(manifests.resolve(str(place / "run")))
-    assert kept["update"] == 60 and kept["weights"] == manifests.hash_of_weights(manifest)
-    assert kept["options"]["precision"] == "fp32" and kept["options"]["too_long"] == "fail"
+    assert record["update"] == 60 and record["weights"] == manifests.hash_of_weights(manifest)
+    assert record["options"]["precision"] == "fp32" and record["options"]["too_long"] == "fail"
     # The metrics are those of --pairs.
     files = [str(place / "pairs" / f"{name}.jsonl") for name in ("near", "far")]
     assert main(["score", str(place / "run"), "--pairs", "--input", *files]) == 0
     printed = json.loads(capsys.readouterr().out)
-    groups = kept["groups"]
+    groups = record["groups"]
     assert printed["overall"]["accuracy"] == groups["overall"]["metrics"]["accuracy"]
     assert printed["files"][files[1]]["accuracy"] == groups["far"]["metrics"]["accuracy"]
     run = read_run(place / "run")
@@ -86,9 +86,9 @@ def test_results_of_another_checkpoint_are_not_shown(place: Path) -> None:
     assert run.suites[0].update == 60 and not run.notes
     # Another training of the same folder: the update is the same, the weights are not.
     file = place / "run" / "suites" / "pairs" / "update_000000060.json"
-    kept = json.loads(file.read_text()) | {"weights": "other"}
-    kept.pop("checksum")
-    file.write_text(json.dumps(kept))
+    record = json.loads(file.read_text()) | {"weights": "other"}
+    record.pop("checksum")
+    file.write_text(json.dumps(record))
     assert "pairs.accuracy" not in read_run(place / "run").metrics
 
 
@@ -119,13 +119,13 @@ def test_no_best_is_marked_between_other_data_or_options(
     assert score(place) == 0
     assert score(place, "first=10", run="second") == 0
     capsys.readouterr()
-    both = ["report", str(place / "run"), str(place / "second"), "--metric", "pairs.accuracy"]
-    assert main(both) == 0
+    command = ["report", str(place / "run"), str(place / "second"), "--metric", "pairs.accuracy"]
+    assert main(command) == 0
     shown = capsys.readouterr().out
     assert "suites.pairs.first: 0, 10" in shown and "all runs with the same" in shown
     assert score(place, run="second") == 0
     capsys.readouterr()
-    assert main(both) == 0
+    assert main(command) == 0
     assert "suites.pairs" not in capsys.readouterr().out
 
 

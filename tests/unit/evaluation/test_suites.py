@@ -149,8 +149,8 @@ def test_invalid_utf8(tmp_path: Path) -> None:
 def test_means_by_group() -> None:
     items = [(["x"], {"accuracy": 1.0}), (["x", "y"], {"accuracy": 0.0}), ([], {"accuracy": 0.5})]
     results = mean_by_group(items)
-    found = {name: (group.n, group.metrics["accuracy"]) for name, group in results.items()}
-    assert found == {OVERALL: (3, 0.5), "x": (2, 0.5), "y": (1, 0.0)}
+    by_group = {name: (group.n, group.metrics["accuracy"]) for name, group in results.items()}
+    assert by_group == {OVERALL: (3, 0.5), "x": (2, 0.5), "y": (1, 0.0)}
     assert mean_by_group([]) == {OVERALL: GroupMetrics(0, {})}
 
 

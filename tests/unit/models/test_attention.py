@@ -67,18 +67,18 @@ def sees(layout: Layout, row: int, query: int, key: int) -> bool:
     """Say whether a token sees another one, as the docstring of Layout defines it."""
     if layout.padding is not None and layout.padding[row, key]:
         return False
-    place = key
+    position = key
     if layout.documents is not None:
         numbers = layout.documents[row].tolist()
         if numbers[key] != numbers[query]:
             return False
-        place = key - numbers.index(numbers[key])
+        position = key - numbers.index(numbers[key])
     reach = layout.reach if isinstance(layout.reach, str) else REACHES[layout.reach[row]]
     if reach == "both":
         return True
     if reach == "anticausal":
         return key >= query
-    in_prefix = reach == "prefix" and place < layout.prefix[row]
+    in_prefix = reach == "prefix" and position < layout.prefix[row]
     return key <= query or bool(in_prefix)
 
 
