@@ -7,6 +7,7 @@ references (${key}) are resolved, and the result becomes a `RunConfig`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -262,12 +263,21 @@ def schema_of(values: Mapping[str, Any]) -> DictConfig:
 
     The sections of classes that are not registered have no types.
     """
-    config: DictConfig = OmegaConf.structured(RunConfig)
+    chosen = []
     for group in GROUPS:
         section = values.get(group)
         name = section.get("_name") if isinstance(section, Mapping) else None
         if isinstance(name, str) and name in ALL[group].entries:
-            config[group] = schema(ALL[group].entry(name).dataclass, name)
+            chosen.append((group, ALL[group].entry(name).dataclass, name))
+    return copy.deepcopy(schema_of_classes(*chosen))
+
+
+@cache
+def schema_of_classes(*chosen: tuple[str, type, str]) -> DictConfig:
+    """Return the typed config of (group, dataclass, name), which takes longer to make than copy."""
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    for group, base, name in chosen:
+        config[group] = schema(base, name)
     return config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,17 @@ from metaseq_lm.core.errors import UsageError
 KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")
 
 
+@cache
+def parser() -> OverridesParser:
+    """Return Hydra's parser of overrides, which takes longer to make than to use."""
+    return OverridesParser.create()
+
+
+@lru_cache(4096)  # of a sweep; nothing changes what it returns
 def parse_override(word: str) -> Override:
     """Parse key=value; UsageError if it is not in Hydra's grammar, or is no single value."""
     try:
-        override = OverridesParser.create().parse_override(word)
+        override = parser().parse_override(word)
     except HydraException as error:
         key, equals, value = word.partition("=")
         remedy = f'quote the value, "{key}={quote_path(value)}"' if equals else "write KEY=VALUE"
@@ -54,13 +62,13 @@ def split_overrides(
 
 def override_value(override: str) -> Any:
     """Return the value of a key=value; None if it is not in Hydra's grammar."""
-    return OverridesParser.create().parse_override(override).value() if is_valid(override) else None
+    return parser().parse_override(override).value() if is_valid(override) else None
 
 
 def is_valid(override: str) -> bool:
     """Return whether key=value is in Hydra's grammar."""
     try:
-        OverridesParser.create().parse_override(override)
+        parser().parse_override(override)
     except HydraException:
         return False
     return True

@@ -2,16 +2,24 @@
 them unseen.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CONFIGS = sorted(EXAMPLES.rglob("config/*.yaml"))
 SWEEPS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "config")
+
+
+@cache
+def loaded(path: Path) -> RunConfig:
+    """Compose a config, once for all tests of it."""
+    return load_config([], str(path.parent), path.stem)
 
 
 def name(path: Path) -> str:
@@ -25,8 +33,7 @@ def test_examples_have_configs_and_sweeps() -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_what_papers_ask_for_is_named(path: Path) -> None:
     """Attention dropout is 0 by default and 0.1 in the papers' systems."""
-    config = load_config([], str(path.parent), path.stem)
-    assert getattr(config.model, "attention_dropout", 0.1) == 0.1
+    assert getattr(loaded(path).model, "attention_dropout", 0.1) == 0.1
 
 
 @pytest.mark.parametrize("name", ["bert_large", "roberta_base", "electra_large"])
@@ -36,7 +43,7 @@ def test_presets_name_attention_dropout(name: str) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_each_config_composes(path: Path) -> None:
-    config = load_config([], str(path.parent), path.stem)
+    config = loaded(path)
     assert config.task._name and config.criterion._name
 
 
