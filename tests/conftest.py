@@ -26,6 +26,27 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+# Files that take longest, so that none of them runs alone in the end.
+LONG = [
+    "test_battery",
+    "test_battery_replicas",
+    "test_launch",
+    "test_kill_and_resume",
+    "test_sharded_checkpoints",
+    "test_compile",
+    "test_documentation",
+    "test_resume_matrix",
+    "test_malicious_files",
+    "test_sweep_stages",
+    "test_soft_gradient",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first; the others stay in their order."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny models are fastest on one thread, and tests must not fight for cores."""

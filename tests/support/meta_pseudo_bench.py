@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metaseq_lm import plugins
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.loading import Compositions, load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.engine.forward_pass import ForwardPass
@@ -23,6 +23,7 @@ from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "meta_pseudo_label" / "config"
+COMPOSED: Compositions = {}  # by this process
 Grads = Sequence[Tensor | None]
 
 
@@ -37,7 +38,7 @@ class Bench:
         torch.set_num_threads(1)
         plugins.load_all()
         given = [f"data={data}", "engine.precision=fp64", "engine.device=cpu", *overrides]
-        self.config = load_config(given, str(CONFIGS), name)
+        self.config = load_config(given, str(CONFIGS), name, COMPOSED)
         # Any: tests reach for parts that only this task and these nets have.
         self.task: Any = build_task(self.config)
         self.model: Any = build_model(self.task, self.config, "cpu")

@@ -31,7 +31,7 @@ TINY = [
     "engine.threads=1",
     "trainer.log_interval=1",
 ]
-LONG = [*TINY, "trainer.max_update=500"]  # some seconds: time enough to be interrupted
+LONG = [*TINY, "trainer.max_update=800"]  # some seconds: time enough to be interrupted
 SHORT = [*TINY, "trainer.max_update=3"]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from sweeping import (
-    LONG,
     ROOT,
     SHORT,
     TINY,
@@ -28,6 +27,7 @@ from sweeping import (
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps.job import Snapshot
 
+LONG = [*TINY, "trainer.max_update=500"]  # time enough to be interrupted, without Slurm's delays
 # Words of the command lines of submitit's process, and of the training below it.
 WRAPPER = ("submitit.core._submit", "-c")
 TRAINING = ("--save-dir", "-c")
