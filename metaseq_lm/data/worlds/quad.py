@@ -302,8 +302,8 @@ class Quad(World):
     def posterior(self, name: str, tokens: np.ndarray, left_only: bool = False) -> np.ndarray:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        Topic and its half: Bayes' rule. States: forward-backward, or the forward part. Depth and the head's
-        number are certain, from the left, too.
+        Topic and its half: Bayes' rule. States: forward-backward, or the forward part. Depth and
+        the head's number are certain, from the left, too.
         """
         if name in (TOPIC, HALF):
             topics = normalised(self.topic_log_probs(tokens))
