@@ -168,10 +168,8 @@ def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
     for run in runs:
         if run.why_unscored(metric) is None:
             by_seed.setdefault(run.seed, []).append(run.metrics[metric])
-    return [
-        math.fsum(by_seed[seed]) / len(by_seed[seed])
-        for seed in sorted(by_seed, key=lambda seed: seed or 0)
-    ]
+    seeds = sorted(by_seed, key=lambda seed: seed or 0)
+    return [math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds]
 
 
 def lower_is_better(metric: str) -> bool:
