@@ -3,7 +3,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 from metaseq_lm.league import verdict
 from metaseq_lm.league.verdict import (
@@ -188,11 +188,26 @@ def test_rules_outside_their_range_are_refused(wrong, word):
 def test_power_is_the_inverse_of_what_is_detectable():
     for n, comparisons in [(4, 1), (5, 3), (8, 7), (10, 28)]:
         effect = detectable(n, 0.3, comparisons=comparisons)
-        assert power(n, effect, 0.3, comparisons=comparisons) == pytest.approx(POWER)
+        assert power(n, effect, 0.3, comparisons=comparisons) == pytest.approx(POWER, abs=1e-3)
         assert effect == pytest.approx(0.3 * detectable(n, 1.0, comparisons=comparisons))
     assert detectable(4, 1.0, comparisons=2) is None
     assert power(4, 100.0, 1.0, comparisons=2) == power(1, 100.0, 1.0) == 0.0
     assert power(8, 1.0, 0.0) == 1.0
+
+
+def test_power_of_the_least_p_is_the_probability_of_separation():
+    def density(y, n=4, effect=2.5):
+        return n * stats.norm.pdf(y) * stats.norm.cdf(y) ** (n - 1) * stats.norm.sf(y - effect) ** n
+
+    separated = integrate.quad(density, -8, 8)[0]
+    assert power(4, 2.5, 1.0) == pytest.approx(separated, abs=0.02)
+
+
+def test_simulated_power_meets_the_formula_for_many_assignments(monkeypatch):
+    simulated = power(7, 1.6, 1.0), detectable(7, 1.0)
+    monkeypatch.setattr(verdict, "SIMULATED_SEEDS", 1)
+    assert power(7, 1.6, 1.0) == pytest.approx(simulated[0], abs=0.02)
+    assert detectable(7, 1.0) == pytest.approx(simulated[1], rel=0.03)
 
 
 def test_power_approaches_that_of_the_normal_distribution():
