@@ -7,7 +7,7 @@ suites. docs/how_to/league.md lists them with what to do.
 from collections.abc import Callable, Iterator
 
 from metaseq_lm.league import control_gates, loss_gates, parity_gates, score_gates
-from metaseq_lm.league.standings import NOTE, REFUSE, VOID, Context, Finding, Row, Standing
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
 
@@ -47,7 +47,7 @@ def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context.
 
-    A row whose baseline is void or refused is refused, too.
+    A row whose baseline is void or refused is refused, too; one with a flagged baseline says so.
     """
     standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
     return [with_baseline(standing, standings, context) for standing in standings.values()]
@@ -63,7 +63,10 @@ def with_baseline(standing: Standing, standings: dict[Row, Standing], context: C
         return Standing(row, (*standing.findings, Finding("baseline", NOTE, reason)))
     further = []
     for finding in standings[baseline].findings:
+        reason = f"the baseline {context.baseline}: {finding.reason}"
         if finding.action in (VOID, REFUSE):
-            reason = f"the baseline {context.baseline}: {finding.reason}"
             further.append(Finding("baseline", REFUSE, reason, finding.metric))
+        elif finding.action == FLAG:
+            reason = f"nothing is tested against {reason.removeprefix('the ')}"
+            further.append(Finding("baseline", NOTE, reason, finding.metric))
     return Standing(row, (*standing.findings, *further))
