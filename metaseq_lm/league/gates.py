@@ -61,12 +61,15 @@ def with_baseline(standing: Standing, standings: dict[Row, Standing], context: C
     if baseline is None:
         reason = f"there are no runs of the baseline {context.baseline} at this budget"
         return Standing(row, (*standing.findings, Finding("baseline", NOTE, reason)))
-    further = []
+    further, flags = [], []
     for finding in standings[baseline].findings:
-        reason = f"the baseline {context.baseline}: {finding.reason}"
         if finding.action in (VOID, REFUSE):
+            reason = f"the baseline {context.baseline}: {finding.reason}"
             further.append(Finding("baseline", REFUSE, reason, finding.metric))
-        elif finding.action == FLAG:
-            reason = f"nothing is tested against {reason.removeprefix('the ')}"
-            further.append(Finding("baseline", NOTE, reason, finding.metric))
+        elif finding.action == FLAG and finding.metric in ("", context.primary):
+            flags.append(finding.gate)
+    if flags:
+        gates = ", ".join(dict.fromkeys(flags))
+        reason = f"nothing is tested against the baseline {context.baseline}, flagged: {gates}"
+        further.append(Finding("baseline", NOTE, reason, context.primary))
     return Standing(row, (*standing.findings, *further))

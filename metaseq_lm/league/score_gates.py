@@ -88,7 +88,7 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
             continue
         levels = references(row.scored, metric)
         floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
-        share = float(np.std(scores, ddof=1)) / max(levels.get("exact", 1.0) - floor, 1e-9)
+        share = float(np.std(scores, ddof=1)) / max(levels.get("bayes", 1.0) - floor, 1e-9)
         usual = float(np.std(untrained, ddof=1)) if len(untrained) > 1 else 0.0
         if share > SPREAD and np.std(scores, ddof=1) > 2 * usual:
             yield Finding(

@@ -323,6 +323,11 @@ def test_every_gate_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> N
     assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
 
 
+def test_a_score_that_nothing_was_learnt_for_has_no_note_on_order(baseline: Row, row: Row) -> None:
+    row = replace(row, shuffled=make.runs(4, 0.5, 600), untrained=make.runs(4, 0.5, 500, end=4.6))
+    assert "shuffled" not in {finding.gate for finding in standing(baseline, row).findings}
+
+
 def test_identical_runs_under_two_labels_count_once(baseline: Row, row: Row) -> None:
     again = replace(make.change(row, make.with_values(label="again")), objective="again")
     first, second = examine(make.make_context(baseline, row, again))[1:]
@@ -404,7 +409,7 @@ def test_rows_of_a_bad_baseline_are_refused(
     result = standing(bad, row)
     assert result.action(BRACKETS) == action
     if action:
-        assert "baseline causal: " in only(result.findings, "baseline").reason
+        assert "baseline causal" in only(result.findings, "baseline").reason
 
 
 def test_a_row_without_a_baseline_says_so(baseline: Row, row: Row) -> None:
