@@ -174,7 +174,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         keys.update(dict.fromkeys(run.compared_keys))
     differing = []
     for key in keys:
-        absent = EARLIER_VALUES.get(key, ABSENT)
+        absent = EARLIER_VALUES.get(bare_key(key), ABSENT)
         values = {run.identities.get(key, absent) for run in runs}
         if key not in sources and len(values) > 1:
             differing.append(key)
