@@ -135,13 +135,13 @@ class Suite(Generic[Items, Probabilities]):
             return [folder]
         if not folder.is_dir():
             raise UsageError(
-                f"--data {folder}: no such folder; name that with the files of suite {self.name}"
+                f"{folder}: no such folder; name that with the files of suite {self.name}"
             )
         patterns = [pattern.format(**vars(self.config)) for pattern in self.patterns]
         matches = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
         if not matches:
             raise UsageError(
-                f"--data {folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
+                f"{folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
             )
         return sorted(matches)
 

@@ -20,6 +20,7 @@ from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.protocols import TokenScorer, comparison_scorer, token_scorer
@@ -157,6 +158,8 @@ class SentenceScorer:
             total=len(nonempty), unit="sent", desc="scoring", disable=is_quiet() or None
         ) as bar:
             for indices in batches_by_length(lengths, self.batch_tokens):
+                process_group.alive()
+                process_group.stop_if_signalled("while scoring")
                 batch = self.batch([unique[nonempty[i]] for i in indices], lengths[indices])
                 values = self._token_scores(scorer, batch)
                 for i, row, chosen in zip(indices, values, batch.scored.numpy()):
