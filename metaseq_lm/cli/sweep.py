@@ -438,6 +438,7 @@ def check_configs(runs: list[Any], definition: "Definition") -> None:
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
     from metaseq_lm.training.parts import check_parts
+    from metaseq_lm.training.suites import check_final_suites
 
     plugins.load_all(definition.user_dir)
     checked = set()
@@ -449,6 +450,7 @@ def check_configs(runs: list[Any], definition: "Definition") -> None:
         checked.add(content)
         try:
             check_parts(config)
+            check_final_suites(config)
         except UsageError as error:
             raise UsageError(f"{name_of(run, stage)}: {error}") from error
 
