@@ -148,7 +148,8 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         results = {OVERALL: GroupMetrics(count, overall)}
         for number, (_, accuracy) in enumerate(accuracies):
             results[f"layer_{number}"] = GroupMetrics(count, {"accuracy": accuracy})
-        results["last"] = results[f"layer_{number}"]
+        last = {"accuracy": accuracy, "effective_rank": effective_rank(layers[2])}
+        results["last"] = GroupMetrics(count, last)
         return results
 
     def references(self, items: ProbedSet, folder: Path) -> References:
@@ -278,6 +279,25 @@ def bags_of(part: Part) -> baselines.Bags:
 
 
 # ------------------------------------------------------------------------ ridge regression
+
+
+def effective_rank(states: np.ndarray) -> float:
+    """Return in how many directions states vary, as a share of the most possible, 0 to 1.
+
+    The exponential of the entropy of the shares of the singular values (Roy and Vetterli 2007) of
+    the centred states, over min(N - 1, D). 0 for states that do not vary.
+
+    Args:
+        states: (N, D).
+    """
+    x = states.astype(np.float64)
+    values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False)
+    # Of equal float32 states the mean differs by a rounding error.
+    values = values[values > np.finfo(np.float32).eps * np.linalg.norm(x)]
+    if not len(values):
+        return 0.0
+    shares = values / values.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()) / max(1, min(len(x) - 1, x.shape[1])))
 
 
 @dataclass(frozen=True)

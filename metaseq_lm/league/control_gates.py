@@ -77,8 +77,7 @@ def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
     for run in runs:
         suite = run.suite_of(metric)
         if suite is not None:
-            of_suite: Mapping[str, Mapping[str, float]] = getattr(suite, "references", {})
-            return of_suite.get(metric.partition(".")[2], {})
+            return suite.references.get(metric.partition(".")[2], {})
     return {}
 
 

@@ -11,7 +11,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled.baselines import class_of_word
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.evaluation.probe import RIDGES, Ridge, part_of
+from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, part_of
 from metaseq_lm.evaluation.suites import OVERALL, Results, Rows, build_suite
 
 SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 40 --world-pairs 5"
@@ -56,6 +56,18 @@ def test_more_inputs_than_items() -> None:
     inputs = rng.normal(size=(12, 40)).astype(np.float32)
     inputs[:, 0] += 10 * labels
     assert (Ridge.fit(inputs, labels, 2).predict(inputs) == labels).all()
+
+
+def test_the_effective_rank_is_a_share_of_the_directions() -> None:
+    axes = np.concatenate([np.eye(6), -np.eye(6)])
+    assert effective_rank(axes) == pytest.approx(1, abs=1e-12)
+    assert effective_rank(axes + 7) == pytest.approx(1, abs=1e-12)
+    assert effective_rank(axes[:, :3] @ np.ones((3, 6))) == pytest.approx(1 / 6, abs=1e-12)
+    # Singular values in the proportion 3 to 1: exp(H) = 4 / 3^(3/4).
+    assert effective_rank(axes[:, :2] * [3, 1]) == pytest.approx(2 / 3**0.75, abs=1e-12)
+    assert effective_rank(np.eye(3, 50)) == pytest.approx(1, abs=1e-12)  # three points, a plane
+    assert effective_rank(np.full((9, 6), 0.1, np.float32)) == 0
+    assert effective_rank(np.ones((1, 6))) == 0
 
 
 def test_the_class_of_a_word() -> None:
