@@ -68,14 +68,18 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def collapse(row: Row, context: Context) -> Iterator[Finding]:
-    """The hidden states of the last layer vary in few directions, see the suite `probe`."""
+    """The hidden states of the last layer vary in few directions, see the suite `probe`.
+
+    Of several probes that with the largest rank counts: means over a text vary less than states.
+    """
     ranks: list[float] = []
     for run in row.scored:
-        ranks += [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
+        of_run = [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
+        ranks += [max(of_run)] if of_run else []
     count = sum(rank < FEWEST_DIRECTIONS for rank in ranks)
     if count:
         reason = f"collapsed: the effective rank of states is {min(ranks):.1%} of the most possible"
-        yield from by_share("collapse", count, len(ranks), (VOID, FLAG), reason, "probes")
+        yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
 
 
 def transition(row: Row, context: Context) -> Iterator[Finding]:

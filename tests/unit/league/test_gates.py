@@ -236,7 +236,7 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
     ),
     "collapsed states": (
         lambda row: make.change(row, make.with_suite("state", "last", effective_rank=0.02)),
-        *("collapse", VOID, "2.0% of the most possible"),
+        *("collapse", FLAG, "2.0% of the most possible"),
     ),
     "one seed with collapsed states": (
         lambda row: make.change(
@@ -244,7 +244,7 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
             make.with_suite("state", "last", effective_rank=0.02),
             [4],
         ),
-        *("collapse", FLAG, "(1 of 8 probes)"),
+        *("collapse", NOTE, "(1 of 8 runs)"),
     ),
 }
 
