@@ -37,6 +37,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.plain import WordTokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.data.words.columns import Sentence
+from metaseq_lm.data.words.tags import UNLABELLED
 from metaseq_lm.data.worlds import measures
 from metaseq_lm.data.worlds.base import (
     NO_LABEL,
@@ -50,7 +51,6 @@ from metaseq_lm.data.worlds.base import (
 
 WORLD_FILE = "world.json"
 PAIRS = "pairs"
-NO_TAG = "unlabelled"  # of a word that has no label
 VALID, TEST = "valid", "test"
 BATCH = 4096  # documents
 RARE = 1000  # documents in vain for one with a label, or that makes a pair
@@ -315,7 +315,7 @@ class DocumentLabels(LabelledPipeline):
 
 
 class WordLabels(TagsPipeline):
-    """Makes the tagged set of documents whose words have labels; the tag of others is NO_TAG."""
+    """Makes the tagged set of documents whose words have labels; that of others is UNLABELLED."""
 
     def __init__(self, documents: LabelledDocuments, request: Request) -> None:
         options = TaggedOptions(
@@ -333,7 +333,7 @@ class WordLabels(TagsPipeline):
 
     def choose_labels(self) -> None:
         self.scheme = "none"
-        self.labels = [*self.documents.classes, NO_TAG]
+        self.labels = [*self.documents.classes, UNLABELLED]
 
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"
@@ -349,7 +349,7 @@ class WordRows:
 
     def __iter__(self) -> Iterator[Sentence]:
         data, world = self.documents.splits[self.path.name], self.documents.world
-        tags = [*self.documents.classes, NO_TAG]
+        tags = [*self.documents.classes, UNLABELLED]
         labels = np.where(
             data.labels[self.documents.name] == NO_LABEL,
             len(tags) - 1,
