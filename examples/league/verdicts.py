@@ -22,7 +22,7 @@ import numpy as np
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
-    UNDECIDED,
+    VERDICTS,
     WORSE,
     Rule,
     decide_all,
@@ -137,40 +137,45 @@ def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
 
 def per_cent(count: float, total: float) -> str:
     """Return a share in per cent."""
-    return f"{100 * count / total:.1f}" if total else "-"
+    return f"{100 * count / total:.1f}"
 
 
-def null_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues without an effect."""
-    counts = Counter(line["others"])
-    total = counts.total()
-    shares = [counts[BETTER] + counts[WORSE], counts[EQUIVALENT], counts[UNDECIDED]]
+def wrong_leagues(line: dict[str, Any]) -> str:
+    """Return the share of leagues in which a row that is equal is called better or worse."""
+    return per_cent(line["wrong_leagues"], line["leagues"])
+
+
+def equal_rows(line: dict[str, Any]) -> str:
+    """Return the share of equal rows that are called equivalent."""
+    return per_cent(line["others"].get(EQUIVALENT, 0), sum(line["others"].values()))
+
+
+def first_row(verdict: str) -> Callable[[dict[str, Any]], str]:
+    """Return a function for the share of leagues with a verdict on the first row."""
+    return lambda line: per_cent(line["first"].get(verdict, 0), line["leagues"])
+
+
+def pivot(
+    lines: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]
+) -> list[list[str]]:
+    """Return a row for each population and number of comparisons, a column for each of SEEDS."""
+    rows: dict[tuple[str, int], dict[int, str]] = {}
+    for line in lines:
+        texts = rows.setdefault((line["population"], line["comparisons"]), {})
+        texts[line["seeds"]] = text(line)
     return [
-        *setting_cells(line),
-        per_cent(line["wrong_leagues"], line["leagues"]),
-        *[per_cent(share, total) for share in shares],
+        [name, str(count), *(texts.get(n, "-") for n in SEEDS)]
+        for (name, count), texts in rows.items()
     ]
 
 
-def effect_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues with an effect."""
-    counts, total = Counter(line["first"]), line["leagues"]
-    claimed = power(line["seeds"], line["effect"], 1.0, comparisons=line["comparisons"])
-    shares = [counts[WORSE], counts[BETTER], counts[EQUIVALENT], counts[UNDECIDED]]
-    texts = [per_cent(share, total) for share in shares]
-    return [*setting_cells(line), f"{line['effect']:.2f}", f"{100 * claimed:.1f}", *texts]
-
-
-def unseen_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues with failures that most samples of seeds do not have."""
-    counts = Counter(line["first"])
-    verdicts = (WORSE, BETTER, EQUIVALENT, UNDECIDED)
-    return [str(line["seeds"]), *(per_cent(counts[v], line["leagues"]) for v in verdicts)]
-
-
-def setting_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of the population, the seeds and the comparisons."""
-    return [line["population"], str(line["seeds"]), str(line["comparisons"])]
+def claims() -> list[list[str]]:
+    """Return the power that is claimed for the smallest effect, as rows of a pivot."""
+    rows = []
+    for count in (1, GROUP, 4 * GROUP):
+        texts = [per_cent(power(n, SMALLEST_EFFECT, 1.0, comparisons=count), 1) for n in SEEDS]
+        rows.append(["claimed", str(count), *texts])
+    return rows
 
 
 def plan_rows() -> list[list[str]]:
@@ -194,23 +199,45 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def print_tables(lines: Sequence[dict[str, Any]]) -> None:
     """Print all tables of an archive."""
-    setting = ["scores", "seeds each", "comparisons"]
+    setting = ["scores", "comparisons", *(f"{n} seeds" for n in SEEDS)]
     leagues = [line for line in lines if "unseen" not in line]
-    shares = ["worse", "better", "equivalent", "undecided"]
+    equal = [line for line in leagues if not line["effect"]]
+    smallest = [line for line in leagues if line["effect"] == SMALLEST_EFFECT]
+    limits = [line for line in leagues if line["effect"] not in (0.0, SMALLEST_EFFECT)]
     print_table(
-        "No effect: leagues with a wrong better or worse, and verdicts on rows (%)",
-        [*setting, "leagues with an error", "better or worse", "equivalent", "undecided"],
-        [null_cells(line) for line in leagues if not line["effect"]],
+        "All rows equal: leagues in which one is called better or worse (%)",
+        setting,
+        pivot(equal, wrong_leagues),
+    )
+    print_table("All rows equal: rows called equivalent (%)", setting, pivot(equal, equal_rows))
+    print_table(
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called worse (%)",
+        setting,
+        [*claims(), *pivot(smallest, first_row(WORSE))],
     )
     print_table(
-        "One row worse by an effect (in sd): verdicts on it (%)",
-        [*setting, "effect", "claimed power", *shares],
-        [effect_cells(line) for line in leagues if line["effect"]],
+        "One row worse by what should be seen in 80 %: leagues in which it is called worse (%)",
+        setting,
+        pivot(limits, first_row(WORSE)),
     )
     print_table(
-        "One seed in ten fails and makes a difference of 4.2 points, 3 matter: verdicts (%)",
-        ["seeds each", *shares],
-        [unseen_cells(line) for line in lines if "unseen" in line],
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called equivalent (%)",
+        setting,
+        pivot(smallest, first_row(EQUIVALENT)),
+    )
+    print_table(
+        "The same: leagues in which it is called better (%)",
+        setting,
+        pivot(smallest, first_row(BETTER)),
+    )
+    unseen = {line["seeds"]: line for line in lines if "unseen" in line}
+    print_table(
+        "One seed in ten fails, a difference of 4.2 points where 3 matter: verdicts (%)",
+        ["verdict", *setting[2:]],
+        [
+            [verdict, *(first_row(verdict)(unseen[n]) for n in SEEDS if n in unseen)]
+            for verdict in VERDICTS
+        ],
     )
     heads = [f"{n} seeds detect" for n in SEEDS]
     heads += [f"seeds for {effect} sd" for effect in ("1", "1.5", "2", "3")]
