@@ -79,6 +79,15 @@ class SentenceProbabilities(Protocol):
     def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
         """Return the score of each sentence, None for one that is longer than the run's rows."""
 
+    def score_changed(
+        self, pairs: Sequence[tuple[Sentence, Sentence]]
+    ) -> Sequence[tuple[SentenceScore, SentenceScore] | None]:
+        """Return the scores of the tokens in which the sentences of each pair differ.
+
+        None for a pair with a sentence that is longer than the run's rows. Raises MetaseqError if
+        the sentences of a pair have not as many tokens.
+        """
+
 
 class Suite(Generic[Items, Probabilities]):
     """Base class of suites.

@@ -142,7 +142,12 @@ class Run:
 
     @cached_property
     def outcome(self) -> str:
-        """Final metrics and validations without times: equal for runs with identical training."""
+        """The seed and the course: equal for runs with identical training."""
+        return json.dumps([self.seed, self.course]) if self.results else str(self.path)
+
+    @cached_property
+    def course(self) -> str:
+        """Updates, final metrics and validations without times; the path without results."""
         if self.results is None:
             return str(self.path)
         validations = []
@@ -150,7 +155,7 @@ class Run:
             if line["kind"] == "valid":
                 validations.append({key: line[key] for key in line if key != "seconds"})
         updates = self.results.get("updates")
-        return json.dumps([self.seed, updates, self.final_metrics, validations], sort_keys=True)
+        return json.dumps([updates, self.final_metrics, validations], sort_keys=True)
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""

@@ -19,7 +19,10 @@ from metaseq_lm.reporting.numbers import words_of
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 
 # Values of options that did not exist when a run was made.
-EARLIER_VALUES = {"engine.reduce_precision": identity("fp32")}
+EARLIER_VALUES = {
+    "engine.reduce_precision": identity("fp32"),
+    "task.shuffle_tokens": identity(False),
+}
 ABSENT = identity(None)
 LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
 # The config keys that change the function, besides the weights and the like of a criterion.

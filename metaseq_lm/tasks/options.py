@@ -51,6 +51,9 @@ class BreakModeConfig:
         "eos: a line is a row; none: windows of the stream, across documents",
         choices=("eos", "none"),
     )
+    shuffle_tokens: bool = option(
+        False, "permute the tokens of each training row, as a control: word order is lost"
+    )
 
 
 @dataclass

@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
-from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.protocols import kinds_of
@@ -77,17 +77,21 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     check_splits(parts)
     streams = task.build_streams("train")
     divisor = divisor or divisor_of_dry_run(parts, streams)
-    meter, window, costs = FlopMeter(), Window(), []
+    window, costs, steps = Window(), [], []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
-        before = meter.total
-        with meter.count(placed):
+        with Counter() as counter:
             window.add(task.update(engine, model, placed))
         if engine.finite_check.refused:
             replicas = engine.finite_check.nonfinite_replicas(number)
             raise DivergedError(describe_refusal(number + 1, engine.finite_check.refused, replicas))
-        costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
-    scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
-    price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
+        steps.append(sum(process_group.gather_objects(counter.steps)))
+        on_batches = sum(process_group.gather_objects(counter.total - counter.steps))
+        costs.append(float(divisor * on_batches))
+    kinds = kinds_of(task)
+    scales = [share * mean_over_first(streams, needs) for share, needs in kinds]
+    price = sum(scale * cost for scale, cost in zip(scales, costs, strict=True))
+    price += sum(share * step for (share, _), step in zip(kinds, steps, strict=True))
+    costs = [cost + step for cost, step in zip(costs, steps, strict=True)]
     return PriceEstimate(price, costs, scales, window.means(), divisor, parts)
 
 
