@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from metaseq_lm.league.entries import FLAG, NOTE, REFUSE, VOID, Entry, Finding, Standings
+from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel
 from metaseq_lm.league.page import secondary_table, standings_table, write_page
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, Rule
 from metaseq_lm.reporting.formats import to_csv
 from metaseq_lm.reporting.numbers import Metric
