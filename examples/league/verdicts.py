@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ from metaseq_lm.league.verdict import (
     Rule,
     decide_all,
     detectable,
+    difference_p,
+    permutation_p,
     power,
     seeds_to_decide,
+    welch_p,
 )
+from metaseq_lm.reporting.significance import LEVEL, holm
 
 SEEDS = (4, 5, 8, 10)
 GROUP = 7
@@ -45,6 +50,9 @@ class Population:
     row: Draw
     baseline: Draw
     sd: float
+
+
+TESTS = {"permutation": permutation_p, "Welch": welch_p, "both": difference_p}
 
 
 def normal(sd: float) -> Draw:
@@ -132,6 +140,24 @@ def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
     return {"unseen": True, "seeds": seeds, "leagues": leagues, "first": dict(counts)}
 
 
+def simulate_tests(name: str, effect: float, leagues: int) -> dict[str, Any]:
+    """Return in how many leagues of 8 seeds and GROUP rows a test calls a row different.
+
+    Without an effect that is any row, with one it is the first, which has it.
+    """
+    population = POPULATIONS[name]
+    rng = np.random.default_rng([8, round(1000 * effect), list(POPULATIONS).index(name), 2])
+    counts: Counter[str] = Counter()
+    for _ in range(leagues):
+        baseline = population.baseline(rng, 8)
+        rows = [population.row(rng, 8) for _ in range(GROUP)]
+        rows[0] = rows[0] - effect * population.sd
+        for test, p_of in TESTS.items():
+            corrected = holm([p_of(row, baseline) for row in rows])
+            counts[test] += (corrected[0] if effect else min(corrected)) < LEVEL
+    return {"tests": dict(counts), "population": name, "effect": effect, "leagues": leagues}
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -200,7 +226,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 def print_tables(lines: Sequence[dict[str, Any]]) -> None:
     """Print all tables of an archive."""
     setting = ["scores", "comparisons", *(f"{n} seeds" for n in SEEDS)]
-    leagues = [line for line in lines if "unseen" not in line]
+    leagues = [line for line in lines if "comparisons" in line]
     equal = [line for line in leagues if not line["effect"]]
     smallest = [line for line in leagues if line["effect"] == SMALLEST_EFFECT]
     limits = [line for line in leagues if line["effect"] not in (0.0, SMALLEST_EFFECT)]
@@ -225,10 +251,14 @@ def print_tables(lines: Sequence[dict[str, Any]]) -> None:
         setting,
         pivot(smallest, first_row(EQUIVALENT)),
     )
+    tests: dict[str, list[str]] = {}
+    for line in (line for line in lines if "tests" in line):
+        texts = tests.setdefault(line["population"], [line["population"]])
+        texts += [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
     print_table(
-        "The same: leagues in which it is called better (%)",
-        setting,
-        pivot(smallest, first_row(BETTER)),
+        "8 seeds, 7 comparisons: leagues with an error, and with a row that is 2 sd worse seen (%)",
+        ["scores", *(f"error, {test}" for test in TESTS), *(f"seen, {test}" for test in TESTS)],
+        list(tests.values()),
     )
     unseen = {line["seeds"]: line for line in lines if "unseen" in line}
     print_table(
@@ -265,6 +295,8 @@ def main(argv: Sequence[str]) -> None:
             print(json.dumps(line), file=file, flush=True)
         for seeds in SEEDS:
             print(json.dumps(simulate_unseen(seeds, LEAGUES[seeds])), file=file, flush=True)
+        for name, effect in product(POPULATIONS, (0.0, SMALLEST_EFFECT)):
+            print(json.dumps(simulate_tests(name, effect, LEAGUES[8])), file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 Pure functions of scores, one for each seed. A difference has to pass two tests: a permutation test,
 which needs no normal distribution but equal spreads, and Welch's t test, which needs no equal
-spreads: of a row in the middle of a transition and a baseline at chance they are not equal. In the
-simulation of docs/results/league.md the permutation test alone is then wrong up to four times too
-often. Equivalence is decided by Welch's interval of the difference (two one-sided tests: Schuirmann
-1987, doi:10.1007/BF01068419).
+spreads. A row in the middle of a transition scatters more than a baseline at chance: there the
+permutation test alone is wrong twice too often (docs/results/league.md has the simulation).
+Equivalence is decided by Welch's interval of the difference (two one-sided tests: Schuirmann 1987,
+doi:10.1007/BF01068419).
 """
 
 import math
