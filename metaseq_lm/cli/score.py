@@ -251,16 +251,13 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
 
     checkpoint = manifests.resolve(options.run_path, prefer="best")
     request = SuiteRequest(
-        checkpoint,
         build_suite(suite, of_suite),
         Path(options.data),
         name,
-        options.user_dir,
-        overrides,
         options.batch_tokens,
         options.too_long,
     )
-    results = score_suite(request)
+    results = score_suite(request, checkpoint, options.user_dir, overrides)
     show(suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"

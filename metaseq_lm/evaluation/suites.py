@@ -79,6 +79,15 @@ class SentenceProbabilities(Protocol):
     def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
         """Return the score of each sentence, None for one that is longer than the run's rows."""
 
+    def score_changed(
+        self, pairs: Sequence[tuple[Sentence, Sentence]]
+    ) -> Sequence[tuple[SentenceScore, SentenceScore] | None]:
+        """Return the scores of the tokens in which the sentences of each pair differ.
+
+        None for a pair with a sentence that is longer than the run's rows. Raises MetaseqError if
+        the sentences of a pair have not as many tokens.
+        """
+
 
 class Suite(Generic[Items, Probabilities]):
     """Base class of suites.
@@ -126,13 +135,13 @@ class Suite(Generic[Items, Probabilities]):
             return [folder]
         if not folder.is_dir():
             raise UsageError(
-                f"--data {folder}: no such folder; name that with the files of suite {self.name}"
+                f"{folder}: no such folder; name that with the files of suite {self.name}"
             )
         patterns = [pattern.format(**vars(self.config)) for pattern in self.patterns]
         matches = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
         if not matches:
             raise UsageError(
-                f"--data {folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
+                f"{folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
             )
         return sorted(matches)
 

@@ -22,8 +22,15 @@ from metaseq_lm.runs.suite_results import SuiteResults
 
 # Options that do not distinguish settings: paths, logging and saving.
 PATH_KEYS = ("save_dir", "user_dir")
-LOGGING_OPTIONS = "log_interval save_interval_updates keep_last on_save_error final_splits"
-BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS.split())
+LOGGING_OPTIONS = (
+    "log_interval",
+    "save_interval_updates",
+    "keep_last",
+    "on_save_error",
+    "final_splits",
+    "final_suites",
+)
+BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS)
 # The only options of the engine that change results.
 PRECISIONS = ("engine.precision", "engine.reduce_precision")
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts

@@ -76,6 +76,7 @@ def check_configs(runs: Sequence[Run], definition: Definition, check: Check | No
     built from, one is built.
     """
     from metaseq_lm.training.parts import check_parts  # torch: other mistakes show before
+    from metaseq_lm.training.suites import check_final_suites
 
     checked = set()
     for run, stage, config in composed(runs, definition, check):
@@ -86,5 +87,6 @@ def check_configs(runs: Sequence[Run], definition: Definition, check: Check | No
         checked.add(content)
         try:
             check_parts(config)
+            check_final_suites(config)
         except UsageError as error:
             raise UsageError(f"{name_of(run, stage)}: {error}") from error

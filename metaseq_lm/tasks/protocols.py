@@ -150,6 +150,17 @@ class ScoresTokens(Protocol):
         """
 
 
+@runtime_checkable
+class ComparesTokens(Protocol):
+    """Compares tokens at a position by something else than their log-probabilities."""
+
+    def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the scores; arguments and shape as in `ScoresTokens.token_log_probs`."""
+
+
+TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
+
+
 def kinds_of(task: Task) -> Kinds:
     """Return the kinds of updates of a task; the default is one kind."""
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
@@ -167,7 +178,7 @@ def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> di
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
 
 
-def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
+def token_scorer(task: Task) -> TokenScorer:
     """Return `token_log_probs` of a task, if it has its own, or of its criterion.
 
     Raises UsageError, which names the criterions that can, if the criterion has none.
@@ -182,3 +193,13 @@ def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
         f"the criterion {task.run_config.criterion._name} gives no probabilities of tokens, so its "
         f"runs cannot score sentences; runs of these can: {', '.join(names)}"
     )
+
+
+def comparison_scorer(task: Task) -> TokenScorer:
+    """Return what compares tokens at a position: that of the criterion, else its `token_scorer`.
+
+    Raises UsageError as `token_scorer` does.
+    """
+    if isinstance(task.criterion, ComparesTokens):
+        return task.criterion.comparison_scores
+    return token_scorer(task)

@@ -34,6 +34,7 @@ from metaseq_lm.training.parts import (
 from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
+from metaseq_lm.training.suites import check_final_suites
 
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
@@ -75,6 +76,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
         initialise_from(parts, config.init_from)
     _ = parts.data_fingerprint  # damaged data would end the run as well
     check_splits(parts)
+    check_final_suites(config, task)
     streams = task.build_streams("train")
     divisor = divisor or divisor_of_dry_run(parts, streams)
     window, costs, steps = Window(), [], []
