@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class Tuning:
 
     Attributes:
         budgets: FLOPs of a trial, ascending; a run has the values of the nearest of them.
+        grid: The grid of objectives that have none of their own.
         seeds: The seeds of each trial; none of those that are compared.
         metric: What chooses, of the run itself.
         widen: How often a grid gets a value beyond its end when that end is the best.
@@ -92,6 +93,7 @@ class Tuning:
 
     budgets: tuple[float, ...]
     seeds: tuple[int, ...]
+    grid: Mapping[str, tuple[Any, ...]]
     metric: str = "valid.loss"
     widen: int = 2
 
@@ -240,6 +242,7 @@ def parse_plan(content: Mapping[str, Any], base: Path) -> Plan:
         tuning=Tuning(
             budgets=parse_budgets(tuning.get("budgets", list(budgets)), "tuning.budgets"),
             seeds=parse_seeds(tuning.get("seeds"), "tuning.seeds"),
+            grid=grid,
             metric=text_of(tuning.get("metric", Tuning.metric), "tuning.metric"),
             widen=parse_count(tuning.get("widen", Tuning.widen), "tuning.widen"),
         ),
@@ -418,8 +421,3 @@ def flops_text(budget: float) -> str:
     mantissa, _, exponent = f"{budget:.10e}".partition("e")
     text = f"{float(mantissa):g}e{int(exponent)}"
     return text if float(text) == budget else repr(budget)
-
-
-def options_text(options: Sequence[str]) -> str:
-    """Return options on one line."""
-    return " ".join(options)

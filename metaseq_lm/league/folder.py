@@ -1,0 +1,152 @@
+"""The folder of a league: its plan, the objectives added to it, its data and its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import (
+    LARGEST_SWEEP,
+    is_altered,
+    read_bounded,
+    schema_error,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
+from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE
+from metaseq_lm.league.expansion import PHASES, Source
+from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
+from metaseq_lm.reporting.runs import Run, read_run
+
+FILE = "league.json"
+VERSION = 1
+SCHEMA = {
+    "version": int,
+    "plan": dict,
+    "hash": str,
+    "added": [{"name": str, "content": dict, "user_dir": (str, type(None))}],
+}
+
+
+@dataclass(frozen=True)
+class Added:
+    """An objective that was added to a frozen plan.
+
+    Attributes:
+        name: Its name.
+        content: What stands for an objective in a plan: options, grid, control, note.
+        user_dir: The plug-in that it needs; None without one.
+    """
+
+    name: str
+    content: Mapping[str, Any]
+    user_dir: str | None = None
+
+
+class LeagueFolder:
+    """L: league.json, data, report, and the sweeps PHASE/OBJECTIVE."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.file = self.path / FILE
+
+    @property
+    def data(self) -> Path:
+        """The data folder that the league makes."""
+        return self.path / "data"
+
+    def exists(self) -> bool:
+        """Return whether there is a league."""
+        return self.file.exists()
+
+    def read(self) -> tuple[Plan, list[Added]]:
+        """Return the plan and the objectives added to it.
+
+        Raises:
+            UsageError: There is no league.
+            MetaseqError: league.json is damaged or was changed.
+        """
+        try:
+            content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
+            problem = schema_error(content, SCHEMA)
+        except FileNotFoundError:
+            raise UsageError(f"{self.path}: no league here (there is no {FILE})") from None
+        except (ValueError, RecursionError) as error:
+            content, problem = None, f"not readable as JSON: {error}"
+        if problem or is_altered(content):
+            reason = problem or "changed after a league wrote it"
+            raise MetaseqError(
+                f"{self.file}: damaged ({reason}). Restore it, or delete it and give the command "
+                "that wrote it again: it goes on with the runs"
+            )
+        plan = parse_plan(content["plan"], self.path)
+        added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
+        return plan, added
+
+    def write(self, content: Mapping[str, Any], plan: Plan, added: list[Added]) -> None:
+        """Write league.json: the content of a plan, and the objectives added to it."""
+        rows = [
+            {"name": item.name, "content": dict(item.content), "user_dir": item.user_dir}
+            for item in added
+        ]
+        values = {"version": VERSION, "plan": dict(content), "hash": plan.hash, "added": rows}
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
+
+    def runs(self) -> list[Run]:
+        """Return all runs that have begun, of all phases."""
+        folders = []
+        for phase in PHASES:
+            folders += sorted(file.parent for file in self.path.glob(f"{phase}/*/*/config.yaml"))
+        return [read_run(folder) for folder in folders]
+
+
+def with_added(plan: Plan, added: list[Added]) -> Plan:
+    """Return a plan with further objectives, which are tuned on its grid unless they have one.
+
+    Raises UsageError for a wrong option, a name that is taken, and an unknown control.
+    """
+    objectives = list(plan.objectives)
+    for item in added:
+        objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
+        names = [other.name for other in objectives]
+        if objective.name.lower() in map(str.lower, names):
+            raise UsageError(f"--name {objective.name}: the league has an objective of this name")
+        if objective.control not in (None, *names):
+            raise UsageError(
+                f"--control {objective.control}: no such objective. Objectives: {', '.join(names)}"
+            )
+        objectives.append(objective)
+    return replace(plan, objectives=tuple(objectives))
+
+
+def make_data(plan: Plan, folder: Path, **changes: Any) -> Source:
+    """Return the data of a plan, made in `folder` unless they are there.
+
+    `changes` are options of preprocess that stand above those of the plan.
+    """
+    if "folder" in plan.data:
+        return Source(Path(plan.data["folder"]))
+    if not (folder / MANIFEST_FILE).exists():
+        arguments = dict(plan.data) | changes
+        for key, value in arguments.items():
+            if isinstance(value, list):
+                arguments[key] = tuple(value)
+        kind, options = pipeline.choose_kind(arguments)
+        request = pipeline.Request(folder, {}, command=f"metaseq-lm league: {dict(plan.data)}")
+        pipeline.preprocess(kind.value(options, request))
+    return Source(folder)
+
+
+def objective_of(plan: Plan, name: str) -> Objective:
+    """Return an objective of a plan; UsageError, which names them all, for an unknown one."""
+    names = [objective.name for objective in plan.objectives]
+    if name not in names:
+        raise UsageError(f"there is no objective {name!r}. Objectives: {', '.join(names)}.")
+    return plan.objective(name)
