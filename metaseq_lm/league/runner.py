@@ -114,7 +114,7 @@ class Runner:
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
 
-        All trials are composed; final runs and controls are built with the first values of the grid.
+        All trials are composed; final runs and controls are built with the first of their values.
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
@@ -210,7 +210,7 @@ class Runner:
 
     def stored_choice(self, objective: Objective) -> dict[float, Values]:
         """Return the values of the final sweep that is there, by budget."""
-        chosen = {}
+        chosen: dict[float, Values] = {}
         for settings in stored_settings(self.out / FINAL / objective.name):
             (_, budget), *values = settings.items()
             chosen[float(budget)] = dict(values)
