@@ -1,5 +1,6 @@
 """Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -71,7 +72,7 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
     ratios: list[float] = []
     for run in row.scored:
         for name in run.metrics:
-            if name.endswith(".effective_rank"):
+            if re.fullmatch(r"[^.]+\.effective_rank", name):
                 ratios.append(run.metrics[name] / run.metrics[sibling(name, "width")])
     count = sum(ratio < RANK for ratio in ratios)
     if count:
