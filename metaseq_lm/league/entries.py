@@ -3,22 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import Decision, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 
-VOID, REFUSE, FLAG, NOTE = "void", "refuse", "flag", "note"
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 Scores = Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a gate says of a row: VOID, REFUSE, FLAG or NOTE, about one metric or ("") all."""
-
-    gate: str
-    action: str
-    reason: str
-    metric: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.league.entries import FLAG, REFUSE, VOID, Entry, Standings
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import (
     COLOURS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
-from metaseq_lm.league.expansion import PHASES, Source
+from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run
 
@@ -30,6 +30,7 @@ SCHEMA = {
     "version": int,
     "plan": dict,
     "hash": str,
+    "archive": (str, type(None)),
     "added": [{"name": str, "content": dict, "user_dir": (str, type(None))}],
 }
 
@@ -48,6 +49,39 @@ class Added:
     content: Mapping[str, Any]
     user_dir: str | None = None
 
+    @property
+    def options(self) -> list[str]:
+        """Its options."""
+        return list(self.content["options"])
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What defines a league.
+
+    Attributes:
+        plan: The plan, without what was added.
+        content: The mapping that the plan was read from.
+        added: The objectives added to it.
+        archive: A file with further runs of the plan; None for that of a plan of the package.
+    """
+
+    plan: Plan
+    content: Mapping[str, Any]
+    added: tuple[Added, ...] = ()
+    archive: str | None = None
+
+    @property
+    def extended(self) -> Plan:
+        """The plan with the objectives that were added to it; its hash is another one."""
+        return with_added(self.plan, self.added)
+
+    @property
+    def title(self) -> str:
+        """The name and the hash of the plan, and what was added to it."""
+        further = "".join(f" + {item.name}" for item in self.added)
+        return f"{self.plan.name}, plan {self.plan.hash}{further}"
+
 
 class LeagueFolder:
     """L: league.json, data, report, and the sweeps PHASE/OBJECTIVE."""
@@ -65,8 +99,8 @@ class LeagueFolder:
         """Return whether there is a league."""
         return self.file.exists()
 
-    def read(self) -> tuple[Plan, list[Added]]:
-        """Return the plan and the objectives added to it.
+    def read(self) -> Contents:
+        """Return what league.json says.
 
         Raises:
             UsageError: There is no league.
@@ -85,17 +119,24 @@ class LeagueFolder:
                 f"{self.file}: damaged ({reason}). Restore it, or delete it and give the command "
                 "that wrote it again: it goes on with the runs"
             )
-        plan = parse_plan(content["plan"], self.path)
         added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
-        return plan, added
+        return Contents(
+            parse_plan(content["plan"]), content["plan"], tuple(added), content["archive"]
+        )
 
-    def write(self, content: Mapping[str, Any], plan: Plan, added: list[Added]) -> None:
-        """Write league.json: the content of a plan, and the objectives added to it."""
+    def write(self, contents: Contents) -> None:
+        """Write league.json."""
         rows = [
             {"name": item.name, "content": dict(item.content), "user_dir": item.user_dir}
-            for item in added
+            for item in contents.added
         ]
-        values = {"version": VERSION, "plan": dict(content), "hash": plan.hash, "added": rows}
+        values = {
+            "version": VERSION,
+            "plan": dict(contents.content),
+            "hash": contents.plan.hash,
+            "archive": contents.archive,
+            "added": rows,
+        }
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
 
@@ -107,7 +148,7 @@ class LeagueFolder:
         return [read_run(folder) for folder in folders]
 
 
-def with_added(plan: Plan, added: list[Added]) -> Plan:
+def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     """Return a plan with further objectives, which are tuned on its grid unless they have one.
 
     Raises UsageError for a wrong option, a name that is taken, and an unknown control.
@@ -126,22 +167,27 @@ def with_added(plan: Plan, added: list[Added]) -> Plan:
     return replace(plan, objectives=tuple(objectives))
 
 
-def make_data(plan: Plan, folder: Path, **changes: Any) -> Source:
-    """Return the data of a plan, made in `folder` unless they are there.
+# Options of preprocess that make a world small, for a look at its plan.
+SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
 
-    `changes` are options of preprocess that stand above those of the plan.
-    """
+
+def has_data(plan: Plan, folder: Path) -> bool:
+    """Return whether the data of a plan are there, in `folder` or where the plan says."""
+    return "folder" in plan.data or (folder / MANIFEST_FILE).exists()
+
+
+def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
+    """Return the data folder of a plan, made in `folder` unless it is there."""
     if "folder" in plan.data:
-        return Source(Path(plan.data["folder"]))
-    if not (folder / MANIFEST_FILE).exists():
-        arguments = dict(plan.data) | changes
-        for key, value in arguments.items():
-            if isinstance(value, list):
-                arguments[key] = tuple(value)
+        return Path(plan.data["folder"])
+    if not has_data(plan, folder):
+        arguments: dict[str, Any] = {}
+        for key, value in {**plan.data, **(SMALL if small else {})}.items():
+            arguments[key] = tuple(value) if isinstance(value, list) else value
         kind, options = pipeline.choose_kind(arguments)
-        request = pipeline.Request(folder, {}, command=f"metaseq-lm league: {dict(plan.data)}")
+        request = pipeline.Request(folder, {}, command="metaseq-lm league")
         pipeline.preprocess(kind.value(options, request))
-    return Source(folder)
+    return folder
 
 
 def objective_of(plan: Plan, name: str) -> Objective:

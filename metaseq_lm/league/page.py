@@ -10,17 +10,14 @@ from typing import Any
 
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.league.entries import (
-    FLAG,
     NOT_RANKED,
-    NOTE,
-    REFUSE,
-    VOID,
     Entry,
     Scores,
     Standings,
     rank_key,
 )
 from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS, Decision, Rule
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.html import render_page

@@ -29,6 +29,8 @@ from metaseq_lm.sweeps.definition import (
     text_of,
 )
 
+# The plan that ships with the package.
+LAPTOP = Path(__file__).with_name("laptop.yaml")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 SET_BY_LEAGUE = {
     "label": "the league labels runs by their objective",
@@ -199,18 +201,23 @@ COMPARISON_KEYS = (
 OBJECTIVE_KEYS = ("options", "grid", "control", "note")
 
 
-def read_plan(path: Path) -> Plan:
-    """Return the plan of a file; raises UsageError, which names the file, if it is wrong."""
+def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a file, and its content with an absolute path of the data.
+
+    Raises UsageError, which names the file, if it is wrong.
+    """
     content = read_mapping(path, "a plan", KEYS)
     try:
-        plan = parse_plan(content, path.parent)
+        if isinstance(content.get("data"), dict):
+            content["data"] = parse_data(content["data"], path.parent)
+        plan = parse_plan(content)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    return plan
+    return plan, content
 
 
-def parse_plan(content: Mapping[str, Any], base: Path) -> Plan:
-    """Return the checked plan; relative paths are relative to `base`. Raises UsageError."""
+def parse_plan(content: Mapping[str, Any]) -> Plan:
+    """Return the checked plan; raises UsageError."""
     for key in ("data", "objectives", "budgets", "seeds", "tuning", "controls", "comparison"):
         if key not in content:
             raise UsageError(f"the plan has no {key}")
@@ -231,7 +238,7 @@ def parse_plan(content: Mapping[str, Any], base: Path) -> Plan:
     objectives = mapping(content["objectives"], "objectives")
     plan = Plan(
         name=text_of(content.get("name", "league"), "name"),
-        data=parse_data(content["data"], base),
+        data=parse_data(content["data"], Path()),
         options=parse_options(content.get("options", []), "options"),
         objectives=tuple(parse_objective(name, objectives[name], grid) for name in objectives),
         ladder=Ladder(

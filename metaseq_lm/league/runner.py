@@ -46,12 +46,12 @@ class Request:
     Attributes:
         objectives: The objectives.
         budgets: The budgets of the final runs.
-        sources: Data and plug-in of each objective.
+        source: Their data and plug-in.
     """
 
     objectives: tuple[Objective, ...]
     budgets: tuple[float, ...]
-    sources: dict[str, Source]
+    source: Source
 
 
 @dataclass
@@ -104,8 +104,7 @@ class Runner:
 
     def sweep(self, objective: Objective, phase: str, settings: Sequence[Values]) -> LeagueSweep:
         """Return the sweep of an objective in a phase."""
-        source = self.request.sources[objective.name]
-        return build_sweep(self.plan, objective, phase, settings, source, self.out)
+        return build_sweep(self.plan, objective, phase, settings, self.request.source, self.out)
 
     def first_grids(self, objective: Objective) -> dict[float, Grid]:
         """Return the grid of the plan for each tuned budget."""
