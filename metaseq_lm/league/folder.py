@@ -31,8 +31,9 @@ SCHEMA = {
     "plan": dict,
     "hash": str,
     "archive": (str, type(None)),
-    "added": [{"name": str, "content": dict, "user_dir": (str, type(None))}],
+    "added": list,
 }
+ADDED_SCHEMA = {"name": str, "content": {"options": list}, "user_dir": (str, type(None))}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class LeagueFolder:
         try:
             content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
             problem = schema_error(content, SCHEMA)
+            for row in [] if problem else content["added"]:
+                problem = problem or schema_error(row, ADDED_SCHEMA, "an added objective")
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no league here (there is no {FILE})") from None
         except (ValueError, RecursionError) as error:

@@ -52,6 +52,8 @@ class Progress:
     def report(self, folder: SweepFolder, run: Run) -> None:
         """Take note of a run that started or ended; print a line for one that ended."""
         key = (str(folder.path), run.name)
+        if key in self.over:  # its process still had to end
+            return
         (state,) = states(folder, [run])
         if state.state in ACTIVE:
             self.begun.setdefault(key, time.monotonic())
