@@ -18,7 +18,7 @@ from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
 
-TUNE, FINAL, UNTRAINED, SHUFFLED = PHASES = ("tune", "final", "untrained", "shuffled")
+UNTRAINED, TUNE, FINAL, SHUFFLED = PHASES = ("untrained", "tune", "final", "shuffled")
 LABELS = {TUNE: "{}, tuning", FINAL: "{}", UNTRAINED: "{}, untrained", SHUFFLED: "{}, shuffled"}
 BUDGET = "trainer.max_flops"
 Values = Mapping[str, Any]  # of options by key

@@ -122,10 +122,14 @@ class LeagueFolder:
                 f"{self.file}: damaged ({reason}). Restore it, or delete it and give the command "
                 "that wrote it again: it goes on with the runs"
             )
+        plan = parse_plan(content["plan"])
+        if plan.hash != content["hash"]:
+            raise MetaseqError(
+                f"{self.file}: written by another version of metaseq-lm, in which the plan had the "
+                f"hash {content['hash']}, not {plan.hash}; use that one, or choose another --out"
+            )
         added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
-        return Contents(
-            parse_plan(content["plan"]), content["plan"], tuple(added), content["archive"]
-        )
+        return Contents(plan, content["plan"], tuple(added), content["archive"])
 
     def write(self, contents: Contents) -> None:
         """Write league.json."""

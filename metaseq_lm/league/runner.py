@@ -1,4 +1,4 @@
-"""The phases of a league: tune, with widened grids, then train and score, then the controls."""
+"""The phases of a league: untrained models, tuning with widened grids, training, shuffled text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import show, show_progress
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
     FINAL,
     SHUFFLED,
@@ -26,6 +27,7 @@ from metaseq_lm.league.expansion import (
 )
 from metaseq_lm.league.plan import Objective, Plan, flops_text
 from metaseq_lm.league.progress import Progress
+from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
@@ -134,10 +136,28 @@ class Runner:
     # ---------------------------------------------------------------- the phases
 
     def run(self) -> bool:
-        """Run all phases; return whether every run finished, or diverged."""
+        """Run all phases; return whether every run finished, or diverged.
+
+        The untrained models come first: they cost little and show whether the metrics exist.
+        """
+        over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
+        self.check_metrics()
         self.tune()
-        over = self.run_sweeps(self.final_sweeps(), self.request.budgets)
-        return self.run_sweeps(self.control_sweeps(), self.request.budgets) and over
+        over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
+        return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
+
+    def check_metrics(self) -> None:
+        """Raise UsageError for a metric of the plan that the untrained models do not have."""
+        for sweep in self.untrained_sweeps():
+            for run in finished(list(begun(sweep))):
+                for name in self.plan.metrics:
+                    if name not in run.metrics:
+                        raise UsageError(
+                            f"comparison: no run of {sweep.objective} has the metric '{name}'."
+                            f"{nearest(name, list(run.metrics))} Metrics: "
+                            f"{', '.join(run.metrics)}. The plan names it, so correct the plan and "
+                            "choose another --out"
+                        )
 
     def tune(self) -> None:
         """Run the trials, and further ones until no best value is at an end of its grid."""
@@ -222,16 +242,19 @@ class Runner:
             for objective in self.request.objectives
         ]
 
-    def control_sweeps(self) -> list[LeagueSweep]:
-        """Return the sweeps of the controls."""
+    def untrained_sweeps(self) -> list[LeagueSweep]:
+        """Return the sweeps of the models without training."""
+        if not self.plan.controls.untrained:
+            return []
+        return [self.sweep(objective, UNTRAINED, []) for objective in self.request.objectives]
+
+    def shuffled_sweeps(self) -> list[LeagueSweep]:
+        """Return the sweeps of the objectives on shuffled tokens."""
         sweeps = []
-        for objective in self.request.objectives:
+        for objective in self.request.objectives if self.shuffled_budgets else ():
             chosen = self.chosen(objective)
-            if self.plan.controls.untrained:
-                sweeps.append(self.sweep(objective, UNTRAINED, []))
-            if self.shuffled_budgets:
-                settings = {budget: chosen[budget] for budget in self.shuffled_budgets}
-                sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
+            settings = {budget: chosen[budget] for budget in self.shuffled_budgets}
+            sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
         return sweeps
 
     # ---------------------------------------------------------------- launching
