@@ -65,7 +65,8 @@ class Progress:
         show_progress(f"{name}  {state.state}{reason}  ({self.text()})")
 
     def _end(self, key: Key, folder: Path, state: str) -> None:
-        self.over[key] = state
+        if state != "interrupted":
+            self.over[key] = state
         results = read_json_if_valid(folder / "results.json")
         if state != "finished" or not results.get("flops"):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import Code, code_at
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
@@ -273,7 +275,7 @@ class Runner:
                 names = {state.run for state in current if state.state in OPEN}
                 todo = [run for run in wanted if run.name in names]
                 if todo:
-                    batches.append(Batch(folder, todo, take_code(folder)))
+                    batches.append(Batch(folder, todo, self.code(folder)))
             if batches and self.launch.executor != "slurm":
                 run_locally(batches, self.launch, self.progress.report)
             for batch in batches if self.launch.executor == "slurm" else ():
@@ -285,6 +287,25 @@ class Runner:
             for folder, sweep in zip(folders, sweeps)
             for state in states(folder, sweep.at(budgets))
         )
+
+    def code(self, folder: SweepFolder) -> Code:
+        """Return the snapshot of the code that a sweep runs from.
+
+        A new sweep gets a copy of that of the league's other sweeps with the same plug-in: rows that
+        ran from different code are not compared.
+        """
+        if folder.last_code() is None:
+            user_dir = folder.definition().user_dir
+            for file in sorted(self.out.glob("*/*/jobs.jsonl")):
+                other = SweepFolder(file.parent)
+                last = other.last_code()
+                if last is None or other.definition().user_dir != user_dir:
+                    continue
+                copy = folder.path / "code" / last
+                shutil.copytree(other.path / "code" / last, copy, dirs_exist_ok=True)
+                definition = folder.definition()
+                return code_at(copy, definition.user_dir, definition.config_dir)
+        return take_code(folder)
 
     def wait(
         self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
