@@ -291,7 +291,7 @@ class Runner:
     def code(self, folder: SweepFolder) -> Code:
         """Return the snapshot of the code that a sweep runs from.
 
-        A new sweep gets a copy of that of the league's other sweeps with the same plug-in: rows that
+        A new sweep gets a copy of what other sweeps with the same plug-in have: rows that
         ran from different code are not compared.
         """
         if folder.last_code() is None:
