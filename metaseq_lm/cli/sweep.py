@@ -89,6 +89,12 @@ class DefinitionOptions(ConfigOptions):
         (), "only these stages, and what they start from; A* is possible", metavar="A,B"
     )
     dry_run: bool = option(False, "show the runs and launch nothing")
+    plan: Path | None = option(
+        None,
+        "show runs, FLOPs and hours of the plan of a league and the effect that it can show, and "
+        "launch nothing (as 'league PLAN.yaml --dry-run')",
+        metavar="PLAN.yaml",
+    )
     estimate: bool = option(
         False, "with --dry-run: make an update of every setting and print FLOPs and hours"
     )
@@ -265,6 +271,11 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
+    if options.plan is not None:
+        from metaseq_lm.cli import main
+
+        user_dir = ["--user-dir", args.user_dir] if args.user_dir else []
+        return main(["league", str(options.plan), "--dry-run", *user_dir])
     if options.json:
         raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if options.failed:

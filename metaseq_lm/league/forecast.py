@@ -1,0 +1,88 @@
+"""What a league will take, and what it can show, before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from metaseq_lm.core.output import seconds_text
+from metaseq_lm.league.assembly import Shelf, archived_runs
+from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
+from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.plan import Objective
+from metaseq_lm.league.runner import Runner
+from metaseq_lm.league.standings import Row
+from metaseq_lm.league.verdict import detectable
+from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.sweeps.configs import composed
+from metaseq_lm.training.price import price_of_run
+
+
+def forecast(runner: Runner, contents: Contents) -> str:
+    """Return lines on runs, FLOPs and hours of a request, and the effect that it can show."""
+    request, plan = runner.request, runner.plan
+    lines = [contents.title]
+    counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
+    for objective in request.objectives:
+        rate = seconds_per_flop(runner, objective)
+        one = replace(request, objectives=(objective,))
+        for (phase, budget), count in replace(runner, request=one).planned().items():
+            counts[phase] += count
+            flops[phase] += count * budget
+            seconds += count * budget * rate
+    for phase in PHASES:
+        if counts[phase]:
+            lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
+    slots = runner.launch.max_parallel or 1
+    lines.append(
+        f"all        {sum(counts.values()):>5} runs  {flops_text(sum(flops.values()))} FLOPs, "
+        f"{seconds_text(seconds)} of training in one process like this one, "
+        f"{seconds_text(seconds / slots)} with --max-parallel {slots}; a run also has to start, be "
+        "validated and scored, and a grid may be widened"
+    )
+    names = {objective.name for objective in plan.objectives} | {plan.comparison.baseline}
+    comparisons = (len(names) - 1) * len(request.budgets)
+    seeds, level = len(plan.ladder.seeds), plan.comparison.level
+    lines.append(
+        f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
+        f"with {plan.comparison.baseline}, with {seeds} seeds each:"
+    )
+    rows = Shelf(contents, tuple(archived_runs(contents)), request.source.data).rows()
+    for budget in request.budgets:
+        sd = sd_of(rows, budget, plan.comparison.metric)
+        effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
+        lines.append(f"{flops_text(budget)} FLOPs: {effect_text(effect, sd)}")
+    lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
+    return "\n".join(lines)
+
+
+def effect_text(effect: float | None, sd: float | None) -> str:
+    """Return in words what difference a comparison shows in four of five cases."""
+    if effect is None:
+        return "no difference can be established with so few seeds"
+    if sd is None:
+        return f"80 % power for a difference of {effect:.2g} standard deviations over seeds"
+    return f"80 % power for a difference of {effect:.2g} (seeds have a sd of {sd:.2g})"
+
+
+def sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
+    """Return the sd over seeds at a budget, the root of the mean variance of rows; None if unknown.
+
+    Of the rows that are archived with the plan.
+    """
+    at_budget = [row.scores(metric) for row in rows if row.budget == budget]
+    variances = [np.var(scores, ddof=1) for scores in at_budget if len(scores) > 1]
+    return float(np.sqrt(np.mean(variances))) if variances else None
+
+
+def seconds_per_flop(runner: Runner, objective: Objective) -> float:
+    """Return the time of an objective's update on this machine by its FLOPs."""
+    first = {key: values[0] for key, values in objective.grid.items()}
+    budget = runner.request.budgets[0]
+    sweep = runner.sweep(objective, FINAL, budget_values({budget: first}))
+    runs = sweep.at([budget])[:1]
+    (_, _, config), *_ = composed(runs, sweep.definition, runner.check)
+    flops, seconds = price_of_run(config, 1, 0)
+    return seconds / flops
