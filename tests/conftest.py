@@ -18,6 +18,7 @@ from small_data import make_moons
 from superglue_data import make_superglue
 
 from metaseq_lm import plugins
+from metaseq_lm.training.run import TrainingRun
 
 ROOT = Path(__file__).resolve().parents[1]
 # A busy machine is no failure: no test has a time limit of its own.
@@ -65,16 +66,19 @@ def documents(moons: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> battery.Whole:
-    """The weights of a case after six updates on whole batches."""
+    """The weights of a case after the updates of `battery.dropped` on whole batches, or before."""
 
     @functools.cache
-    def weights(case: battery.Case) -> dict[str, torch.Tensor]:
+    def weights(case: battery.Case, when: str = "after") -> dict[str, torch.Tensor]:
         def train(place: Path) -> None:
-            config = battery.configure(moons, place / "run", case, *battery.dropped())
-            torch.save(battery.train_uncounted(config), place / "weights.pt")
+            run = TrainingRun(battery.configure(moons, place / "run", case, *battery.dropped()))
+            torch.save(battery.weights_of(run), place / "before.pt")
+            with battery.uncounted():
+                run.train()
+            torch.save(battery.weights_of(run), place / "after.pt")
 
         folder = sharing.once(tmp_path_factory, f"whole/{case[0]}-{case[1]}", train)
-        return torch.load(folder / "weights.pt", weights_only=True)
+        return torch.load(folder / f"{when}.pt", weights_only=True)
 
     return weights
 

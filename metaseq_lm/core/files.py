@@ -1,5 +1,6 @@
 """Writing files so that a reader finds the old content or the new one, never a part."""
 
+import ctypes
 import errno
 import glob
 import hashlib
@@ -195,6 +196,28 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# What renameat2 says where the system, or the file system (as NFS), cannot exchange names.
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two names atomically; return False, with nothing changed, where that is impossible.
+
+    Linux only, and not on every file system. Raises OSError if it is possible but fails.
+    """
+    AT_FDCWD, RENAME_EXCHANGE = -100, 2
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    names = (os.fsencode(first), os.fsencode(second))
+    if not library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
 def sync_file(path: Path) -> None:

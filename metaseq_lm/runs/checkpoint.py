@@ -29,6 +29,7 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import (
+    exchange,
     is_altered,
     sync_folder,
     to_json,
@@ -48,7 +49,7 @@ from metaseq_lm.runs.manifests import (
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
 TEMPORARY = ".tmp-"
-REPLACED = ".old-"  # in the moment in which a checkpoint is written again
+REPLACED = ".old-"  # of a checkpoint that is written again where names cannot be exchanged
 TreePath = tuple[Any, ...]  # keys of nested dicts
 
 
@@ -162,16 +163,28 @@ def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, 
     with _writing(folder, update, len(content)) as temporary:
         _write(temporary / "manifest.json", content)
         sync_folder(temporary)
-        # It may exist: without its validation, or damaged.
-        old = folder / f"{REPLACED}{final.name}"
-        if os.path.lexists(final):
-            os.rename(final, old)
-        os.rename(temporary, final)
-        sync_folder(folder)
-        if os.path.lexists(old):
-            _remove(old)
+        _publish(temporary, final)
         link(folder, "last", final)
     return final
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    """Give a complete checkpoint its name; one that has it, unvalidated or damaged, is removed.
+
+    A kill at any moment leaves the old one or the new one under that name, to which links may lead.
+    Only where names cannot be exchanged there is a moment with neither, after which `newest` puts
+    the old one back.
+    """
+    old = temporary
+    if not os.path.lexists(final):
+        os.rename(temporary, final)
+    elif not exchange(temporary, final):
+        old = final.with_name(f"{REPLACED}{final.name}")
+        os.rename(final, old)
+        os.rename(temporary, final)
+    sync_folder(final.parent)
+    if os.path.lexists(old):
+        _remove(old)
 
 
 def take_shards(tree: dict[Any, Any], path: TreePath = ()) -> dict[TreePath, Tensor]:

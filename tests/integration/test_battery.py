@@ -19,7 +19,6 @@ from metaseq_lm.runs.folder import read_results
 from metaseq_lm.tasks.protocols import ScoresTraining
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import TrainingRun
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
 # Other tasks of a criterion keep their state in the same places.
@@ -82,13 +81,9 @@ def test_a_run_is_opened_again_and_scored(
 
 
 @cases
-def test_the_update_moves_the_weights(
-    case: battery.Case, moons: Path, whole: battery.Whole, tmp_path: Path
-) -> None:
+def test_the_update_moves_the_weights(case: battery.Case, whole: battery.Whole) -> None:
     """A battery of runs that do nothing would pass everything else."""
-    config = battery.configure(moons, tmp_path, case, *battery.dropped())
-    start = TrainingRun(config).model.state_dict()
-    assert battery.difference(whole(case), start) > 1e-3
+    assert battery.difference(whole(case), whole(case, "before")) > 1e-3
 
 
 # An epoch of token_labels has 5 updates: these are within and at the end of one.
@@ -147,7 +142,7 @@ def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
     case = ("meta_pseudo_label_soft", 0)
     name, number = case
     arguments = [*battery.CASES[name][number], *battery.TINY, f"criterion={name}"]
-    steps = ["trainer.max_update=40", "trainer.save_interval_updates=5"]
+    steps = ["trainer.max_update=24", "trainer.save_interval_updates=4"]
 
     def command(save: str) -> list[str]:
         program = [sys.executable, "-m", "metaseq_lm", "train", str(moons)]
@@ -162,7 +157,7 @@ def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
     assert killed.wait() == -signal.SIGKILL
     for save in ("killed", "straight"):
         assert main(command(save)[3:]) == 0
-    final = "checkpoints/update_000000040/model.safetensors"
+    final = "checkpoints/update_000000024/model.safetensors"
     assert (tmp_path / "killed" / final).read_bytes() == (
         tmp_path / "straight" / final
     ).read_bytes()

@@ -17,7 +17,7 @@ import torch
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.preprocess.pipeline import publish, staging
 from metaseq_lm.data.storage import manifest
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 
 class Disk:
@@ -120,14 +120,28 @@ def test_the_first_checkpoint_is_there_with_its_folder(tmp_path: Path) -> None:
         assert not saved or checkpoint.newest(place / "checkpoints")[0] is not None
 
 
+@pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "in two steps"])
 @pytest.mark.parametrize("update", [2, 1], ids=["new", "again"])
-def test_a_save_leaves_the_old_checkpoint_or_the_new(update: int, tmp_path: Path) -> None:
+def test_a_save_leaves_the_old_checkpoint_or_the_new(
+    update: int, exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(checkpoint, "exchange", lambda first, second: False)
     save(tmp_path / "run", 1, 1)
     disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run", update, 2))
     for place, saved in disk.cuts(tmp_path / "cuts"):
         found, skipped = checkpoint.newest(place)
         assert found is not None and not skipped
         assert found.state["value"] == found.weights["w"] in ((2,) if saved else (1, 2))
+
+
+def test_the_last_checkpoint_is_there_while_it_is_written_again(tmp_path: Path) -> None:
+    """As after its validation: at no moment it is missing under its name and its link."""
+    save(tmp_path / "run", 1, 1)
+    disk = Disk(tmp_path / "run", lambda: save(tmp_path / "run", 1, 2))
+    for place, saved in disk.cuts(tmp_path / "cuts"):
+        for path in (place / "last", manifests.folder_of(place, 1)):
+            assert checkpoint.load(path).state["value"] in ((2,) if saved else (1, 2))
 
 
 def test_a_file_has_the_old_content_or_the_new(tmp_path: Path) -> None:

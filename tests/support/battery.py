@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metaseq_lm import plugins
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.loading import Compositions, load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint, manifests
@@ -23,9 +23,10 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
+COMPOSED: Compositions = {}  # by this process; half the time of a configuration
 Run = tuple[Case, str, list[str]]  # case, label, overrides
-# Gives the weights of a case that was trained on whole batches.
-Whole = Callable[[Case], dict[str, Tensor]]
+# Gives the weights of a case that was trained on whole batches, or those before.
+Whole = Callable[..., dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "model.encoder_layers=2",
@@ -312,7 +313,7 @@ def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
         # Of a Transformer's options these have only the dropout.
         options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
-    return load_config([*own, *places, *options])
+    return load_config([*own, *places, *options], compositions=COMPOSED)
 
 
 def exact(*more: str) -> list[str]:
@@ -327,17 +328,22 @@ def exact(*more: str) -> list[str]:
 
 
 def dropped(*more: str) -> list[str]:
-    """Return overrides for six such updates with dropout, whose masks belong to rows,
-    not to calls.
+    """Return overrides for five such updates with dropout, whose masks belong to rows, not to
+    calls; they are an epoch of token_labels.
     """
     on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
-    return exact(*on, "trainer.max_update=6", *more)
+    return exact(*on, "trainer.max_update=5", *more)
 
 
 def train(config: RunConfig) -> dict[str, Tensor]:
     """Train a run and return its weights."""
     run = TrainingRun(config)
     run.train()
+    return weights_of(run)
+
+
+def weights_of(run: TrainingRun) -> dict[str, Tensor]:
+    """Return a copy of the present weights of a run."""
     with run.engine.whole():
         return {name: value.clone() for name, value in run.model.state_dict().items()}
 
@@ -353,10 +359,17 @@ def shift_weights(run: Path) -> None:
 
 
 def train_uncounted(config: RunConfig) -> dict[str, Tensor]:
-    """Train a run whose FLOPs nothing asks for: to count them takes a third of such a small run."""
+    """Train a run without counting its FLOPs, which takes a third of such a small run."""
+    with uncounted():
+        return train(config)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Count no FLOPs inside the block: nothing asks for them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FlopMeter, "count", lambda meter, work: contextlib.nullcontext())
-        return train(config)
+        yield
 
 
 def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

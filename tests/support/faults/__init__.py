@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from metaseq_lm.core import files
 from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
@@ -287,7 +288,12 @@ def slow_save(seconds: float) -> None:
                 time.sleep(seconds)
             os.fsync(file.fileno())
 
+    def exchange(first: Path, second: Path) -> bool:
+        time.sleep(seconds)
+        return files.exchange(first, second)
+
     checkpoint._write = write
+    checkpoint.exchange = exchange
 
 
 if "METASEQ_LM_SLOW_SAVE" in os.environ:
