@@ -77,7 +77,8 @@ def test_runs_have_the_chosen_rate_and_what_the_phase_sets(played: Path) -> None
         assert run.results["updates"] == (1 if is_untrained else 2)
         assert run.results["flops"] <= 6e6
     start, end = (
-        [r for r in runs if r.values["label"] == f"dense{s}"][0] for s in (", untrained", "")
+        next(r for r in runs if r.values["label"] == f"dense{end}")
+        for end in (", untrained", "")
     )
     assert start.metrics["valid.mlm"] > end.metrics["valid.mlm"]
 
