@@ -201,9 +201,15 @@ class Suite(Generic[Items, Probabilities]):
         return sorted(matches)
 
     def data_hash(self, folder: Path) -> str:
-        """Return a hash of the names and the contents of the files that are read."""
+        """Return a hash of the names and the contents of the files that are read.
+
+        Of the manifest of a set it is that of the data, not of the command that made them.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files(folder):
+            if file.name == MANIFEST_FILE and MANIFEST_FILE in self.patterns:
+                digest.update(Manifest.load(file.parent).data_hash.encode())
+                continue
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
             with open(file, "rb") as content:
                 while chunk := content.read(CHUNK):

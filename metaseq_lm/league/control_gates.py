@@ -60,7 +60,7 @@ def compare(scores: Sequence[float], others: Sequence[float], metric: str) -> Di
 
     A sample of one has the variance of the other.
     """
-    if not scores or not others:
+    if not len(scores) or not len(others):
         return None
     variances = [float(np.var(x, ddof=1)) for x in (scores, others) if len(x) > 1]
     error = math.nan

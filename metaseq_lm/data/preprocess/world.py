@@ -50,6 +50,7 @@ from metaseq_lm.data.worlds.base import (
 )
 
 WORLD_FILE = "world.json"
+DIGITS = 8  # of the numbers in it
 PAIRS = "pairs"
 VALID, TEST = "valid", "test"
 BATCH = 4096  # documents
@@ -89,6 +90,19 @@ def load_world(data: Path) -> World:
     if not isinstance(world, dict):
         raise MetaseqError(f"{data}: not made of a world; make it with preprocess --world NAME")
     return build_world(world["name"], world["seed"], words_of(world["options"]))
+
+
+def rounded(content: Any) -> Any:
+    """Return nested mappings and lists with DIGITS significant digits of each float.
+
+    Processors compute exponentials and logarithms that differ in the last digit, and the hash of
+    the data must not.
+    """
+    if isinstance(content, dict):
+        return {key: rounded(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [rounded(value) for value in content]
+    return float(f"{content:.{DIGITS}g}") if isinstance(content, float) else content
 
 
 def collect(
@@ -216,11 +230,11 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         details = super().finish(splits)
-        world, constants = self.world, self.references()
+        world, constants = self.world, rounded(self.references())
         content = {
             **describe(world),
             "symbols": list(world.symbols),
-            "parameters": world.parameters(),
+            "parameters": rounded(world.parameters()),
             "constants": constants,
         }
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"

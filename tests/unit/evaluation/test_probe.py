@@ -182,6 +182,16 @@ def test_other_data_are_refused(
         build_suite("probe", [option]).check(folder(world))
 
 
+def test_the_hash_of_the_data_does_not_depend_on_their_place(world: Path, tmp_path: Path) -> None:
+    """The manifest of a set has the command that made it, with the folder."""
+    again = tmp_path / "again"
+    assert main(["preprocess", "--world", "quad", *SIZES.split(), "--destdir", str(again)]) == 0
+    suite = build_suite("probe")
+    for name in ("topic", "state"):
+        assert suite.data_hash(world / name) == suite.data_hash(again / name)
+    assert suite.data_hash(world / "topic") != suite.data_hash(world / "state")
+
+
 def test_words_without_a_label_are_left_out(world: Path) -> None:
     rows = TaggedRows(world / "depth", "test", 64)
     part = part_of(rows, 0, 3)

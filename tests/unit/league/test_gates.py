@@ -5,9 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import league_rows as make
+import numpy as np
 import pytest
 from league_rows import BRACKETS, BUDGET, RATES, TOPIC
+from scipy import stats
 
+from metaseq_lm.league.control_gates import compare
 from metaseq_lm.league.gates import GATES, Gate, examine
 from metaseq_lm.league.standings import (
     FLAG,
@@ -401,6 +404,15 @@ def test_one_run_of_a_control_has_the_spread_of_the_row(baseline: Row, row: Row)
     alone = replace(row, runs=row.runs[:1])
     finding = only(standing(baseline, alone, metrics=(BRACKETS,)).findings, "untrained")
     assert "no spread" in finding.reason
+
+
+@pytest.mark.parametrize(("seeds", "rate"), [((8, 8), 0.033), ((8, 3), 0.055)])
+def test_the_screen_errs_as_often_as_documented(seeds: tuple[int, int], rate: float) -> None:
+    """Rows without an effect, normal scores: above or below by more than 2 standard errors."""
+    rng = np.random.default_rng(0)
+    signs = [compare(*(rng.normal(size=n) for n in seeds), BRACKETS).sign for _ in range(4000)]
+    for sign in (1, -1):
+        assert stats.binomtest(signs.count(sign), len(signs), rate).pvalue > 1e-3
 
 
 def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:
