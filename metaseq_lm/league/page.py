@@ -59,8 +59,7 @@ def standings_table(standings: Standings) -> Table:
             text = score_text(entry, metric, letters)
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
-            is_best = entry.is_ranked(metric.name) and text == best
-            row.append(Cell(text, is_best))
+            row.append(Cell(text, best=text == best))
             controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
             row += [Cell(summary_text(scores, metric)) for scores in controls]
             row += map(Cell, decision_texts(entry.decision, metric))
@@ -86,8 +85,7 @@ def secondary_table(standings: Standings) -> Table | None:
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             for metric in metrics:
                 text = score_text(entry, metric, letters[metric.name])
-                is_best = entry.is_ranked(metric.name) and text == best[metric.name]
-                row.append(Cell(text, is_best))
+                row.append(Cell(text, best=text == best[metric.name]))
             rows.append(row)
     titles = [metric.title for metric in metrics]
     notes = ["The best is marked, nothing is tested: the plan decides by its primary metric."]
