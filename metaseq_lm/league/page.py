@@ -193,8 +193,9 @@ def describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     return (
-        f"Better, worse: permutation test of means, two-sided, below {rule.level:g} after Holm's "
-        f"correction for {max(rule.comparisons, count)} comparisons. Equivalent: the "
+        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
+        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        "Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
     )
