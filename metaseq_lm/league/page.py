@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings, rank_key
+from metaseq_lm.league.entries import (
+    NOT_RANKED,
+    Entry,
+    Scores,
+    Standings,
+    rank_key,
+)
 from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS, Decision, Rule
