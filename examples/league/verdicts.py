@@ -101,6 +101,19 @@ def conditions() -> Iterator[tuple[str, int, int, float]]:
                     yield name, seeds, comparisons, effect
 
 
+def draw_league(
+    rng: np.random.Generator, population: Population, seeds: int, comparisons: int, effect: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the scores of each row and of its baseline; the first row is worse by the effect."""
+    pairs = []
+    for i in range(comparisons):
+        if i % GROUP == 0:
+            baseline = population.baseline(rng, seeds)
+        pairs.append((population.row(rng, seeds), baseline))
+    pairs[0] = pairs[0][0] - effect * population.sd, pairs[0][1]
+    return pairs
+
+
 def simulate(
     name: str, seeds: int, comparisons: int, effect: float, leagues: int
 ) -> dict[str, Any]:
@@ -111,12 +124,7 @@ def simulate(
     rng = np.random.default_rng(key)
     first, others, wrong_leagues = Counter(), Counter(), 0
     for _ in range(leagues):
-        pairs = []
-        for i in range(comparisons):
-            if i % GROUP == 0:
-                baseline = population.baseline(rng, seeds)
-            pairs.append((population.row(rng, seeds), baseline))
-        pairs[0] = pairs[0][0] - effect * population.sd, pairs[0][1]
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
         verdicts = [decision.verdict for decision in decide_all(pairs, rule)]
         equal = verdicts[1:] if effect else verdicts
         first[verdicts[0]] += 1
@@ -140,22 +148,23 @@ def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
     return {"unseen": True, "seeds": seeds, "leagues": leagues, "first": dict(counts)}
 
 
-def simulate_tests(name: str, effect: float, leagues: int) -> dict[str, Any]:
-    """Return in how many leagues of 8 seeds and GROUP rows a test calls a row different.
+def simulate_tests(
+    name: str, seeds: int, comparisons: int, effect: float, leagues: int
+) -> dict[str, Any]:
+    """Return in how many leagues a test calls a row different.
 
     Without an effect that is any row, with one it is the first, which has it.
     """
     population = POPULATIONS[name]
-    rng = np.random.default_rng([8, round(1000 * effect), list(POPULATIONS).index(name), 2])
-    counts: Counter[str] = Counter()
+    key = [seeds, comparisons, round(1000 * effect), list(POPULATIONS).index(name), 2]
+    rng, counts = np.random.default_rng(key), Counter()
     for _ in range(leagues):
-        baseline = population.baseline(rng, 8)
-        rows = [population.row(rng, 8) for _ in range(GROUP)]
-        rows[0] = rows[0] - effect * population.sd
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
         for test, p_of in TESTS.items():
-            corrected = holm([p_of(row, baseline) for row in rows])
+            corrected = holm([p_of(row, baseline) for row, baseline in pairs])
             counts[test] += (corrected[0] if effect else min(corrected)) < LEVEL
-    return {"tests": dict(counts), "population": name, "effect": effect, "leagues": leagues}
+    line: dict[str, Any] = {"tests": dict(counts), "population": name, "seeds": seeds}
+    return line | {"rows": comparisons, "effect": effect, "leagues": leagues}
 
 
 # ---------------------------------------------------------------- tables
@@ -251,15 +260,15 @@ def print_tables(lines: Sequence[dict[str, Any]]) -> None:
         setting,
         pivot(smallest, first_row(EQUIVALENT)),
     )
-    tests: dict[str, list[str]] = {}
-    for line in (line for line in lines if "tests" in line):
-        texts = tests.setdefault(line["population"], [line["population"]])
-        texts += [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
-    print_table(
-        "8 seeds, 7 comparisons: leagues with an error, and with a row that is 2 sd worse seen (%)",
-        ["scores", *(f"error, {test}" for test in TESTS), *(f"seen, {test}" for test in TESTS)],
-        list(tests.values()),
-    )
+    for effect, title in (
+        (0.0, "All rows equal: leagues in which a test calls one different (%)"),
+        (SMALLEST_EFFECT, "One row worse by 2 sd: leagues in which a test sees it (%)"),
+    ):
+        rows = []
+        for line in (line for line in lines if "tests" in line and line["effect"] == effect):
+            texts = [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
+            rows.append([line["population"], str(line["rows"]), str(line["seeds"]), *texts])
+        print_table(title, ["scores", "comparisons", "seeds", *TESTS], rows)
     unseen = {line["seeds"]: line for line in lines if "unseen" in line}
     print_table(
         "One seed in ten fails, a difference of 4.2 points where 3 matter: verdicts (%)",
@@ -296,7 +305,10 @@ def main(argv: Sequence[str]) -> None:
         for seeds in SEEDS:
             print(json.dumps(simulate_unseen(seeds, LEAGUES[seeds])), file=file, flush=True)
         for name, effect in product(POPULATIONS, (0.0, SMALLEST_EFFECT)):
-            print(json.dumps(simulate_tests(name, effect, LEAGUES[8])), file=file, flush=True)
+            line = simulate_tests(name, 8, GROUP, effect, LEAGUES[8])
+            print(json.dumps(line), file=file, flush=True)
+        line = simulate_tests("half of the seeds solve it", 4, 4 * GROUP, 0.0, LEAGUES[4])
+        print(json.dumps(line), file=file, flush=True)
 
 
 if __name__ == "__main__":

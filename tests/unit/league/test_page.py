@@ -48,7 +48,7 @@ def mixed():
         entry("causal", 0.9, findings=[TRANSITION, BELOW]),
         entry("hybrid", 0.61, probe=0.7),
         entry("rtd", 0.95, findings=[EDGE]),
-        entry("electric", 0.123, findings=[PLATEAU]),
+        entry("electric", 0.123, probe=0.789, findings=[PLATEAU]),
         entry("other", 0.456, findings=[WORLD]),
         entry("causal", 0.95, budget=2e10),
     )
@@ -97,7 +97,7 @@ def test_no_format_has_the_number_of_a_void_or_refused_row(mixed, tmp_path):
         if path.suffix != ".png":
             text = path.read_text()
             assert "unigram plateau" in text and "90.00" in text.replace("0.9", "90.00")
-            for hidden in ("12.3", "0.123", "45.6", "0.456"):
+            for hidden in ("12.3", "0.123", "45.6", "0.456", "78.9", "0.789"):
                 assert hidden not in text, path
 
 

@@ -134,6 +134,7 @@ def test_holm_counts_every_comparison_and_those_that_are_missing():
     separated = 1 / 126
     for decision, factor in zip(decide_all(pairs, Rule(1.0)), (3, 3, 3)):
         assert decision.corrected == pytest.approx(factor * separated)
+        assert decision.rule.comparisons == 3
     pair = pairs[0]
     assert decide(*pair, Rule(1.0, comparisons=6)).verdict == BETTER
     assert decide(*pair, Rule(1.0, comparisons=7)).verdict == UNDECIDED
