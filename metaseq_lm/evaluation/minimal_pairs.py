@@ -20,13 +20,16 @@ from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
+from metaseq_lm.data.worlds.measures import CHANCE
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     GroupMetrics,
+    References,
     Results,
     SentenceProbabilities,
     SentenceScore,
     Suite,
+    exact_scores,
     register_suite,
 )
 
@@ -100,6 +103,20 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
                 margins.append(good.pll - bad.pll)
         check_groups(items, pairs)
         return results_of(pairs, np.array(margins))
+
+    def references(self, items: list[MinimalPair], folder: Path) -> References:
+        results = results_of(items, np.zeros(len(items)))
+        references: dict[str, dict[str, float]] = {name: {"chance": CHANCE} for name in results}
+        # Only where groups are the files of a world, read as a whole.
+        world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
+        narrowest = [name for name in results if name != OVERALL]
+        if all(name in world and world[name]["pairs"] == results[name].n for name in narrowest):
+            for name in narrowest:
+                references[name] |= {key: world[name][key] for key in ("ngram", "bayes")}
+            for key in ("ngram", "bayes"):
+                sums = [references[name][key] * results[name].n for name in narrowest]
+                references[OVERALL][key] = sum(sums) / results[OVERALL].n
+        return {name: {"accuracy": scores} for name, scores in references.items()}
 
 
 def read_pairs(

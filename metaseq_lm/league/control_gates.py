@@ -24,7 +24,7 @@ from metaseq_lm.reporting.runs import Run
 
 ERRORS = 2.0  # standard errors
 GUESSES = ("chance", "majority")  # references that no model is needed for
-COUNTS = ("ngram", "words", "word")  # references of counted words
+COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def compare(scores: Sequence[float], others: Sequence[float], metric: str) -> Di
 
     A sample of one has the variance of the other.
     """
-    if not scores or not others:
+    if not len(scores) or not len(others):
         return None
     variances = [float(np.var(x, ddof=1)) for x in (scores, others) if len(x) > 1]
     error = math.nan
@@ -77,8 +77,7 @@ def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
     for run in runs:
         suite = run.suite_of(metric)
         if suite is not None:
-            of_suite: Mapping[str, Mapping[str, float]] = getattr(suite, "references", {})
-            return of_suite.get(metric.partition(".")[2], {})
+            return suite.references.get(metric.partition(".")[2], {})
     return {}
 
 
@@ -131,23 +130,21 @@ def best_losses(runs: Sequence[Run]) -> list[float]:
 def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: no order was learnt.
 
-    A flag for the primary metric; another one may need no order, such as the topic of a document.
+    A flag for the primary metric. Another one may need no order, such as the topic of a document,
+    which is worth a note where it is above the untrained model's.
     """
     for metric in context.metrics:
-        result = compare(row.scores(metric), seed_scores(row.shuffled, metric), metric)
+        scores = row.scores(metric)
+        result = compare(scores, seed_scores(row.shuffled, metric), metric)
         if result is None or result.sign > 0:
             continue
+        reason = f"{metric} is not above that of the objective on shuffled text ({result.text})"
         if metric == context.primary:
-            conclusion, action = "no order of words was learnt", FLAG
-        else:
-            conclusion, action = "it needs no order of words", NOTE
-        yield Finding(
-            "shuffled",
-            action,
-            f"{metric} is not above that of the objective on shuffled text ({result.text}): "
-            f"{conclusion}",
-            metric,
-        )
+            yield Finding("shuffled", FLAG, f"{reason}: no order of words was learnt", metric)
+            continue
+        learnt = compare(scores, seed_scores(row.untrained, metric), metric)
+        if learnt is not None and learnt.sign > 0:
+            yield Finding("shuffled", NOTE, f"{reason}: it needs no order of words", metric)
 
 
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ suites. docs/how_to/league.md lists them with what to do.
 from collections.abc import Callable, Iterator
 
 from metaseq_lm.league import control_gates, loss_gates, parity_gates, score_gates
-from metaseq_lm.league.standings import NOTE, REFUSE, VOID, Context, Finding, Row, Standing
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
 
@@ -47,7 +47,7 @@ def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
 def examine(context: Context) -> list[Standing]:
     """Return the standings: each row with its findings, in the order of the context.
 
-    A row whose baseline is void or refused is refused, too.
+    A row whose baseline is void or refused is refused, too; one with a flagged baseline says so.
     """
     standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
     return [with_baseline(standing, standings, context) for standing in standings.values()]
@@ -61,9 +61,15 @@ def with_baseline(standing: Standing, standings: dict[Row, Standing], context: C
     if baseline is None:
         reason = f"there are no runs of the baseline {context.baseline} at this budget"
         return Standing(row, (*standing.findings, Finding("baseline", NOTE, reason)))
-    further = []
+    further, flags = [], []
     for finding in standings[baseline].findings:
         if finding.action in (VOID, REFUSE):
             reason = f"the baseline {context.baseline}: {finding.reason}"
             further.append(Finding("baseline", REFUSE, reason, finding.metric))
+        elif finding.action == FLAG and finding.metric in ("", context.primary):
+            flags.append(finding.gate)
+    if flags:
+        gates = ", ".join(dict.fromkeys(flags))
+        reason = f"nothing is tested against the baseline {context.baseline}, flagged: {gates}"
+        further.append(Finding("baseline", NOTE, reason, context.primary))
     return Standing(row, (*standing.findings, *further))

@@ -25,7 +25,7 @@ def number(value: float) -> str:
 def by_share(
     gate: str, count: int, of: int, actions: tuple[str, str], reason: str
 ) -> Iterator[Finding]:
-    """Yield a finding if some seeds are concerned: actions[0] if most are, else actions[1]."""
+    """Yield a finding if some runs are concerned: actions[0] if most are, else actions[1]."""
     if count:
         action = actions[0] if 2 * count > of else actions[1]
         yield Finding(gate, action, f"{reason} ({count} of {of} runs)")

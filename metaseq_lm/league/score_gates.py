@@ -1,6 +1,5 @@
 """Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,7 +21,8 @@ from metaseq_lm.reporting.runs import Run
 
 TIES = 0.01  # share of the items
 ROUNDING = 1e-6  # mean soft accuracy minus a half of margins that are rounding errors
-RANK = 0.05  # effective rank of states, as a share of their width
+RANK = ".last.effective_rank"  # metrics of the suite probe
+FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
 FEWEST = 3  # seeds that show a spread
 
@@ -68,16 +68,18 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def collapse(row: Row, context: Context) -> Iterator[Finding]:
-    """The hidden states of the last layer vary in few directions (suite `rank`)."""
-    ratios: list[float] = []
+    """The hidden states of the last layer vary in few directions, see the suite `probe`.
+
+    Of several probes that with the largest rank counts: means over a text vary less than states.
+    """
+    ranks: list[float] = []
     for run in row.scored:
-        for name in run.metrics:
-            if re.fullmatch(r"[^.]+\.effective_rank", name):
-                ratios.append(run.metrics[name] / run.metrics[sibling(name, "width")])
-    count = sum(ratio < RANK for ratio in ratios)
+        of_run = [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
+        ranks += [max(of_run)] if of_run else []
+    count = sum(rank < FEWEST_DIRECTIONS for rank in ranks)
     if count:
-        reason = f"collapsed: the effective rank of the states is {min(ratios):.1%} of their width"
-        yield from by_share("collapse", count, len(ratios), (VOID, FLAG), reason)
+        reason = f"collapsed: the effective rank of states is {min(ranks):.1%} of the most possible"
+        yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
 
 
 def transition(row: Row, context: Context) -> Iterator[Finding]:
@@ -88,7 +90,7 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
             continue
         levels = references(row.scored, metric)
         floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
-        share = float(np.std(scores, ddof=1)) / max(levels.get("exact", 1.0) - floor, 1e-9)
+        share = float(np.std(scores, ddof=1)) / max(levels.get("bayes", 1.0) - floor, 1e-9)
         usual = float(np.std(untrained, ddof=1)) if len(untrained) > 1 else 0.0
         if share > SPREAD and np.std(scores, ddof=1) > 2 * usual:
             yield Finding(

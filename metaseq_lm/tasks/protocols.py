@@ -15,8 +15,10 @@ from metaseq_lm.core.batch import Logs, ScoredBatch
 from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
+from metaseq_lm.criterions import Exported
 from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.transformer.encoder import Encoder
 from metaseq_lm.runs.lineage_cost import Costs
 
 if TYPE_CHECKING:
@@ -158,6 +160,14 @@ class ComparesTokens(Protocol):
         """Return the scores; arguments and shape as in `ScoresTokens.token_log_probs`."""
 
 
+@runtime_checkable
+class HasEncoder(Protocol):
+    """Has its encoder elsewhere than in `model.encoder`."""
+
+    def encoder_of(self, model: nn.Module) -> nn.Module:
+        """Return the encoder that fine-tuning starts from."""
+
+
 TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
 
 
@@ -203,3 +213,21 @@ def comparison_scorer(task: Task) -> TokenScorer:
     if isinstance(task.criterion, ComparesTokens):
         return task.criterion.comparison_scores
     return token_scorer(task)
+
+
+def encoder_of(task: Task, model: nn.Module) -> Encoder:
+    """Return the Transformer encoder of a task's model; UsageError for a model without one."""
+    encoder = task.encoder_of(model) if isinstance(task, HasEncoder) else None
+    encoder = encoder or getattr(model, "encoder", None)
+    if not isinstance(encoder, Encoder):
+        raise UsageError(
+            f"model {task.run_config.model._name} of task {task.run_config.task._name} has no "
+            "Transformer encoder, whose layers have hidden states"
+        )
+    return encoder
+
+
+def reach_of(task: Task) -> str:
+    """Return what a token sees in the training of a task, as its criterion says in `exported`."""
+    exported = task.criterion.exported
+    return exported.reach if isinstance(exported, Exported) else "both"

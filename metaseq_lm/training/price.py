@@ -76,7 +76,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
         initialise_from(parts, config.init_from)
     _ = parts.data_fingerprint  # damaged data would end the run as well
     check_splits(parts)
-    check_final_suites(config, task)
+    check_final_suites(config, task, model)
     streams = task.build_streams("train")
     divisor = divisor or divisor_of_dry_run(parts, streams)
     window, costs, steps = Window(), [], []

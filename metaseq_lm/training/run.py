@@ -68,7 +68,7 @@ class TrainingRun:
         trainer, options = self.trainer, self.config.trainer
         _ = self.parts.data_fingerprint  # damaged data show now, not at the first save
         check_splits(self.parts)
-        check_final_suites(self.config, self.task)
+        check_final_suites(self.config, self.task, self.model)
         folder = Path(self.config.save_dir)
         results = read_results(folder)
         complete = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from metaseq_lm.core.batch import ScoredBatch, as_tensor
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
@@ -23,7 +24,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks.protocols import TokenScorer, comparison_scorer, token_scorer
+from metaseq_lm.tasks.protocols import TokenScorer, comparison_scorer, reach_of, token_scorer
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
@@ -70,10 +71,7 @@ class SentenceScorer:
         self.batch_tokens, self.too_long = batch_tokens, too_long
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
-        # Positions beyond the rows of the training were never trained.
-        longest = getattr(run.config.task, "tokens_per_sample", 0)
-        sizes = [longest, getattr(run.config.model, "max_positions", 0)]
-        self.room = min((n for n in sizes if n), default=1 << 30) - 2
+        self.room = longest_row(run.config) - 2
         self.cost = Cost()
 
     def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
@@ -110,6 +108,11 @@ class SentenceScorer:
                     )
                 differs = first != second
             scored += [differs, differs]
+        if reach_of(self.run.task) == "causal":
+            # Nothing is seen of what follows the last of these tokens.
+            lasts = [0 if d is None or not d.any() else d.nonzero()[0][-1] + 1 for d in scored]
+            rows = [None if row is None else row[:last] for row, last in zip(rows, lasts)]
+            scored = [None if d is None else d[:last] for d, last in zip(scored, lasts)]
         scores = self._scores(rows, scored, comparison_scorer(self.run.task))
         return [
             None if good is None or bad is None else (good, bad)
@@ -223,6 +226,15 @@ class SentenceScorer:
 
     def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.cost.forward_tokens += output.shape[:-1].numel()
+
+
+def longest_row(config: RunConfig) -> int:
+    """Return the most tokens of a row, with special ones: later positions were never trained."""
+    sizes = [
+        getattr(config.task, "tokens_per_sample", 0),
+        getattr(config.model, "max_positions", 0),
+    ]
+    return min((n for n in sizes if n), default=1 << 30)
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

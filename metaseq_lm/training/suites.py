@@ -8,14 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import to_json
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     PREDICTIONS,
     SENTENCES,
+    STATES,
+    References,
     Results,
     Suite,
     build_suite,
@@ -24,10 +29,11 @@ from metaseq_lm.runs import manifests, suite_results
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.tasks import Task
-from metaseq_lm.tasks.protocols import comparison_scorer
+from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import TOO_LONG, SentenceScorer
+from metaseq_lm.training.states import EncoderStates
 
 PRECISION = "engine.precision"
 ENTRY = "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [option=value ...]"
@@ -74,6 +80,7 @@ def score_suite(
     checkpoint: Path,
     user_dir: str | None = None,
     overrides: Sequence[str] = (),
+    run: Parts | None = None,
 ) -> SuiteResults:
     """Return the results of a suite for a checkpoint.
 
@@ -82,6 +89,7 @@ def score_suite(
         checkpoint: The folder of the checkpoint.
         user_dir: The plug-in that the run or the suite needs.
         overrides: key=value changes of the run's configuration.
+        run: What `open_scored` returns for the checkpoint, if it is open already.
 
     Raises:
         UsageError: The data are not those of the suite, or the run does not give what it needs.
@@ -98,8 +106,9 @@ def score_suite(
         _, rows = run.score(suite.config.split)
         results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
-        run = open_run(str(checkpoint), None, user_dir, with_precision(overrides))
-        results, cost = score_sentences(request, items, run)
+        run = run or open_scored(checkpoint, user_dir, overrides)
+        of_items = score_states if suite.takes == STATES else score_sentences
+        results, cost = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
         suite=suite.name,
@@ -114,16 +123,20 @@ def score_suite(
             "seconds": round(time.perf_counter() - started, 3),
             **cost,
         },
+        references=flat_references(suite.references(items, request.folder), results),
     )
 
 
-def with_precision(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with float32, unless they name a precision.
+def open_scored(
+    checkpoint: Path, user_dir: str | None = None, overrides: Sequence[str] = ()
+) -> Parts:
+    """Return the run of a checkpoint in float32, unless the overrides name a precision.
 
     In bfloat16 close scores become ties.
     """
     is_named = any(word.partition("=")[0] == PRECISION for word in overrides)
-    return [*overrides] if is_named else [*overrides, f"{PRECISION}=fp32"]
+    precision = [] if is_named else [f"{PRECISION}=fp32"]
+    return open_run(str(checkpoint), None, user_dir, [*overrides, *precision])
 
 
 def score_sentences(
@@ -135,6 +148,36 @@ def score_sentences(
     cost = scorer.cost
     counts = {"sentences": cost.sentences, "tokens": cost.tokens}
     return results, {**counts, "forward_tokens": cost.forward_tokens}
+
+
+def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that takes hidden states, and its cost."""
+    made_with, trained_with = tokenizer_of(request.folder), tokenizer_hash(run.config.data)
+    if made_with and trained_with and made_with != trained_with:
+        raise UsageError(
+            f"{request.folder}: made with another tokenizer than the run's ({made_with} and "
+            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
+        )
+    states = EncoderStates(run, request.batch_tokens)
+    results = checked(request.suite, request.suite.score(items, states))
+    return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+
+
+def tokenizer_of(folder: Path) -> str | None:
+    """Return the hash of the tokenizer that a set was made with, None for other data."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return None
+    return Manifest.load(folder).tokenizer.get("hash")
+
+
+def flat_references(references: References, results: Results) -> dict[str, dict[str, float]]:
+    """Return the references of the groups that were scored, by METRIC and GROUP.METRIC."""
+    flat: dict[str, dict[str, float]] = {}
+    for group, metrics in references.items():
+        prefix = "" if group == OVERALL else f"{group}."
+        if group in results:
+            flat |= {f"{prefix}{metric}": values for metric, values in metrics.items()}
+    return flat
 
 
 def check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: object) -> None:
@@ -208,21 +251,26 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     return SuiteRequest(build_suite(suite, of_suite), data / folder, name, too_long=too_long)
 
 
-def check_final_suites(config: RunConfig, task: Task | None = None) -> None:
+def check_final_suites(
+    config: RunConfig, task: Task | None = None, model: nn.Module | None = None
+) -> None:
     """Raise UsageError if the final suites of a run could not score it.
 
     Args:
         config: The configuration. If its data folder is empty, files are not looked for.
-        task: The task of the run, whose criterion is to give what the suites take.
+        task: The task of the run, whose criterion is to give what suites of sentences take.
+        model: Its networks, which are to have the states that probes take.
     """
     for request in final_suites(config):
         try:
             if request.suite.takes == PREDICTIONS:
                 check_predicts(request, vars(config.task), "this run")
-            elif task is not None:
+            elif task is not None and request.suite.takes == SENTENCES:
                 comparison_scorer(task)
+            elif task is not None and model is not None:
+                encoder_of(task, model)
             if any(Path(config.data).iterdir()):
-                request.suite.files(request.folder)
+                request.suite.check(request.folder)
         except UsageError as error:
             raise UsageError(f"trainer.final_suites, suite {request.name}: {error}") from error
 
@@ -262,8 +310,12 @@ def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
     A call of all replicas: each makes all passes. Raises Interrupted after a stop signal.
     """
     missing = process_group.from_first([request.name for request in missing_suites(config)])
+    run: Parts | None = None
     for request in final_suites(config):
-        if request.name in missing:
-            process_group.stop_if_signalled("before a suite")
-            checkpoint = manifests.resolve(config.save_dir, prefer="best")
-            yield score_suite(request, checkpoint, config.user_dir)
+        if request.name not in missing:
+            continue
+        process_group.stop_if_signalled("before a suite")
+        checkpoint = manifests.resolve(config.save_dir, prefer="best")
+        if run is None and request.suite.takes != PREDICTIONS:
+            run = open_scored(checkpoint, config.user_dir)
+        yield score_suite(request, checkpoint, config.user_dir, run=run)

@@ -20,7 +20,9 @@ UPDATES = range(40, 281, 40)
 def suite(name: str, group: str, data: str = "d1", n: int = 500, **metrics: float) -> SuiteResults:
     """Return results of a suite with one group."""
     groups = {"overall": {"n": n, "metrics": metrics}, group: {"n": n, "metrics": metrics}}
-    return SuiteResults(name, name, 280, "w", data, {"compare": "changed"}, groups, {"code": "c1"})
+    references = {key: {"chance": 0.35} for key in ("accuracy", f"{group}.accuracy")}
+    options = {"compare": "changed"}
+    return SuiteResults(name, name, 280, "w", data, options, groups, {"code": "c1"}, references)
 
 
 def make_run(
@@ -128,6 +130,19 @@ def with_losses(of: Callable[[int], Sequence[float]]) -> Callable[[Run], Run]:
         for line, value in zip(run.log, of(run.values["seed"])):
             log.append({**line, "loss": value, "mlm": value})
         return replace(run, log=log)
+
+    return edit
+
+
+def with_references(**levels: float) -> Callable[[Run], Run]:
+    """Return an edit that replaces the references of all metrics."""
+
+    def edit(run: Run) -> Run:
+        suites = []
+        for results in run.suites:
+            references = dict.fromkeys(results.references, levels)
+            suites.append(replace(results, references=references))
+        return replace(run, suites=tuple(suites))
 
     return edit
 

@@ -33,8 +33,9 @@ class TaggedRows:
 
     A longer sentence becomes several rows, cut between words; of a longer word the beginning is
     left. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence
-    `sentence[i]`, and has `lengths[i]` tokens with the special ones. Raises UsageError for a length
-    without room for text and for a set of another form.
+    `sentence[i]`, and has `lengths[i]` tokens with the special ones. `targets` are the classes of
+    all words of the split. Raises UsageError for a length without room for text and for a set of
+    another form.
     """
 
     def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
@@ -51,7 +52,7 @@ class TaggedRows:
             self.classes = bio_names(names)
             names = [SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
         of_label = np.array([self.classes.index(name) for name in names])
-        self._targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]
+        self.targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]
         self._encode_words(tokenizer, room)
         self._cut_sentences(room)
 
@@ -90,6 +91,10 @@ class TaggedRows:
     def __len__(self) -> int:
         return len(self.sentence)
 
+    def words(self, samples: np.ndarray) -> np.ndarray:
+        """Return the numbers of the words of the rows `samples`, end to end."""
+        return ranges(self.begin[samples], self.end[samples] - self.begin[samples])
+
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
         """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
 
@@ -98,7 +103,7 @@ class TaggedRows:
         """
         lengths, n_words = self.lengths[samples], self.end[samples] - self.begin[samples]
         width = max(width, int(lengths.max()))
-        words = ranges(self.begin[samples], n_words)
+        words = self.words(samples)
         sizes, row = self._sizes[words], np.repeat(np.arange(len(samples)), n_words)
         before = np.cumsum(sizes) - sizes  # tokens of earlier words of the batch
         row_start = np.cumsum(lengths - 2) - (lengths - 2)
@@ -110,7 +115,7 @@ class TaggedRows:
         tokens.reshape(-1)[ranges(row * width + column, sizes)] = self._tokens[
             ranges(self._starts[words], sizes)
         ]
-        targets[row, column] = self._targets[words]
+        targets[row, column] = self.targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
             layout=layout_of(lengths, width),

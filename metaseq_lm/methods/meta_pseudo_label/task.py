@@ -144,6 +144,10 @@ class MetaPseudoLabelTask(TextTask):
         assert isinstance(self.criterion, ScoresTokens)
         return self.criterion.token_log_probs(student_of(model), batch)
 
+    def encoder_of(self, model: nn.Module) -> nn.Module:
+        """Return the encoder of the student."""
+        return student_of(model).encoder
+
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return masked-LM loss and accuracy of the student."""
         return super().evaluate(engine, student_of(model), passes)
