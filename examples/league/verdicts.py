@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,18 @@ import numpy as np
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
-    UNDECIDED,
+    VERDICTS,
     WORSE,
     Rule,
     decide_all,
     detectable,
+    difference_p,
+    permutation_p,
     power,
     seeds_to_decide,
+    welch_p,
 )
+from metaseq_lm.reporting.significance import LEVEL, holm
 
 SEEDS = (4, 5, 8, 10)
 GROUP = 7
@@ -45,6 +50,9 @@ class Population:
     row: Draw
     baseline: Draw
     sd: float
+
+
+TESTS = {"permutation": permutation_p, "Welch": welch_p, "both": difference_p}
 
 
 def normal(sd: float) -> Draw:
@@ -93,6 +101,19 @@ def conditions() -> Iterator[tuple[str, int, int, float]]:
                     yield name, seeds, comparisons, effect
 
 
+def draw_league(
+    rng: np.random.Generator, population: Population, seeds: int, comparisons: int, effect: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the scores of each row and of its baseline; the first row is worse by the effect."""
+    pairs = []
+    for i in range(comparisons):
+        if i % GROUP == 0:
+            baseline = population.baseline(rng, seeds)
+        pairs.append((population.row(rng, seeds), baseline))
+    pairs[0] = pairs[0][0] - effect * population.sd, pairs[0][1]
+    return pairs
+
+
 def simulate(
     name: str, seeds: int, comparisons: int, effect: float, leagues: int
 ) -> dict[str, Any]:
@@ -103,12 +124,7 @@ def simulate(
     rng = np.random.default_rng(key)
     first, others, wrong_leagues = Counter(), Counter(), 0
     for _ in range(leagues):
-        pairs = []
-        for i in range(comparisons):
-            if i % GROUP == 0:
-                baseline = population.baseline(rng, seeds)
-            pairs.append((population.row(rng, seeds), baseline))
-        pairs[0] = pairs[0][0] - effect * population.sd, pairs[0][1]
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
         verdicts = [decision.verdict for decision in decide_all(pairs, rule)]
         equal = verdicts[1:] if effect else verdicts
         first[verdicts[0]] += 1
@@ -122,14 +138,33 @@ def simulate(
 def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
     """Return verdicts on a row of which one seed in ten fails, beside a baseline that never does.
 
-    The smallest effect that matters is half of the true difference.
+    The true difference of 0.042 is larger than the smallest effect that matters, 0.03.
     """
     rng, counts = np.random.default_rng([seeds, 1]), Counter()
-    rule = Rule(0.021)
+    rule = Rule(0.03)
     for _ in range(leagues):
         pair = solved(0.9)(rng, seeds), solved(1.0)(rng, seeds)
         counts[decide_all([pair], rule)[0].verdict] += 1
     return {"unseen": True, "seeds": seeds, "leagues": leagues, "first": dict(counts)}
+
+
+def simulate_tests(
+    name: str, seeds: int, comparisons: int, effect: float, leagues: int
+) -> dict[str, Any]:
+    """Return in how many leagues a test calls a row different.
+
+    Without an effect that is any row, with one it is the first, which has it.
+    """
+    population = POPULATIONS[name]
+    key = [seeds, comparisons, round(1000 * effect), list(POPULATIONS).index(name), 2]
+    rng, counts = np.random.default_rng(key), Counter()
+    for _ in range(leagues):
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
+        for test, p_of in TESTS.items():
+            corrected = holm([p_of(row, baseline) for row, baseline in pairs])
+            counts[test] += (corrected[0] if effect else min(corrected)) < LEVEL
+    line: dict[str, Any] = {"tests": dict(counts), "population": name, "seeds": seeds}
+    return line | {"rows": comparisons, "effect": effect, "leagues": leagues}
 
 
 # ---------------------------------------------------------------- tables
@@ -137,40 +172,45 @@ def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
 
 def per_cent(count: float, total: float) -> str:
     """Return a share in per cent."""
-    return f"{100 * count / total:.1f}" if total else "-"
+    return f"{100 * count / total:.1f}"
 
 
-def null_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues without an effect."""
-    counts = Counter(line["others"])
-    total = counts.total()
-    shares = [counts[BETTER] + counts[WORSE], counts[EQUIVALENT], counts[UNDECIDED]]
+def wrong_leagues(line: dict[str, Any]) -> str:
+    """Return the share of leagues in which a row that is equal is called better or worse."""
+    return per_cent(line["wrong_leagues"], line["leagues"])
+
+
+def equal_rows(line: dict[str, Any]) -> str:
+    """Return the share of equal rows that are called equivalent."""
+    return per_cent(line["others"].get(EQUIVALENT, 0), sum(line["others"].values()))
+
+
+def first_row(verdict: str) -> Callable[[dict[str, Any]], str]:
+    """Return a function for the share of leagues with a verdict on the first row."""
+    return lambda line: per_cent(line["first"].get(verdict, 0), line["leagues"])
+
+
+def pivot(
+    lines: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]
+) -> list[list[str]]:
+    """Return a row for each population and number of comparisons, a column for each of SEEDS."""
+    rows: dict[tuple[str, int], dict[int, str]] = {}
+    for line in lines:
+        texts = rows.setdefault((line["population"], line["comparisons"]), {})
+        texts[line["seeds"]] = text(line)
     return [
-        *setting_cells(line),
-        per_cent(line["wrong_leagues"], line["leagues"]),
-        *[per_cent(share, total) for share in shares],
+        [name, str(count), *(texts.get(n, "-") for n in SEEDS)]
+        for (name, count), texts in rows.items()
     ]
 
 
-def effect_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues with an effect."""
-    counts, total = Counter(line["first"]), line["leagues"]
-    claimed = power(line["seeds"], line["effect"], 1.0, comparisons=line["comparisons"])
-    shares = [counts[WORSE], counts[BETTER], counts[EQUIVALENT], counts[UNDECIDED]]
-    texts = [per_cent(share, total) for share in shares]
-    return [*setting_cells(line), f"{line['effect']:.2f}", f"{100 * claimed:.1f}", *texts]
-
-
-def unseen_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of leagues with failures that most samples of seeds do not have."""
-    counts = Counter(line["first"])
-    verdicts = (WORSE, BETTER, EQUIVALENT, UNDECIDED)
-    return [str(line["seeds"]), *(per_cent(counts[v], line["leagues"]) for v in verdicts)]
-
-
-def setting_cells(line: dict[str, Any]) -> list[str]:
-    """Return the cells of the population, the seeds and the comparisons."""
-    return [line["population"], str(line["seeds"]), str(line["comparisons"])]
+def claims() -> list[list[str]]:
+    """Return the power that is claimed for the smallest effect, as rows of a pivot."""
+    rows = []
+    for count in (1, GROUP, 4 * GROUP):
+        texts = [per_cent(power(n, SMALLEST_EFFECT, 1.0, comparisons=count), 1) for n in SEEDS]
+        rows.append(["claimed", str(count), *texts])
+    return rows
 
 
 def plan_rows() -> list[list[str]]:
@@ -194,28 +234,54 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def print_tables(lines: Sequence[dict[str, Any]]) -> None:
     """Print all tables of an archive."""
-    setting = ["scores", "seeds each", "comparisons"]
-    leagues = [line for line in lines if "unseen" not in line]
-    shares = ["worse", "better", "equivalent", "undecided"]
+    setting = ["scores", "comparisons", *(f"{n} seeds" for n in SEEDS)]
+    leagues = [line for line in lines if "comparisons" in line]
+    equal = [line for line in leagues if not line["effect"]]
+    smallest = [line for line in leagues if line["effect"] == SMALLEST_EFFECT]
+    limits = [line for line in leagues if line["effect"] not in (0.0, SMALLEST_EFFECT)]
     print_table(
-        "No effect: leagues with a wrong better or worse, and verdicts on rows (%)",
-        [*setting, "leagues with an error", "better or worse", "equivalent", "undecided"],
-        [null_cells(line) for line in leagues if not line["effect"]],
+        "All rows equal: leagues in which one is called better or worse (%)",
+        setting,
+        pivot(equal, wrong_leagues),
+    )
+    print_table("All rows equal: rows called equivalent (%)", setting, pivot(equal, equal_rows))
+    print_table(
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called worse (%)",
+        setting,
+        [*claims(), *pivot(smallest, first_row(WORSE))],
     )
     print_table(
-        "One row worse by an effect (in sd): verdicts on it (%)",
-        [*setting, "effect", "power by formula", *shares],
-        [effect_cells(line) for line in leagues if line["effect"]],
+        "One row worse by what should be seen in 80 %: leagues in which it is called worse (%)",
+        setting,
+        pivot(limits, first_row(WORSE)),
     )
     print_table(
-        "One seed in ten fails, which few samples show: verdicts (%)",
-        ["seeds each", *shares],
-        [unseen_cells(line) for line in lines if "unseen" in line],
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called equivalent (%)",
+        setting,
+        pivot(smallest, first_row(EQUIVALENT)),
+    )
+    for effect, title in (
+        (0.0, "All rows equal: leagues in which a test calls one different (%)"),
+        (SMALLEST_EFFECT, "One row worse by 2 sd: leagues in which a test sees it (%)"),
+    ):
+        rows = []
+        for line in (line for line in lines if "tests" in line and line["effect"] == effect):
+            texts = [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
+            rows.append([line["population"], str(line["rows"]), str(line["seeds"]), *texts])
+        print_table(title, ["scores", "comparisons", "seeds", *TESTS], rows)
+    unseen = {line["seeds"]: line for line in lines if "unseen" in line}
+    print_table(
+        "One seed in ten fails, a difference of 4.2 points where 3 matter: verdicts (%)",
+        ["verdict", *setting[2:]],
+        [
+            [verdict, *(first_row(verdict)(unseen[n]) for n in SEEDS if n in unseen)]
+            for verdict in VERDICTS
+        ],
     )
     heads = [f"{n} seeds detect" for n in SEEDS]
     heads += [f"seeds for {effect} sd" for effect in ("1", "1.5", "2", "3")]
     print_table(
-        "By formula: the effect (in sd) with a power of 80 %, and the seeds that decide",
+        "The effect (in sd) with a power of 80 %, and the seeds that decide",
         ["comparisons", *heads],
         plan_rows(),
     )
@@ -238,6 +304,11 @@ def main(argv: Sequence[str]) -> None:
             print(json.dumps(line), file=file, flush=True)
         for seeds in SEEDS:
             print(json.dumps(simulate_unseen(seeds, LEAGUES[seeds])), file=file, flush=True)
+        for name, effect in product(POPULATIONS, (0.0, SMALLEST_EFFECT)):
+            line = simulate_tests(name, 8, GROUP, effect, LEAGUES[8])
+            print(json.dumps(line), file=file, flush=True)
+        line = simulate_tests("half of the seeds solve it", 4, 4 * GROUP, 0.0, LEAGUES[4])
+        print(json.dumps(line), file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,7 @@ def standings_table(standings: Standings) -> Table:
             text = score_text(entry, metric, letters)
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
-            is_best = entry.is_ranked(metric.name) and text == best
-            row.append(Cell(text, is_best))
+            row.append(Cell(text, best=text == best))
             controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
             row += [Cell(summary_text(scores, metric)) for scores in controls]
             row += map(Cell, decision_texts(entry.decision, metric))
@@ -92,8 +91,7 @@ def secondary_table(standings: Standings) -> Table | None:
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             for metric in metrics:
                 text = score_text(entry, metric, letters[metric.name])
-                is_best = entry.is_ranked(metric.name) and text == best[metric.name]
-                row.append(Cell(text, is_best))
+                row.append(Cell(text, best=text == best[metric.name]))
             rows.append(row)
     titles = [metric.title for metric in metrics]
     notes = ["The best is marked, nothing is tested: the plan decides by its primary metric."]
@@ -201,8 +199,9 @@ def describe_rule(standings: Standings) -> str:
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     return (
-        f"Better, worse: permutation test of means, two-sided, below {rule.level:g} after Holm's "
-        f"correction for {max(rule.comparisons, count)} comparisons. Equivalent: the "
+        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
+        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        "Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
     )

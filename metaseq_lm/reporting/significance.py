@@ -282,40 +282,33 @@ def detectable(
     tests of means of 3 to 7 scores differ by at most 4 %. None if no difference is enough, as for 3
     seeds against 3 in a permutation test.
     """
-    sizes = len(a), len(b)
-    level, freedom = attainable_level(test, *sizes), sum(sizes) - 2
-    if not level:
-        return None
-    squares = sum((n - 1) * np.var(scores, ddof=1) for n, scores in zip(sizes, (a, b)))
-    efficiency = EFFICIENCY.get(test, EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
-    error = math.sqrt(squares / freedom * sum(1 / n for n in sizes) / efficiency)
-    return float(noncentrality(level, freedom) * error)
-
-
-def noncentrality(level: float, freedom: int) -> float:
-    """Return the shift, in standard errors, that Student's t finds with a probability of POWER.
-
-    One-sided at `level`, with `freedom` degrees of freedom.
-    """
     from scipy.optimize import brentq
     from scipy.stats import nct
     from scipy.stats import t as student_t
 
+    sizes = len(a), len(b)
+    level, freedom = attainable_level(test, *sizes), sum(sizes) - 2
+    if not level:
+        return None
     critical = student_t.isf(level, freedom)
-    return float(brentq(lambda x: nct.sf(critical, freedom, x) - POWER, 0.0, 2 * critical + 10))
+    shift = brentq(lambda x: nct.sf(critical, freedom, x) - POWER, 0.0, 2 * critical + 10)
+    squares = sum((n - 1) * np.var(scores, ddof=1) for n, scores in zip(sizes, (a, b)))
+    efficiency = EFFICIENCY.get(test, EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
+    error = math.sqrt(squares / freedom * sum(1 / n for n in sizes) / efficiency)
+    return float(shift * error)
 
 
-def attainable_level(test: str, n: int, m: int, level: float = LEVEL) -> float:
-    """Return the largest one-sided p below `level` that `n` against `m` scores can have, or 0."""
+def attainable_level(test: str, n: int, m: int) -> float:
+    """Return the largest p below LEVEL that `n` against `m` scores can have, 0 if there is none."""
     count = math.comb(n + m, n)
     if test in ("t", "bootstrap") or count > RESAMPLES:
-        return level
+        return LEVEL
     statistics: Any = range(count)  # of scores without ties every assignment has another
     if test == "mann-whitney":
         statistics = [sum(ranks) for ranks in combinations(range(n + m), n)]
     _, counts = np.unique(statistics, return_counts=True)
     levels = np.cumsum(counts[::-1]) / count
-    return float(max(levels[levels < level], default=0.0))
+    return float(max(levels[levels < LEVEL], default=0.0))
 
 
 def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from metaseq_lm.league.entries import FLAG, NOTE, REFUSE, VOID, Entry, Finding, Standings
+from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel
 from metaseq_lm.league.page import secondary_table, standings_table, write_page
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, Rule
 from metaseq_lm.reporting.formats import to_csv
 from metaseq_lm.reporting.numbers import Metric
@@ -47,7 +48,7 @@ def mixed():
         entry("causal", 0.9, findings=[TRANSITION, BELOW]),
         entry("hybrid", 0.61, probe=0.7),
         entry("rtd", 0.95, findings=[EDGE]),
-        entry("electric", 0.123, findings=[PLATEAU]),
+        entry("electric", 0.123, probe=0.789, findings=[PLATEAU]),
         entry("other", 0.456, findings=[WORLD]),
         entry("causal", 0.95, budget=2e10),
     )
@@ -96,7 +97,7 @@ def test_no_format_has_the_number_of_a_void_or_refused_row(mixed, tmp_path):
         if path.suffix != ".png":
             text = path.read_text()
             assert "unigram plateau" in text and "90.00" in text.replace("0.9", "90.00")
-            for hidden in ("12.3", "0.123", "45.6", "0.456"):
+            for hidden in ("12.3", "0.123", "45.6", "0.456", "78.9", "0.789"):
                 assert hidden not in text, path
 
 
