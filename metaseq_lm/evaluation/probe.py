@@ -23,7 +23,6 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.data.words.tags import UNLABELLED
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     STATES,
@@ -105,7 +104,7 @@ class Part:
     def states(self, states: HiddenStates) -> list[np.ndarray]:
         """Return for each layer the states of the texts or words, (N, D)."""
         if isinstance(self.rows, TaggedRows):
-            return states.at_targets(self.rows, self.samples, class_without_label(self.rows))
+            return states.at_targets(self.rows, self.samples)
         return states.means(self.rows, self.samples)
 
 
@@ -154,10 +153,10 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def references(self, items: ProbedSet, folder: Path) -> References:
         train, _, test = self._parts(items)
-        n_classes, without = len(classes_of(train.rows)), class_without_label(train.rows)
+        n_classes = len(classes_of(train.rows))
         most = baselines.majority(train.labels, n_classes)
         scores = {
-            "chance": 1 / (n_classes - (without is not None)),
+            "chance": 1 / n_classes,
             "majority": float((test.labels == most).mean()),
             **by_words(train, test),
         }
@@ -224,7 +223,7 @@ def part_of(rows: LabelledRows, first: int, stop: int) -> Part:
     samples = np.flatnonzero((numbers >= first) & (numbers < stop))
     if isinstance(rows, TaggedRows):
         labels = rows.targets[rows.words(samples)]
-        return Part(rows, samples, labels[labels != class_without_label(rows)])
+        return Part(rows, samples, labels[labels >= 0])
     assert rows.data.labels is not None
     return Part(rows, samples, rows.data.labels[samples])
 
@@ -232,12 +231,6 @@ def part_of(rows: LabelledRows, first: int, stop: int) -> Part:
 def classes_of(rows: LabelledRows) -> list[str]:
     """Return the classes of a set."""
     return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
-
-
-def class_without_label(rows: LabelledRows) -> int | None:
-    """Return the class of words without a label, None if there is none."""
-    classes = classes_of(rows)
-    return classes.index(UNLABELLED) if UNLABELLED in classes else None
 
 
 def by_words(train: Part, test: Part) -> dict[str, float]:
@@ -260,7 +253,7 @@ def words_of(part: Part) -> np.ndarray:
     rows = part.rows
     assert isinstance(rows, TaggedRows)
     words = rows.words(part.samples)
-    labelled = words[rows.targets[words] != class_without_label(rows)]
+    labelled = words[rows.targets[words] >= 0]
     forms = rows.data.form_numbers(np.arange(len(rows.data)))[labelled]
     texts = [rows.data.form_text(number) for number in range(len(rows.data.surface_forms))]
     return np.asarray(np.array(texts)[forms])

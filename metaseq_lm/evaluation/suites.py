@@ -117,15 +117,12 @@ class HiddenStates(Protocol):
 
     longest: int
 
-    def at_targets(
-        self, rows: Rows, samples: np.ndarray, ignored: int | None = None
-    ) -> list[np.ndarray]:
+    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         """Return for each layer the states at the positions with a target, float32 (words, D).
 
         Args:
             rows: The rows.
             samples: The numbers of those that are read, (B,), in whose order the states are.
-            ignored: A target whose positions are left out.
         """
 
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:

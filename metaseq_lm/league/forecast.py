@@ -17,21 +17,27 @@ from metaseq_lm.league.standings import Row
 from metaseq_lm.league.verdict import detectable
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.sweeps.configs import composed
-from metaseq_lm.training.price import price_of_run
+from metaseq_lm.training.parts import prepare_config
+from metaseq_lm.training.price import estimate_price, seconds_of_update
 
 
 def forecast(runner: Runner, contents: Contents) -> str:
     """Return lines on runs, FLOPs and hours of a request, and the effect that it can show."""
     request, plan = runner.request, runner.plan
-    lines = [contents.title]
+    lines, prices = [contents.title], []
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
     for objective in request.objectives:
-        rate = seconds_per_flop(runner, objective)
+        price, rate = price_and_rate(runner, objective)
+        prices.append(
+            f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
+            f"{' to '.join(f'{int(b // price):,}' for b in ends(request.budgets))} updates"
+        )
         one = replace(request, objectives=(objective,))
         for (phase, budget), count in replace(runner, request=one).planned().items():
             counts[phase] += count
             flops[phase] += count * budget
             seconds += count * budget * rate
+    lines += prices
     for phase in PHASES:
         if counts[phase]:
             lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
@@ -77,12 +83,16 @@ def sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
     return float(np.sqrt(np.mean(variances))) if variances else None
 
 
-def seconds_per_flop(runner: Runner, objective: Objective) -> float:
-    """Return the time of an objective's update on this machine by its FLOPs."""
+def ends(budgets: tuple[float, ...]) -> list[float]:
+    """Return the first and the last of ascending budgets, one if they are the same."""
+    return list(dict.fromkeys((budgets[0], budgets[-1])))
+
+
+def price_and_rate(runner: Runner, objective: Objective) -> tuple[float, float]:
+    """Return the FLOPs of an update of an objective, and its seconds a FLOP on this machine."""
     first = {key: values[0] for key, values in objective.grid.items()}
     budget = runner.request.budgets[0]
     sweep = runner.sweep(objective, FINAL, budget_values({budget: first}))
-    runs = sweep.at([budget])[:1]
-    (_, _, config), *_ = composed(runs, sweep.definition, runner.check)
-    flops, seconds = price_of_run(config, 1, 0)
-    return seconds / flops
+    (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, runner.check)
+    estimate = estimate_price(prepare_config(config))
+    return estimate.flops, seconds_of_update(estimate) / estimate.flops

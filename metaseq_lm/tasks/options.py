@@ -24,6 +24,15 @@ class EvaluationConfig:
 
 
 @dataclass
+class TrainSizeConfig:
+    """The part of the training split that is used."""
+
+    train_size: int = option(
+        0, "only the first rows (of a tagged set: sentences) of train (0 = all)", at_least=0
+    )
+
+
+@dataclass
 class RowsConfig:
     """The length of rows."""
 

@@ -47,16 +47,12 @@ class EncoderStates:
         self.vocabulary = load_tokenizer(run.config.data).vocabulary
         self.rows = self.forward_tokens = 0
 
-    def at_targets(
-        self, rows: Rows, samples: np.ndarray, ignored: int | None = None
-    ) -> list[np.ndarray]:
+    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         """Return for each layer the states at the positions with a target, float32 (words, D)."""
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
             assert batch.targets is not None
             chosen = batch.targets >= 0
-            if ignored is not None:
-                chosen &= batch.targets != ignored
             return [x[chosen] for x in states], chosen.nonzero()[:, 0]
 
         return self._read(rows, samples, pool)

@@ -76,7 +76,7 @@ def test_references_are_kept_and_old_results_have_none(
     assert "chance" in capsys.readouterr().out
     file = place / "run" / "suites" / "pairs" / "update_000000060.json"
     (results,) = read_run(place / "run").suites
-    names = ["accuracy", "near.accuracy", "far.accuracy"]
+    names = ("accuracy", "near.accuracy", "far.accuracy")
     assert results.references == {name: {"chance": 0.5} for name in names}
     archive.write(place / "runs.jsonl", [read_run(place / "run")])
     assert archive.read(place / "runs.jsonl")[0].suites[0].references == results.references

@@ -86,13 +86,11 @@ class Labels:
         self.shifted = shifted
         self.read: list[tuple[str, int]] = []
 
-    def at_targets(
-        self, rows: Rows, samples: np.ndarray, ignored: int | None = None
-    ) -> list[np.ndarray]:
-        assert isinstance(rows, TaggedRows) and ignored == len(rows.classes) - 1
+    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        assert isinstance(rows, TaggedRows)
         labels = rows.targets[rows.words(samples)]
         self.read.append((rows.data.split, len(samples)))
-        return self.layers(labels[labels != ignored], rows.data.split, len(rows.classes))
+        return self.layers(labels[labels >= 0], rows.data.split, len(rows.classes))
 
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         data = rows.data  # type: ignore[attr-defined]
