@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +47,7 @@ class Run:
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
     not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
-    that the run ended with.
+    that the run ended with. `means` are further metrics, each the mean of those that it lists.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Run:
     sources: frozenset[str] = frozenset()
     state: str = ""
     suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
+    means: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Final metrics by dotted name (`test.accuracy`), then those of suites (`blimp.accuracy`).
+        """Final metrics (`test.accuracy`), those of suites (`blimp.accuracy`), then `means`.
 
         Empty without results.
         """
@@ -88,6 +90,9 @@ class Run:
         for suite in self.suites if self.results is not None else ():
             for name, value in suite.metrics.items():
                 metrics.setdefault(name, value)
+        for name, parts in self.means.items():
+            if all(part in metrics for part in parts):
+                metrics[name] = math.fsum(metrics[part] for part in parts) / len(parts)
         return metrics
 
     @cached_property

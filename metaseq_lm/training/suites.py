@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
@@ -36,7 +36,7 @@ from metaseq_lm.training.scoring import TOO_LONG, SentenceScorer
 from metaseq_lm.training.states import EncoderStates
 
 PRECISION = "engine.precision"
-ENTRY = "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [option=value ...]"
+ENTRY = "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...]"
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class SuiteRequest:
         name: What reports call the results.
         batch_tokens: Largest number of tokens in a forward pass.
         too_long: What to do with sentences that are longer than the run's rows.
+        is_optional: Whether a run that does not give what the suite takes goes without it.
     """
 
     suite: Suite[Any, Any]
@@ -56,6 +57,7 @@ class SuiteRequest:
     name: str
     batch_tokens: int = 8192
     too_long: str = "fail"
+    is_optional: bool = False
 
     def options(self, precision: str) -> dict[str, Any]:
         """Return what the results depend on besides checkpoint and data."""
@@ -227,8 +229,8 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     """Return what an entry of `trainer.final_suites` asks for.
 
     Args:
-        entry: SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [option=value ...], with quotes as
-            in a shell around what has blanks.
+        entry: SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...],
+            with quotes as in a shell around what has blanks.
         data: The folder that a relative FOLDER is in.
 
     Raises:
@@ -247,8 +249,18 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     too_long = values.get("too_long", "fail")
     if too_long not in TOO_LONG:
         raise UsageError(f"too_long={too_long}: choose one of {', '.join(TOO_LONG)}")
-    of_suite = [word for word in options if word.partition("=")[0] not in ("name", "too_long")]
-    return SuiteRequest(build_suite(suite, of_suite), data / folder, name, too_long=too_long)
+    optional = values.get("optional", "false")
+    if optional not in ("true", "false"):
+        raise UsageError(f"optional={optional}: write true or false")
+    known = ("name", "too_long", "optional")
+    of_suite = [word for word in options if word.partition("=")[0] not in known]
+    return SuiteRequest(
+        build_suite(suite, of_suite),
+        data / folder,
+        name,
+        too_long=too_long,
+        is_optional=optional == "true",
+    )
 
 
 def check_final_suites(
@@ -263,16 +275,24 @@ def check_final_suites(
     """
     for request in final_suites(config):
         try:
-            if request.suite.takes == PREDICTIONS:
-                check_predicts(request, vars(config.task), "this run")
-            elif task is not None and request.suite.takes == SENTENCES:
-                comparison_scorer(task)
-            elif task is not None and model is not None:
-                encoder_of(task, model)
+            if not request.is_optional:
+                check_gives(request, config, task, model)
             if any(Path(config.data).iterdir()):
                 request.suite.check(request.folder)
         except UsageError as error:
             raise UsageError(f"trainer.final_suites, suite {request.name}: {error}") from error
+
+
+def check_gives(
+    request: SuiteRequest, config: RunConfig, task: Task | None, model: nn.Module | None
+) -> None:
+    """Raise UsageError if a run does not give what a suite takes, as far as its parts tell."""
+    if request.suite.takes == PREDICTIONS:
+        check_predicts(request, vars(config.task), "this run")
+    elif task is not None and request.suite.takes == SENTENCES:
+        comparison_scorer(task)
+    elif task is not None and model is not None:
+        encoder_of(task, model)
 
 
 def missing_suites(config: RunConfig) -> list[SuiteRequest]:
@@ -318,4 +338,10 @@ def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
         checkpoint = manifests.resolve(config.save_dir, prefer="best")
         if run is None and request.suite.takes != PREDICTIONS:
             run = open_scored(checkpoint, config.user_dir)
+        if request.is_optional:
+            try:
+                check_gives(request, config, run and run.task, run and run.model)
+            except UsageError as error:
+                say(f"not scored with suite {request.name}: {error}")
+                continue
         yield score_suite(request, checkpoint, config.user_dir, run=run)

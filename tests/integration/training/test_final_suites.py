@@ -93,6 +93,7 @@ MISTAKES = [
     ("pairs nowhere", "nowhere: no such folder"),
     ("pairs pairs name=valid", "--name valid"),
     ("pairs pairs too_long=never", "too_long=never"),
+    ("pairs pairs optional=perhaps", "optional=perhaps"),
     ("labelled pairs", "predictions for a labelled set"),
 ]
 
@@ -104,6 +105,21 @@ def test_mistakes_end_the_run_before_it_starts(
     assert train(data, tmp_path / "run", [entry]) == 2
     assert re.search(rf"trainer.final_suites.*{reason}", capsys.readouterr().err)
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_an_optional_suite_is_left_out_where_the_run_does_not_give_it(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replaced = ["task=electra", "model=electra", "criterion=replace_mlm"]
+    assert train(data, tmp_path / "refused", ENTRIES[:1], *replaced) == 2
+    assert "gives no probabilities" in capsys.readouterr().err
+    entries = ["pairs pairs compare=changed optional=true"]
+    assert train(data, tmp_path / "run", entries, *replaced) == 0
+    assert "not scored with suite pairs" in capsys.readouterr().err
+    assert not results_in(tmp_path / "run")
+    assert train(data, tmp_path / "masked", entries) == 0
+    assert results_in(tmp_path / "masked").keys() == {"pairs"}
+    assert train(data, tmp_path / "missing", ["pairs nowhere optional=true"]) == 2
 
 
 def test_two_results_of_a_name_are_refused(data: Path) -> None:
