@@ -9,6 +9,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.league import entries
+from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, make_data
 from metaseq_lm.league.frequencies import read_frequencies
@@ -121,7 +122,8 @@ class Shelf:
             comparison.baseline,
             rule,
             rows,
-            notes=self.notes(),
+            {name: references(self.runs, name) for name in self.plan.metrics},
+            self.notes(),
         ).decided()
 
     def metric(self, name: str) -> Metric:
