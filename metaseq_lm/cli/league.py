@@ -112,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
 
 def report(folder: "LeagueFolder", archive: Path | None) -> int:
     """Print the standings, write L/report and, if it is named, an archive."""
-    from metaseq_lm.league.assembly import read_shelf, write_archive, write_report
+    from metaseq_lm.league.assembly import read_league_runs, write_archive, write_report
 
-    shelf = read_shelf(folder, folder.read())
+    runs = read_league_runs(folder, folder.read())
     if archive is not None:
-        write_archive(archive, shelf)
-    show(write_report(shelf, folder.path / REPORT))
+        write_archive(archive, runs)
+    show(write_report(runs, folder.path / REPORT))
     return 0
 
 

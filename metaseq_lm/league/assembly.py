@@ -9,6 +9,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.league import entries
+from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, make_data
 from metaseq_lm.league.frequencies import read_frequencies
@@ -24,7 +25,7 @@ from metaseq_lm.reporting.runs import Run
 
 
 @dataclass(frozen=True)
-class Shelf:
+class LeagueRuns:
     """All runs of a league by objective, phase and budget.
 
     Attributes:
@@ -50,14 +51,14 @@ class Shelf:
 
     def rows(self) -> list[Row]:
         """Return the rows that have final runs, in the order of the plan."""
-        made: dict[tuple[str, float], Row] = {}
+        rows: dict[tuple[str, float], Row] = {}
         waiting = [(o, b) for o in self.plan.objectives for b in self.plan.ladder.budgets]
         by_depth = sorted(waiting, key=lambda pair: self.depth(pair[0]))
         for objective, budget in by_depth:
             if runs := self.of(objective, FINAL, budget):
-                control = made.get((objective.control or "", budget))
-                made[objective.name, budget] = self.row(objective, budget, runs, control)
-        return [made[o.name, b] for o, b in waiting if (o.name, b) in made]
+                control = rows.get((objective.control or "", budget))
+                rows[objective.name, budget] = self.row(objective, budget, runs, control)
+        return [rows[o.name, b] for o, b in waiting if (o.name, b) in rows]
 
     def depth(self, objective: Objective) -> int:
         """Return how many matched controls stand behind an objective, which come first."""
@@ -121,7 +122,8 @@ class Shelf:
             comparison.baseline,
             rule,
             rows,
-            notes=self.notes(),
+            {name: references(self.runs, name) for name in self.plan.metrics},
+            self.notes(),
         ).decided()
 
     def metric(self, name: str) -> Metric:
@@ -138,9 +140,9 @@ class Shelf:
             ("shuffled", row.shuffled),
         ):
             scores[name] = {
-                metric: found
+                metric: values
                 for metric in self.plan.metrics
-                if (found := seed_scores(finished(runs), metric))
+                if (values := seed_scores(finished(runs), metric))
             }
         return entries.Entry(
             row.objective,
@@ -174,12 +176,12 @@ def budget_of(run: Run) -> float:
     return float(run.values.get(BUDGET) or 0)
 
 
-def read_shelf(folder: LeagueFolder, contents: Contents) -> Shelf:
+def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """Return the runs of a league and, of settings that it did not run, those of the archive."""
     runs = folder.runs()
-    here = {setting_of(run) for run in runs}
-    archived = [run for run in archived_runs(contents) if setting_of(run) not in here]
-    return Shelf(contents, (*archived, *runs), make_data(contents.plan, folder.data))
+    local = {setting_of(run) for run in runs}
+    archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
+    return LeagueRuns(contents, (*archived, *runs), make_data(contents.plan, folder.data))
 
 
 def setting_of(run: Run) -> tuple[str, float]:
@@ -201,11 +203,11 @@ def archived_runs(contents: Contents) -> list[Run]:
     return archive.read(file)
 
 
-def write_archive(path: Path, shelf: Shelf) -> None:
+def write_archive(path: Path, league: LeagueRuns) -> None:
     """Write the runs of the plan, not those of added objectives, into an archive."""
-    labels = labels_of(shelf.contents.plan.objectives)
-    runs = [run for run in shelf.runs if run.values["label"] in labels]
-    archive.write(path, runs, {"plan": shelf.contents.plan.hash})
+    labels = labels_of(league.contents.plan.objectives)
+    runs = [run for run in league.runs if run.values["label"] in labels]
+    archive.write(path, runs, {"plan": league.contents.plan.hash})
 
 
 def labels_of(objectives: Iterable[Objective]) -> set[str]:
@@ -213,7 +215,7 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
     return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
 
 
-def write_report(shelf: Shelf, folder: Path) -> str:
+def write_report(league: LeagueRuns, folder: Path) -> str:
     """Write the page of the standings into a folder and return its text."""
-    text, *_ = write_page(shelf.standings(), folder)
+    text, *_ = write_page(league.standings(), folder)
     return text.read_text(encoding="utf-8")

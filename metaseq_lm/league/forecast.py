@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from metaseq_lm.core.output import seconds_text
-from metaseq_lm.league.assembly import Shelf, archived_runs
+from metaseq_lm.league.assembly import LeagueRuns, archived_runs
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective
@@ -55,7 +55,7 @@ def forecast(runner: Runner, contents: Contents) -> str:
         f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
         f"with {plan.comparison.baseline}, with {seeds} seeds each:"
     )
-    rows = Shelf(contents, tuple(archived_runs(contents)), request.source.data).rows()
+    rows = LeagueRuns(contents, tuple(archived_runs(contents)), request.source.data).rows()
     for budget in request.budgets:
         sd = sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)

@@ -270,10 +270,10 @@ class Runner:
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.lock())
                 current = adopt(folder, sweep.definition, sweep.runs, self.launch)
-                wanted = sweep.at(budgets)
-                self.progress.add(sweep, current, wanted)
+                requested = sweep.at(budgets)
+                self.progress.add(sweep, current, requested)
                 names = {state.run for state in current if state.state in OPEN}
-                todo = [run for run in wanted if run.name in names]
+                todo = [run for run in requested if run.name in names]
                 if todo:
                     batches.append(Batch(folder, todo, self.code(folder)))
             if batches and self.launch.executor != "slurm":
