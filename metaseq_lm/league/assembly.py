@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -114,7 +114,12 @@ class LeagueRuns:
         """Return the rows with findings and verdicts."""
         comparison = self.plan.comparison
         primary = self.metric(comparison.metric)
-        rule = Rule(comparison.smallest_effect, comparison.level, primary.lower_is_better)
+        rule = Rule(
+            comparison.smallest_effect,
+            comparison.level,
+            primary.lower_is_better,
+            self.plan.comparisons,
+        )
         rows = [self.entry(standing) for standing in examine(self.context())]
         return entries.Standings(
             self.contents.title,
@@ -181,7 +186,14 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     runs = folder.runs()
     local = {setting_of(run) for run in runs}
     archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
-    return LeagueRuns(contents, (*archived, *runs), make_data(contents.plan, folder.data))
+    return LeagueRuns(
+        contents, with_means(contents, [*archived, *runs]), make_data(contents.plan, folder.data)
+    )
+
+
+def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return runs with the metrics of the plan that are means of others."""
+    return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
 
 
 def setting_of(run: Run) -> tuple[str, float]:

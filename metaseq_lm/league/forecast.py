@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from metaseq_lm.core.output import seconds_text
-from metaseq_lm.league.assembly import LeagueRuns, archived_runs
+from metaseq_lm.league.assembly import LeagueRuns, archived_runs, with_means
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective
@@ -48,14 +48,14 @@ def forecast(runner: Runner, contents: Contents) -> str:
         f"{seconds_text(seconds / slots)} with --max-parallel {slots}; a run also has to start, be "
         "validated and scored, and a grid may be widened"
     )
-    names = {objective.name for objective in plan.objectives} | {plan.comparison.baseline}
-    comparisons = (len(names) - 1) * len(request.budgets)
+    comparisons = plan.comparisons
     seeds, level = len(plan.ladder.seeds), plan.comparison.level
     lines.append(
         f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
         f"with {plan.comparison.baseline}, with {seeds} seeds each:"
     )
-    rows = LeagueRuns(contents, tuple(archived_runs(contents)), request.source.data).rows()
+    archived = with_means(contents, archived_runs(contents))
+    rows = LeagueRuns(contents, archived, request.source.data).rows()
     for budget in request.budgets:
         sd = sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)

@@ -131,6 +131,7 @@ class Comparison:
         smallest_effect: The smallest difference of the primary metric that matters.
         level: Of the tests.
         solved: The score from which on a seed counts as having solved a task.
+        means: Metrics that are means of others, by their names.
     """
 
     baseline: str
@@ -140,6 +141,7 @@ class Comparison:
     smallest_effect: float
     level: float = 0.05
     solved: float = 0.9
+    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,11 @@ class Plan:
         """The metrics, the primary one first."""
         return (self.comparison.metric, *self.comparison.secondary)
 
+    @property
+    def comparisons(self) -> int:
+        """How many verdicts there are if every row has one, which Holm's correction is for."""
+        return max(1, (len(self.objectives) - 1) * len(self.ladder.budgets))
+
     def objective(self, name: str) -> Objective:
         """Return an objective by its name."""
         return next(objective for objective in self.objectives if objective.name == name)
@@ -196,7 +203,7 @@ KEYS = (
 TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen")
 CONTROL_KEYS = ("untrained", "shuffled", "seeds")
 COMPARISON_KEYS = (
-    *("baseline", "suites", "metric", "secondary", "smallest_effect", "level", "solved"),
+    *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note")
 
@@ -304,7 +311,17 @@ def parse_comparison(content: Mapping[str, Any]) -> Comparison:
         smallest_effect=effect,
         level=level,
         solved=parse_number(content.get("solved", Comparison.solved), "comparison.solved"),
+        means=parse_means(content.get("means", {})),
     )
+
+
+def parse_means(content: Any) -> dict[str, tuple[str, ...]]:
+    """Return the checked metrics that are means of others."""
+    means = {}
+    for name, parts in mapping(content, "comparison.means").items():
+        where = f"comparison.means.{name}"
+        means[name] = tuple(text_of(part, where) for part in sequence(parts, where))
+    return means
 
 
 def check_plan(plan: Plan) -> None:

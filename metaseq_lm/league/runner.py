@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
@@ -39,6 +39,7 @@ from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.training.suites import parse_entry
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
 
@@ -149,11 +150,19 @@ class Runner:
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
 
     def check_metrics(self) -> None:
-        """Raise UsageError for a metric of the plan that the untrained models do not have."""
+        """Raise UsageError for a metric of the plan that the untrained models do not have.
+
+        A secondary metric may be one of an optional suite.
+        """
+        comparison = self.plan.comparison
+        entries = [parse_entry(entry, self.request.source.data) for entry in comparison.suites]
+        optional = tuple(f"{entry.name}." for entry in entries if entry.is_optional)
         for sweep in self.untrained_sweeps():
-            for run in finished(list(begun(sweep))):
+            for begun_run in finished(list(begun(sweep))):
+                run = replace(begun_run, means=comparison.means)
                 for name in self.plan.metrics:
-                    if name not in run.metrics:
+                    may_lack = name.startswith(optional) and name != comparison.metric
+                    if name not in run.metrics and not may_lack:
                         raise UsageError(
                             f"comparison: no run of {sweep.objective} has the metric '{name}'."
                             f"{nearest(name, list(run.metrics))} Metrics: "

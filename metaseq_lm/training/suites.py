@@ -340,7 +340,8 @@ def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
             run = open_scored(checkpoint, config.user_dir)
         if request.is_optional:
             try:
-                check_gives(request, config, run and run.task, run and run.model)
+                task, model = (run.task, run.model) if run else (None, None)
+                check_gives(request, config, task, model)
             except UsageError as error:
                 say(f"not scored with suite {request.name}: {error}")
                 continue
