@@ -24,7 +24,17 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
 
 COMMANDS = (
-    *("preprocess", "merge", "import-corpus", "train", "sweep", "evaluate", "score", "rerank"),
+    *(
+        "preprocess",
+        "merge",
+        "import-corpus",
+        "train",
+        "sweep",
+        "league",
+        "evaluate",
+        "score",
+        "rerank",
+    ),
     *("report", "import", "export", "doctor", "list", "examples"),
 )
 # What `main` and the parser add to the options of a command.

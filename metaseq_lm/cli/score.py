@@ -251,16 +251,13 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
 
     checkpoint = manifests.resolve(options.run_path, prefer="best")
     request = SuiteRequest(
-        checkpoint,
         build_suite(suite, of_suite),
         Path(options.data),
         name,
-        options.user_dir,
-        overrides,
         options.batch_tokens,
         options.too_long,
     )
-    results = score_suite(request)
+    results = score_suite(request, checkpoint, options.user_dir, overrides)
     show(suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"
@@ -283,20 +280,29 @@ def suite_table(results: "SuiteResults") -> str:
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.reporting.table import Cell, Table
+    from metaseq_lm.runs.suite_results import OVERALL
 
     names = dict.fromkeys(name for group in results.groups.values() for name in group["metrics"])
     columns = {}
     for name in names:
         values = [g["metrics"][name] for g in results.groups.values() if name in g["metrics"]]
         columns[name] = Metric.of(name, values, "higher")
+    # What a metric is compared with, such as chance, is a column of its own.
+    compared: dict[str, str] = {}
+    for name, references in results.references.items():
+        compared |= dict.fromkeys(references, name.rpartition(".")[2])
     rows = []
     for title, group in results.groups.items():
         cells = [Cell(title, number=False), Cell(f"{group['n']:,}")]
         for name, metric in columns.items():
             value = group["metrics"].get(name)
             cells.append(Cell("" if value is None else number_text(metric, value)))
+        for reference, name in compared.items():
+            prefix = "" if title == OVERALL else f"{title}."
+            value = results.references.get(f"{prefix}{name}", {}).get(reference)
+            cells.append(Cell("" if value is None else number_text(columns[name], value)))
         rows.append(cells)
-    head = ["group", "n", *(metric.title for metric in columns.values())]
+    head = ["group", "n", *(metric.title for metric in columns.values()), *compared]
     title = f"{results.name} at update {results.update}"
     return WRITERS["text"][1](Table(title, head, rows, []))
 

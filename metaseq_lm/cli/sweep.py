@@ -34,11 +34,9 @@ grow: the command with more seeds, values or stages goes on with what is there.
 
 import argparse
 import contextlib
-import json
 import os
 import shlex
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +44,12 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
 from metaseq_lm.core.arguments import add_options, read_options
-from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
-    from metaseq_lm.core.config import RunConfig
+    from metaseq_lm.sweeps.configs import Check
     from metaseq_lm.sweeps.definition import Definition
 
 PROGRESS = True
@@ -64,7 +62,6 @@ VERBS = {
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
-NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 MAX_LISTED = 200  # --dry-run lists at most this many runs
 
 
@@ -92,6 +89,12 @@ class DefinitionOptions(ConfigOptions):
         (), "only these stages, and what they start from; A* is possible", metavar="A,B"
     )
     dry_run: bool = option(False, "show the runs and launch nothing")
+    plan: Path | None = option(
+        None,
+        "show runs, FLOPs and hours of the plan of a league and the effect that it can show, and "
+        "launch nothing (as 'league PLAN.yaml --dry-run')",
+        metavar="PLAN.yaml",
+    )
     estimate: bool = option(
         False, "with --dry-run: make an update of every setting and print FLOPs and hours"
     )
@@ -222,7 +225,7 @@ def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> in
         need_slurm()
     runs, definition = folder.runs(), folder.definition()
     copies = {} if options.new_code else copied_code(folder, definition)
-    check_configs(runs, replace(definition, **copies))
+    check(runs, replace(definition, **copies))
     return launch_runs(folder, definition, runs, launch, options, AGAIN)
 
 
@@ -268,14 +271,19 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
+    if options.plan is not None:
+        from metaseq_lm.cli import main
+
+        user_dir = ["--user-dir", args.user_dir] if args.user_dir else []
+        return main(["league", str(options.plan), "--dry-run", *user_dir])
     if options.json:
         raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
-    plugins.early(lambda _: check_early(*plan(args, options)[:2]), args.user_dir)
+    plugins.early(lambda _: check_each_value(*plan(args, options)[:2]), args.user_dir)
     plugins.load_all(args.user_dir)
     runs, definition, launch, out = plan(args, options)
-    check_configs(runs, definition)
+    check(runs, definition)
     stages = len(definition.stages)
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
     show(count + (f" of {stages} stages" if stages > 1 else ""))
@@ -316,19 +324,6 @@ def plan(
     check_out(out, launch.executor)
     definition = normalise(content, options.stages)
     return expand(definition, out), definition, launch, out
-
-
-def check_early(runs: list[Any], definition: "Definition") -> None:
-    """Compose runs until every value of every key was in one; UsageError names the run."""
-    seen: set[tuple[str, str]] = set()
-    fresh: list[Any] = []
-    for run in runs:
-        values = {(key, str(value)) for key, value in run.values.items()}
-        if not fresh or values - seen:
-            fresh.append(run)
-            seen |= values
-    for _ in composed(fresh, definition):
-        pass
 
 
 def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
@@ -384,75 +379,6 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def composed(runs: list[Any], definition: "Definition") -> Iterator[tuple[Any, Any, "RunConfig"]]:
-    """Yield every run, its stages and their configuration; UsageError names the run."""
-    from metaseq_lm import plugins
-    from metaseq_lm.cli import build_parser, overrides
-    from metaseq_lm.cli.train import overrides_of
-    from metaseq_lm.core.loading import Compositions, load_config
-
-    parser = build_parser("train")
-    compositions: Compositions = {}
-    for run in runs:
-        for stage in run.stages:
-            args, rest = parser.parse_known_args(["train", *stage.arguments])
-            args.overrides = overrides(args.parser, rest)
-            try:
-                words = overrides_of(args)
-                config = load_config(words, definition.config_dir, args.config_name, compositions)
-                check_no_secret(config)
-                if not definition.user_dir:  # --user-dir of the jobs stands above a file's
-                    plugins.check_named(config, None)
-            except UsageError as error:
-                raise UsageError(f"{name_of(run, stage)}: {error}") from error
-            yield run, stage, config
-
-
-def name_of(run: Any, stage: Any) -> str:
-    """Return the name of a stage of a run in messages."""
-    return f"{run.name}, {stage.name}" if stage.name else str(run.name)
-
-
-def check_no_secret(config: "RunConfig") -> None:
-    """Raise UsageError for an option with a secret, which the sweep's files would contain."""
-    from metaseq_lm.core.config import as_dict, flatten
-    from metaseq_lm.core.secrets import mask_options
-
-    options = as_dict(config)
-    shown = flatten(mask_options(options))
-    for key, value in flatten(options).items():
-        if value != shown[key]:
-            raise UsageError(
-                f"{key} looks like a secret, which a sweep would write into its folder for all to "
-                "read; put it into a variable of the environment and let the plug-in read that"
-            )
-
-
-def check_configs(runs: list[Any], definition: "Definition") -> None:
-    """Raise UsageError naming the first run that could not start, before anything is launched.
-
-    Every configuration is composed. Of those that differ only in what neither task nor networks are
-    built from, one is built.
-    """
-
-    from metaseq_lm import plugins
-    from metaseq_lm.core.config import as_dict
-    from metaseq_lm.training.parts import check_parts
-
-    plugins.load_all(definition.user_dir)
-    checked = set()
-    for run, stage, config in composed(runs, definition):
-        options = as_dict(config)
-        content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
-        if content in checked:
-            continue
-        checked.add(content)
-        try:
-            check_parts(config)
-        except UsageError as error:
-            raise UsageError(f"{name_of(run, stage)}: {error}") from error
-
-
 def show_estimate(
     runs: list[Any], definition: "Definition", max_parallel: int, divisor: int, rate: float
 ) -> None:
@@ -461,6 +387,7 @@ def show_estimate(
     Of each batch a `divisor`-th part is measured; at a `rate` of FLOPs a second hours are computed.
     """
     from metaseq_lm.core.errors import MetaseqError
+    from metaseq_lm.sweeps.configs import composed
     from metaseq_lm.training.price import price_of_run
 
     settings: dict[str, Any] = {}  # the first run of each
@@ -510,15 +437,13 @@ def launch_runs(
     again: Sequence[str],
 ) -> int:
     """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
-    from metaseq_lm.sweeps.states import check_data, lines, states, summary
-    from metaseq_lm.sweeps.submit import submit_slurm
+    from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
+    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.submit import Batch, submit_slurm
 
     again = [*again, "diverged"] if options.diverged else again
     with folder.lock():
-        folder.require_same(definition, runs, relocated(folder, definition))
-        check_data(folder, runs)
-        folder.adopt(definition, runs, launch.non_default())
-        current = states(folder, runs)
+        current = adopt(folder, definition, runs, launch)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
         reasons = [s for s in current if s.run in names and s.reason]
@@ -528,83 +453,47 @@ def launch_runs(
             over = all(state.state == "finished" for state in current)
             return 0 if over or launch.executor == "slurm" else 1
         code = take_code(folder, options.new_code)
-        if launch.executor != "slurm":
-            return run_locally(folder, todo, launch, code)
-        jobs = submit_slurm(folder, todo, launch, code)
-        show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
-        show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
-        return 0
+        if launch.executor == "slurm":
+            jobs = submit_slurm(folder, todo, launch, code)
+            show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
+            show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
+            return 0
+        try:
+            run_locally([Batch(folder, todo, code)], launch, show_state)
+        finally:
+            current = states(folder)
+            show(summary(current))
+        return 0 if all(state.state == "finished" for state in current) else 1
 
 
-def relocated(folder: Any, definition: "Definition") -> dict[str, str]:
-    """Return the stored paths of a sweep that have moved and have the same content."""
-    from metaseq_lm.sweeps.job import is_same_plugin
-    from metaseq_lm.sweeps.states import same_data
+def show_state(folder: Any, run: Any) -> None:
+    """Print how a run fares."""
+    from metaseq_lm.sweeps.states import lines, states
 
-    if not (folder.path / "sweep.json").exists():
-        return {}
-    stored = folder.definition()
-    last = folder.last_code()
-    snapshot = folder.path / "code" / last if last else None
-    comparisons: dict[str, Callable[[str, str], bool]] = {
-        "data": same_data,
-        "user_dir": lambda _, new: snapshot is None or is_same_plugin(snapshot, new),
-        "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
-    }
-    pairs = {key: (getattr(stored, key), getattr(definition, key)) for key in comparisons}
-    return {
-        key: old
-        for key, (old, new) in pairs.items()
-        if old and new and old != new and comparisons[key](old, new)
-    }
+    show_progress("\n".join(lines(states(folder, [run]))))
 
 
-def same_configs(folder: Any, snapshot: Path, definition: "Definition") -> bool:
-    """Return whether the stored runs have equal configurations in snapshot and definition."""
-    runs = folder.runs()
-    copied = replace(definition, config_dir=str(snapshot / "config"))
-    try:
-        pairs = zip(composed(runs, copied), composed(runs, definition))
-        return all(old[-1] == new[-1] for old, new in pairs)
-    except UsageError:  # a config that is only at one of the places
-        return False
+def check_each_value(runs: list[Any], definition: "Definition") -> None:
+    """Compose runs until every value of every key was in one; UsageError names the run."""
+    from metaseq_lm.sweeps.configs import check_each_value
+
+    check_each_value(runs, definition, check_for(definition))
 
 
-def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
-    """Run on this machine, with a line per change; returns the exit code, raises Interrupted."""
-    from metaseq_lm.sweeps.folder import process_start
-    from metaseq_lm.sweeps.states import lines, states, summary
-    from metaseq_lm.sweeps.submit import LocalRuns
+def check(runs: list[Any], definition: "Definition") -> None:
+    """Load the plug-ins and raise UsageError naming the first run that could not start."""
+    from metaseq_lm import plugins
+    from metaseq_lm.sweeps.configs import check_configs
 
-    pid = os.getpid()
-    folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
-
-    def report(run: Any) -> None:
-        show_progress("\n".join(lines(states(folder, [run]))))
-
-    stopped = LocalRuns(folder, launch, code).work(todo, report)
-    current = states(folder)
-    show(summary(current))
-    if stopped:
-        raise Interrupted(
-            "the runs were stopped and have saved; the same command goes on with them"
-        )
-    return 0 if all(state.state == "finished" for state in current) else 1
+    plugins.load_all(definition.user_dir)
+    check_configs(runs, definition, check_for(definition))
 
 
-def take_code(folder: Any, new: bool) -> Any:
-    """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
-    from metaseq_lm.sweeps.job import Snapshot, code_at
+def check_for(definition: "Definition") -> "Check | None":
+    """Return the check of a sweep's configurations: none may name a plug-in of its own.
 
-    definition = folder.definition()
-    folders = definition.user_dir, definition.config_dir
-    last = folder.last_code()
-    if last is None or new:
-        return Snapshot(folder.path, *folders).take()
-    try:
-        same = Snapshot(folder.path, *folders).hash == last
-    except (OSError, UsageError):  # a plug-in or config that is gone
-        same = False
-    if not same:
-        show(f"the code has changed since; the runs go on with code/{last} (see --new-code)")
-    return code_at(folder.path / "code" / last, *folders)
+    Unless the sweep has a plug-in: --user-dir of the jobs stands above a file's.
+    """
+    from metaseq_lm import plugins
+
+    return None if definition.user_dir else lambda config: plugins.check_named(config, None)

@@ -68,6 +68,12 @@ class TrainerConfig:
     )
     valid_split: str = option("valid", "split used for validation ('' = none)")
     final_splits: list[str] = option([], "splits scored at the end with the best checkpoint")
+    final_suites: list[str] = option(
+        [],
+        "suites that the best checkpoint is scored with at the end, each as text: SUITE FOLDER "
+        "[name=NAME] [too_long=fail] [optional=true] [option=value ...], FOLDER in the data folder "
+        "or absolute; a run that does not give what an optional one takes goes without it",
+    )
 
 
 @dataclass

@@ -85,6 +85,7 @@ class MaskedLM(Criterion):
         """One pass per scored token, with only that token masked (Salazar et al. 2020, section 2).
 
         The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
+        Rows that are equal once the token is masked, as those of a minimal pair, take one pass.
         """
         tokens, segments = batch.tokens, batch.segments
         rows, columns = batch.scored.nonzero(as_tuple=True)
@@ -92,13 +93,18 @@ class MaskedLM(Criterion):
         parts = [torch.zeros(0, device=tokens.device)]
         for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
             targets = tokens[row].gather(1, column)  # (R, 1)
+            hidden = tokens[row].scatter(1, column, batch.mask_id)  # (R, S)
+            kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
+            different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
+            first = kind.new_empty(len(different))
+            first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
             logits = model(
-                tokens[row].scatter(1, column, batch.mask_id),
-                batch.layout.rows(row),
-                column,
-                segments=None if segments is None else segments[row],
+                hidden[first],
+                batch.layout.rows(row[first]),
+                column[first],
+                segments=None if segments is None else segments[row[first]],
             )
-            parts.append(-cross_entropy(logits, targets).squeeze(1))
+            parts.append(-cross_entropy(logits[kind], targets).squeeze(1))
         log_probs = torch.cat(parts)
         return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
 

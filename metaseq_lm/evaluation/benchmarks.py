@@ -101,9 +101,7 @@ class LabelledSuite(Suite[LabelledItems, np.ndarray]):
 
     def read(self, folder: Path) -> LabelledItems:
         if not folder.is_dir():
-            raise UsageError(
-                f"--data {folder}: no such folder; name that of a labelled set, DATA/NAME"
-            )
+            raise UsageError(f"{folder}: no such folder; name that of a labelled set, DATA/NAME")
         data = LabelledSet(folder, self.config.split)
         if data.benchmark != self.name and self.name != LABELLED:
             other = data.benchmark or LABELLED

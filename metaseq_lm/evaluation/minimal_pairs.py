@@ -20,13 +20,16 @@ from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
+from metaseq_lm.data.worlds.measures import CHANCE
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     GroupMetrics,
+    References,
     Results,
     SentenceProbabilities,
     SentenceScore,
     Suite,
+    exact_scores,
     register_suite,
 )
 
@@ -85,16 +88,35 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         return pairs
 
     def score(self, items: list[MinimalPair], probabilities: SentenceProbabilities) -> Results:
-        sentences = [sentence for pair in items for sentence in (pair.good, pair.bad)]
-        scores = probabilities.score(sentences)
+        scores: Sequence[tuple[SentenceScore | None, SentenceScore | None] | None]
+        if self.config.compare == "changed":
+            scores = probabilities.score_changed([(pair.good, pair.bad) for pair in items])
+        else:
+            sentences = [sentence for pair in items for sentence in (pair.good, pair.bad)]
+            each = probabilities.score(sentences)
+            scores = list(zip(each[::2], each[1::2]))
         pairs, margins = [], []
-        for pair, good, bad in zip(items, scores[::2], scores[1::2]):
+        for pair, score in zip(items, scores):
+            good, bad = score or (None, None)
             if good is not None and bad is not None:
                 pairs.append(pair)
-                changed = self.config.compare == "changed"
-                margins.append(changed_margin(pair, good, bad) if changed else good.pll - bad.pll)
+                margins.append(good.pll - bad.pll)
         check_groups(items, pairs)
         return results_of(pairs, np.array(margins))
+
+    def references(self, items: list[MinimalPair], folder: Path) -> References:
+        results = results_of(items, np.zeros(len(items)))
+        references: dict[str, dict[str, float]] = {name: {"chance": CHANCE} for name in results}
+        # Only where groups are the files of a world, read as a whole.
+        world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
+        narrowest = [name for name in results if name != OVERALL]
+        if all(name in world and world[name]["pairs"] == results[name].n for name in narrowest):
+            for name in narrowest:
+                references[name] |= {key: world[name][key] for key in ("ngram", "bayes")}
+            for key in ("ngram", "bayes"):
+                sums = [references[name][key] * results[name].n for name in narrowest]
+                references[OVERALL][key] = sum(sums) / results[OVERALL].n
+        return {name: {"accuracy": scores} for name, scores in references.items()}
 
 
 def read_pairs(
@@ -137,20 +159,6 @@ def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], 
             yield location, {}, True
         elif text.strip():
             yield location, json_object(text, location), is_bad
-
-
-def changed_margin(pair: MinimalPair, good: SentenceScore, bad: SentenceScore) -> float:
-    """Return by how much the good sentence has the larger score where their tokens differ, in nats.
-
-    Raises MetaseqError if they have not as many tokens.
-    """
-    if len(good.tokens) != len(bad.tokens):
-        raise MetaseqError(
-            f"{pair.good.location}: the sentences have {len(good.tokens)} and {len(bad.tokens)} "
-            "tokens, so that no token stands for another; leave out compare=changed"
-        )
-    differs = good.tokens != bad.tokens
-    return float(good.log_probs[differs].sum() - bad.log_probs[differs].sum())
 
 
 def groups_of(pair: MinimalPair) -> list[str]:

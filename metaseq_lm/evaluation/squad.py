@@ -204,7 +204,7 @@ class SquadSuite(Suite[SquadItems, PredictedAnswers]):
 
     def read(self, folder: Path) -> SquadItems:
         if not folder.is_dir():
-            raise UsageError(f"--data {folder}: no such folder; name that of a set, DATA/NAME")
+            raise UsageError(f"{folder}: no such folder; name that of a set, DATA/NAME")
         data = SquadSet(folder, self.config.split)
         if self.name != suite_of(data):
             raise UsageError(

@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,15 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.runs.suite_results import OVERALL as OVERALL
+
+if TYPE_CHECKING:
+    from metaseq_lm.core.batch import TokenBatch
 
 SENTENCES = "sentences"
 PREDICTIONS = "predictions"
+STATES = "states"
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -48,6 +53,8 @@ class GroupMetrics:
 
 # The metrics of each group by its name; those of all items are called OVERALL and come first.
 Results = dict[str, GroupMetrics]
+# For each group what its metrics are compared with: {metric: {such as "chance": value}}.
+References = dict[str, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,48 @@ class SentenceProbabilities(Protocol):
     def score(self, sentences: Sequence[Sentence]) -> Sequence[SentenceScore | None]:
         """Return the score of each sentence, None for one that is longer than the run's rows."""
 
+    def score_changed(
+        self, pairs: Sequence[tuple[Sentence, Sentence]]
+    ) -> Sequence[tuple[SentenceScore, SentenceScore] | None]:
+        """Return the scores of the tokens in which the sentences of each pair differ.
+
+        None for a pair with a sentence that is longer than the run's rows. Raises MetaseqError if
+        the sentences of a pair have not as many tokens.
+        """
+
+
+class Rows(Protocol):
+    """Texts as rows of tokens with special ones, such as `SentenceRows` and `TaggedRows`."""
+
+    lengths: np.ndarray
+
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> "TokenBatch":
+        """Return the rows `samples` (B,); `keys` are not used."""
+
+
+class HiddenStates(Protocol):
+    """The frozen states of the layers of a run's encoder.
+
+    Layer 0 are the embeddings. A token sees what it saw in the training of the run: of a causal
+    language model only those before it.
+
+    Attributes:
+        longest: The most tokens of a row, with special ones.
+    """
+
+    longest: int
+
+    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each layer the states at the positions with a target, float32 (words, D).
+
+        Args:
+            rows: The rows.
+            samples: The numbers of those that are read, (B,), in whose order the states are.
+        """
+
+    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
+
 
 class Suite(Generic[Items, Probabilities]):
     """Base class of suites.
@@ -90,7 +139,8 @@ class Suite(Generic[Items, Probabilities]):
         name: The name that the suite is registered under.
         patterns: Which files of a folder it reads; {option} stands for the value of an option.
         takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
-            `from_predictions` makes of the predictions of a run for the split `config.split`.
+            `from_predictions` makes of the predictions of a run for the split `config.split`, or
+            STATES, a `HiddenStates`.
     """
 
     name: str = ""
@@ -99,6 +149,13 @@ class Suite(Generic[Items, Probabilities]):
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    def check(self, folder: Path) -> None:
+        """Check, without reading all, that a folder holds items; raises as `files` does.
+
+        It is called before a training that ends with the suite.
+        """
+        self.files(folder)
 
     def read(self, folder: Path) -> Items:
         """Return the items in a folder, or in a single file.
@@ -116,6 +173,10 @@ class Suite(Generic[Items, Probabilities]):
         """Return the second argument of `score`, made of the prediction rows of a split."""
         raise NotImplementedError
 
+    def references(self, items: Items, folder: Path) -> References:
+        """Return what the metrics on the items of a folder are compared with, such as chance."""
+        return {}
+
     def files(self, folder: Path) -> list[Path]:
         """Return the files that are read, in the order of their names.
 
@@ -126,20 +187,26 @@ class Suite(Generic[Items, Probabilities]):
             return [folder]
         if not folder.is_dir():
             raise UsageError(
-                f"--data {folder}: no such folder; name that with the files of suite {self.name}"
+                f"{folder}: no such folder; name that with the files of suite {self.name}"
             )
         patterns = [pattern.format(**vars(self.config)) for pattern in self.patterns]
         matches = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
         if not matches:
             raise UsageError(
-                f"--data {folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
+                f"{folder}: holds no file of suite {self.name} ({', '.join(patterns)})"
             )
         return sorted(matches)
 
     def data_hash(self, folder: Path) -> str:
-        """Return a hash of the names and the contents of the files that are read."""
+        """Return a hash of the names and the contents of the files that are read.
+
+        Of the manifest of a set it is that of the data, not of the command that made them.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for file in self.files(folder):
+            if file.name == MANIFEST_FILE and MANIFEST_FILE in self.patterns:
+                digest.update(Manifest.load(file.parent).data_hash.encode())
+                continue
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
             with open(file, "rb") as content:
                 while chunk := content.read(CHUNK):
@@ -163,6 +230,23 @@ def mean_by_group(items: Iterable[tuple[Sequence[str], Mapping[str, float]]]) ->
         means = {name: sum(row[name] for row in rows) / len(rows) for name in names}
         results[group] = GroupMetrics(len(rows), means)
     return results
+
+
+def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
+    """Return what a perfect model and others score in the world of a data folder, by item set.
+
+    {} for data of no world.
+
+    Args:
+        folder: A data folder.
+        kind: "labelled", or "pairs".
+    """
+    if not (folder / MANIFEST_FILE).is_file():
+        return {}
+    world = Manifest.load(folder).details.get("world")
+    constants = world.get("constants") if isinstance(world, dict) else None
+    scores = constants.get(kind) if isinstance(constants, dict) else None
+    return scores if isinstance(scores, dict) else {}
 
 
 def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
+from metaseq_lm.data.words.tags import UNLABELLED
 from metaseq_lm.evaluation.chunks import conlleval_spans, span_counts
 
 Numbers = Sequence[npt.ArrayLike]
@@ -62,12 +63,17 @@ def attachment_scores(
 def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> dict[str, float]:
     """Return the scores of predicted classes by name, from 0 to 1.
 
-    "accuracy" always; for spans "f1", "precision" and "recall" as by Clark et al. 2018, and
-    "conlleval_f1". MetaseqError if the predictions do not fit the sentences.
+    "accuracy" always, without words that are tagged as unlabelled; for spans "f1", "precision" and
+    "recall" as by Clark et al. 2018, and "conlleval_f1". MetaseqError if the predictions do not fit
+    the sentences.
     """
     rows = np.asarray(sentences, np.int64)
     gold = _gold(data, rows, TAGS, predicted)
-    scores = {"accuracy": tagging_accuracy(gold, _flat(predicted), data.unseen)}
+    counted = np.ones(len(gold), bool)
+    if UNLABELLED in data.label_names:
+        counted = gold != data.label_names.index(UNLABELLED)
+    accuracy = tagging_accuracy(gold[counted], _flat(predicted)[counted], data.unseen)
+    scores = {"accuracy": accuracy}
     if data.spans:
         by_sentence = np.split(gold, np.cumsum(data.lengths[rows])[:-1])
         tags = tag_names(data, by_sentence), tag_names(data, predicted)

@@ -13,7 +13,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.data.words.subwords import bio_names
+from metaseq_lm.data.words.subwords import bio_names, predicted_names
 from metaseq_lm.interop.claims import claimed, with_trained_heads
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
@@ -284,7 +284,8 @@ def label_options(
         number = "multi" if facts.get("multi_label") else "single"
         kind = f"{number}_label_classification"
         if f"{TOKEN}out.bias" in part.weights and len(names) != len(bias):
-            names = bio_names(names)
+            fitting = predicted_names(names)
+            names = fitting if len(fitting) == len(bias) else bio_names(names)
         if len(names) != len(bias):
             names = [f"LABEL_{i}" for i in range(len(bias))]
     ids = {name: i for i, name in enumerate(names)}

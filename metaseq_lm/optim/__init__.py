@@ -17,6 +17,7 @@ from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
+from metaseq_lm.runs.flops import optimizer_step
 
 
 class Optimizer:
@@ -91,7 +92,8 @@ class Optimizer:
         for group, base in zip(self.inner.param_groups, self.base):
             group["lr"] = base * factor
         self.inner.found_inf = found_inf  # type: ignore[attr-defined]
-        self.inner.step()
+        with optimizer_step():
+            self.inner.step()
         self.updates += 1
 
     def slots(self, name: str) -> list[Tensor]:
@@ -314,6 +316,36 @@ def polynomial(config: PolynomialConfig) -> Schedule:
             return warmup(step, rising)
         decay: float = max(0.0, 1.0 - step / total) ** config.power
         return warmup(step, rising) * (end + (1.0 - end) * decay)
+
+    return factor
+
+
+@dataclass
+class WsdConfig(LinearConfig):
+    """Linear warm-up, a constant rate, and a linear decay at the end (Hu et al. 2024)."""
+
+    decay_ratio: float = option(
+        0.2, "length of the decay as a share of total_updates", at_least=0, at_most=1
+    )
+    end: float = option(0.0, "rate at the last update, as a share of its peak", at_least=0)
+
+
+@register_schedule("wsd", dataclass=WsdConfig)
+def wsd(config: WsdConfig) -> Schedule:
+    """Return warm-up(step) * (end + (1 - end) * min(1, (total - step) / (decay_ratio * total))).
+
+    Hu et al. 2024, section 4.1, with a linear decay (Hägele et al. 2024, equation 1). It is `end`
+    at the last step and after it.
+    """
+    total, end = config.total_updates, config.end
+    if total < 1:
+        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
+    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    falling = config.decay_ratio * total
+
+    def factor(step: int) -> float:
+        left = min(1.0, max(0, total - step) / falling) if falling else 1.0
+        return warmup(step, rising) * (end + (1.0 - end) * left)
 
     return factor
 

@@ -8,7 +8,7 @@ values that differ, its results, its validation log, and the results of suites i
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ FORMAT = f"{KIND}1"
 RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
 
 
-def write(path: Path, runs: Sequence[Run]) -> None:
-    """Write the archive of `runs` atomically.
+def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = None) -> None:
+    """Write the archive of `runs` atomically, with facts `about` them.
 
     Raises UsageError if `path` is not a file, or if it is an archive with runs that are not in
     `runs` and would be lost.
@@ -46,6 +46,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     lines = [to_json(archived_line(run, common)) + "\n" for run in runs]
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
+    first |= {"about": dict(about)} if about else {}
     write_atomic(path, (to_json(with_checksum(first)) + "\n").encode() + rows)
 
 
@@ -151,6 +152,13 @@ def read(path: Path) -> list[Run]:
     if not runs:
         raise MetaseqError(f"{path}: the archive has no runs. {RESTORE_HINT}")
     return runs
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """Return the facts about the runs of an archive, those of the first header."""
+    with open(path, encoding="utf-8") as file:
+        first = json.loads(file.readline())
+    return {str(key): str(value) for key, value in first.get("about", {}).items()}
 
 
 def check_count(path: Path, count: int, expected: int | None) -> None:

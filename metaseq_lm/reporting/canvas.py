@@ -117,23 +117,28 @@ def thousands(axes: "Axes") -> None:
 
 
 @contextmanager
-def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figure", list[Any]]]:
+def canvas(
+    panels: int, path: Path, shared: bool = True, stacked: Sequence[float] = ()
+) -> Iterator[tuple["Figure", list[Any]]]:
     """Give a figure with so many panels, and write it to `path` as png on leaving.
 
-    The panels have one scale for their scores where it is `shared`, else each its own.
+    The panels have one scale for their scores where it is `shared`, else each its own. They stand
+    in rows of up to three, or one below another with the heights `stacked`, in inches.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    columns = 2 if panels == 4 else min(panels, 3)
+    columns = 1 if stacked else 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
+    heights = list(stacked) or [PANEL[1]] * rows
     with rc_context(LOOK):
         width = PANEL[0] if columns == 1 else 3.8 * columns
-        figure = Figure(figsize=(width, PANEL[1] * rows))
+        figure = Figure(figsize=(width, sum(heights)))
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=shared).flatten()
+        ratios: Any = {"height_ratios": heights}
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=shared, **ratios).flatten()
         for spare in grid[panels:]:
             spare.set_axis_off()
         yield figure, list(grid[:panels])

@@ -1,7 +1,7 @@
 """One self-contained html page of a whole report, and the page of samples."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +43,26 @@ def to_html(
     notes: Sequence[str] = (),
     samples: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the page: table, pictures (png files) with their notes, samples, settings and runs.
+    """Return the page: table, pictures (png files) with their notes, samples, settings and runs."""
+    has_hidden = any(len(setting.values) > len(setting.shown) for setting in settings)
+    details = {"What else the settings differ in": difference_table(settings)} if has_hidden else {}
+    details["Runs"] = run_table(settings, metric)
+    return render_page(table, pictures, notes, samples=samples, details=details)
 
-    The template escapes every text. Pictures are embedded.
+
+def render_page(
+    table: Table,
+    pictures: Sequence[Path] = (),
+    notes: Sequence[str] = (),
+    *,
+    samples: Sequence[tuple[str, str]] = (),
+    tables: Sequence[Table] = (),
+    details: Mapping[str, HtmlTable] | None = None,
+) -> str:
+    """Return a page: table, more `tables`, pictures with their notes, samples, small tables.
+
+    `details` are the small tables by their headings. The template escapes every text. Pictures are
+    embedded.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -55,18 +72,22 @@ def to_html(
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    has_hidden = any(len(setting.values) > len(setting.shown) for setting in settings)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=table.title,
-        scores=HtmlTable(table.head, table.rows, numeric_columns(table)),
-        has_best=any(cell.best for row in table.rows for cell in row),
-        notes=table.notes,
+        tables=[
+            (part, HtmlTable(part.head, part.rows, numeric_columns(part)), has_best(part))
+            for part in (table, *tables)
+        ],
         pictures=[(path.stem.replace("_", " "), encoded(path)) for path in pictures],
         picture_notes=notes,
         samples=[(name, content.splitlines()) for name, content in samples],
-        differences=difference_table(settings) if has_hidden else None,
-        runs=run_table(settings, metric),
+        details=details or {},
     )
+
+
+def has_best(table: Table) -> bool:
+    """Return whether any cell of a table is marked as the best."""
+    return any(cell.best for row in table.rows for cell in row)
 
 
 def without_control_characters(value: Any) -> Any:

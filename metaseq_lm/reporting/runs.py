@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,15 @@ from metaseq_lm.runs.suite_results import SuiteResults
 
 # Options that do not distinguish settings: paths, logging and saving.
 PATH_KEYS = ("save_dir", "user_dir")
-LOGGING_OPTIONS = "log_interval save_interval_updates keep_last on_save_error final_splits"
-BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS.split())
+LOGGING_OPTIONS = (
+    "log_interval",
+    "save_interval_updates",
+    "keep_last",
+    "on_save_error",
+    "final_splits",
+    "final_suites",
+)
+BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS)
 # The only options of the engine that change results.
 PRECISIONS = ("engine.precision", "engine.reduce_precision")
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
@@ -39,7 +47,7 @@ class Run:
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
     not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
-    that the run ended with.
+    that the run ended with. `means` are further metrics, each the mean of those that it lists.
     """
 
     path: Path
@@ -50,6 +58,7 @@ class Run:
     sources: frozenset[str] = frozenset()
     state: str = ""
     suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
+    means: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -73,7 +82,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Final metrics by dotted name (`test.accuracy`), then those of suites (`blimp.accuracy`).
+        """Final metrics (`test.accuracy`), those of suites (`blimp.accuracy`), then `means`.
 
         Empty without results.
         """
@@ -81,6 +90,9 @@ class Run:
         for suite in self.suites if self.results is not None else ():
             for name, value in suite.metrics.items():
                 metrics.setdefault(name, value)
+        for name, parts in self.means.items():
+            if all(part in metrics for part in parts):
+                metrics[name] = math.fsum(metrics[part] for part in parts) / len(parts)
         return metrics
 
     @cached_property
@@ -142,7 +154,12 @@ class Run:
 
     @cached_property
     def outcome(self) -> str:
-        """Final metrics and validations without times: equal for runs with identical training."""
+        """The seed and the course: equal for runs with identical training."""
+        return json.dumps([self.seed, self.course]) if self.results else str(self.path)
+
+    @cached_property
+    def course(self) -> str:
+        """Updates, final metrics and validations without times; the path without results."""
         if self.results is None:
             return str(self.path)
         validations = []
@@ -150,7 +167,7 @@ class Run:
             if line["kind"] == "valid":
                 validations.append({key: line[key] for key in line if key != "seconds"})
         updates = self.results.get("updates")
-        return json.dumps([self.seed, updates, self.final_metrics, validations], sort_keys=True)
+        return json.dumps([updates, self.final_metrics, validations], sort_keys=True)
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""

@@ -19,8 +19,7 @@ from metaseq_lm.reporting.numbers import words_of
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 
 # Values of options that did not exist when a run was made.
-EARLIER_VALUES = {"engine.reduce_precision": identity("fp32")}
-ABSENT = identity(None)
+EARLIER_VALUES = {"engine.reduce_precision": "fp32", "task.shuffle_tokens": False}
 LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
 # The config keys that change the function, besides the weights and the like of a criterion.
 FUNCTION_KEYS = (
@@ -68,7 +67,7 @@ class Setting:
 
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the values of `keys`, which its runs share, in a form that compares and hashes."""
-        return tuple(self.runs[0].identities.get(key, ABSENT) for key in keys)
+        return tuple(identity_of(self.runs[0], key) for key in keys)
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
@@ -149,13 +148,23 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     keys = list(keys)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        values = tuple(run.identities.get(key, ABSENT) for key in keys)
+        values = tuple(identity_of(run, key) for key in keys)
         groups.setdefault(values, []).append(run)
     shown = telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
-        settings.append(Setting({key: same[0].values.get(key) for key in keys}, shown, same))
+        settings.append(Setting({key: value_of(same[0], key) for key in keys}, shown, same))
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
+
+
+def value_of(run: Run, key: str) -> Any:
+    """Return the value of a config key; what it stood for where the run is older than the key."""
+    return run.values[key] if key in run.values else EARLIER_VALUES.get(bare_key(key))
+
+
+def identity_of(run: Run, key: str) -> tuple[str, Any]:
+    """Return `value_of` in a form that compares and hashes."""
+    return run.identities[key] if key in run.values else identity(value_of(run, key))
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
@@ -171,8 +180,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         keys.update(dict.fromkeys(run.compared_keys))
     differing = []
     for key in keys:
-        absent = EARLIER_VALUES.get(key, ABSENT)
-        values = {run.identities.get(key, absent) for run in runs}
+        values = {identity_of(run, key) for run in runs}
         if key not in sources and len(values) > 1:
             differing.append(key)
     return differing

@@ -90,6 +90,7 @@ class Counter(TorchDispatchMode):
     supports_higher_order_operators = True
     indivisible: ClassVar[set[Any]] = set()  # operations that do not decompose
     paused: ClassVar[bool] = False
+    stepping: ClassVar[bool] = False  # whether an optimizer is at work
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -99,6 +100,11 @@ class Counter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.rules = FlopCounterMode(display=False, custom_mapping=RULES).flop_registry
         self.total = 0
+        self.steps = 0  # of these, what optimizers computed
+
+    def _add(self, flops: int) -> None:
+        self.total += flops
+        self.steps += flops * Counter.stepping
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, or the operations that it decomposes into, and count the FLOPs."""
@@ -108,7 +114,7 @@ class Counter(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             with FlopCounterMode(display=False, custom_mapping=RULES) as counter:
                 result = func(*args, **kwargs)
-            self.total += counter.get_total_flops()
+            self._add(counter.get_total_flops())
             return result
         if func not in self.indivisible:
             with self:
@@ -119,7 +125,7 @@ class Counter(TorchDispatchMode):
         result = func(*args, **kwargs)
         rule = self.rules.get(func.overloadpacket)
         if rule is not None:
-            self.total += rule(*args, **kwargs, out_val=result)
+            self._add(rule(*args, **kwargs, out_val=result))
         return result
 
 
@@ -138,6 +144,16 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         Counter.paused = False
+
+
+@contextlib.contextmanager
+def optimizer_step() -> Iterator[None]:
+    """Count the FLOPs of the with block as an optimizer's: they do not depend on the batch."""
+    Counter.stepping = True
+    try:
+        yield
+    finally:
+        Counter.stepping = False
 
 
 class FlopMeter:

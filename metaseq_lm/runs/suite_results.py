@@ -6,7 +6,7 @@ results of the checkpoint that a run ended with from those of another one.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ FORM = {
     "data": str,
     "options": dict,
     "groups": {"*": {COUNT: int, "metrics": {"*": (float, int)}}},
+    "references?": {"*": {"*": (float, int)}},
 }
 
 
@@ -57,6 +58,8 @@ class SuiteResults:
         groups: For each group of items, the one of all called OVERALL, their number "n" and their
             "metrics" by name.
         facts: What else is recorded, such as the cost of scoring.
+        references: What metrics are compared with: for each, named METRIC or GROUP.METRIC, values
+            such as "chance".
     """
 
     name: str
@@ -67,6 +70,7 @@ class SuiteResults:
     options: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]]
     facts: Mapping[str, Any]
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -115,6 +119,7 @@ def parse(record: dict[str, Any]) -> SuiteResults:
         record["options"],
         record["groups"],
         facts if isinstance(facts, dict) else {},
+        record.get("references") or {},
     )
 
 
@@ -152,7 +157,7 @@ def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:
             record = read_json(file)
             if is_altered(record):
                 notes.append(f"{file.relative_to(run)} was changed after it was written")
-            numbers = as_numbers({"groups": record.get("groups")})
+            numbers = as_numbers({key: record.get(key) for key in ("groups", "references")})
             results.append(parse(record | numbers))
         except (OSError, ValueError) as error:
             raise MetaseqError(

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,6 +36,7 @@ RESERVED = {
     "seed": "give seeds (--seeds 1,2,3)",
     "user_dir": "give --user-dir",
 }
+NO_PLUGIN = "a plug-in is loaded only if --user-dir names it"
 RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 
@@ -119,6 +120,21 @@ class Definition:
 
 def read_file(path: Path) -> dict[str, Any]:
     """Read a sweep file; its relative paths become absolute. Raises UsageError."""
+    content = read_mapping(path, "a sweep file", KEYS, {"user_dir": NO_PLUGIN})
+    for key in ("data", "config_dir"):
+        if content.get(key) is not None:
+            content[key] = absolute(str(content[key]), path.parent)
+    absolute_content = absolute_sources(content, path.parent)
+    return {str(key): value for key, value in absolute_content.items() if value is not None}
+
+
+def read_mapping(
+    path: Path, noun: str, keys: tuple[str, ...], refused: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the content of a YAML file; UsageError for one with keys that are not in `keys`.
+
+    `noun` is what the file is called in messages; `refused` are reasons against further keys.
+    """
     import yaml
 
     try:
@@ -133,15 +149,12 @@ def read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not readable as YAML: {yaml_problem(error)}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path}: a sweep file is a mapping with the keys {', '.join(KEYS)}")
-    if "user_dir" in content:
-        raise UsageError(f"{path}: user_dir: a plug-in is loaded only if --user-dir names it")
-    check_keys(content, KEYS, str(path))
-    for key in ("data", "config_dir"):
-        if content.get(key) is not None:
-            content[key] = absolute(str(content[key]), path.parent)
-    absolute_content = absolute_sources(content, path.parent)
-    return {str(key): value for key, value in absolute_content.items() if value is not None}
+        raise UsageError(f"{path}: {noun} is a mapping with the keys {', '.join(keys)}")
+    for key, reason in (refused or {}).items():
+        if key in content:
+            raise UsageError(f"{path}: {key}: {reason}")
+    check_keys(content, keys, str(path))
+    return {str(key): value for key, value in content.items()}
 
 
 def yaml_problem(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import quote
+from metaseq_lm.core.overrides import quote, quote_path
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.sweeps.definition import (
     PLACEHOLDER,
@@ -34,6 +34,15 @@ class StageRun:
     name: str
     folder: str
     arguments: tuple[str, ...]
+
+    def configuration(self) -> tuple[str | None, list[str]]:
+        """Return the name of the config, None for the base config, and all options as key=value."""
+        data, *words = self.arguments
+        name = None
+        if words[0] == "--config-name":
+            name, words = words[1], words[2:]
+        _, folder, *options = words  # --save-dir
+        return name, [f"save_dir={quote_path(folder)}", f"data={quote_path(data)}", *options]
 
     def starts_from(self, earlier: StageRun) -> bool:
         """Return whether an option of this stage names the folder of an earlier one of its run."""

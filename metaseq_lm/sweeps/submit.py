@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,31 @@ def record(
 # ---------------------------------------------------------------- on this machine
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Runs of a sweep that are to be launched, and the code that they run from."""
+
+    folder: SweepFolder
+    runs: list[Run]
+    code: Code
+
+
+@dataclass(frozen=True)
+class Active:
+    """A run that is running here, with submitit's job and the slot that it takes."""
+
+    batch: Batch
+    run: Run
+    job: Any
+    entry: Submission
+    slot: int
+
+
 class LocalRuns:
     """Runs jobs here, `max_parallel` at a time, until all are over or a signal arrives."""
 
-    def __init__(self, folder: SweepFolder, launch: Launch, code: Code) -> None:
-        self.folder, self.launch, self.code = folder, launch, code
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
         self.slots = list(range(launch.max_parallel or 1))
         self.gpus = visible_gpus() if launch.gpus else []
         if launch.gpus and len(self.gpus) < launch.gpus * len(self.slots):
@@ -131,15 +151,15 @@ class LocalRuns:
                 f"{len(self.slots)} runs at a time with {launch.gpus} GPUs each need more than the "
                 f"{len(self.gpus)} GPUs here; lower --max-parallel or --gpus"
             )
-        self.running: dict[str, tuple[Run, Any, Submission, int]] = {}
+        self.running: list[Active] = []
         self.stop: list[int] = []
 
-    def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
-        """Run all; returns a signal or 0.
+    def work(self, batches: Sequence[Batch], report: Callable[[SweepFolder, Run], None]) -> int:
+        """Run all, in order; returns a signal or 0.
 
         `report` is called for a run that started or ended, and now and then for those that run.
         """
-        waiting = list(runs)
+        waiting = [(batch, run) for batch in batches for run in batch.runs]
         started = shown = time.monotonic()
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
@@ -147,37 +167,38 @@ class LocalRuns:
         try:
             while self.running or (waiting and not self.stop):
                 while waiting and self.slots and not self.stop:
-                    run = waiting.pop(0)
-                    self._start(run)
-                    report(run)
-                for name, (run, job, entry, slot) in list(self.running.items()):
-                    job.done()  # submitit reaps the process
-                    if not entry.is_alive():
-                        del self.running[name]
-                        self.slots.append(slot)
-                        report(run)
+                    batch, run = waiting.pop(0)
+                    self._start(batch, run)
+                    report(batch.folder, run)
+                for active in list(self.running):
+                    active.job.done()  # submitit reaps the process
+                    if not active.entry.is_alive():
+                        self.running.remove(active)
+                        self.slots.append(active.slot)
+                        report(active.batch.folder, active.run)
                 now = time.monotonic()
                 if now - shown > max(PROGRESS, (now - started) / 20):
                     shown = now
-                    for run, *_ in self.running.values():
-                        report(run)
+                    for active in self.running:
+                        report(active.batch.folder, active.run)
                 if self.stop and now - last_signal > 1:
                     # Repeatedly, because a job that is just starting may miss a signal.
                     last_signal = now
-                    for _, _, entry, _ in self.running.values():
-                        entry.send(signal.SIGTERM)
+                    for active in self.running:
+                        active.entry.send(signal.SIGTERM)
                 time.sleep(0.1)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self.stop[0] if self.stop else 0
 
-    def _start(self, run: Run) -> None:
+    def _start(self, batch: Batch, run: Run) -> None:
         slot = self.slots.pop(0)
-        jobs_folder = self.folder.new_jobs_folder()
+        folder, code = batch.folder, batch.code
+        jobs_folder = folder.new_jobs_folder()
         count = self.launch.gpus
         executor = submitit.LocalExecutor(
-            jobs_folder, self.launch.max_timeouts, python=python(self.code)
+            jobs_folder, self.launch.max_timeouts, python=python(code)
         )
         executor.update_parameters(
             timeout_min=self.launch.time or YEAR,
@@ -186,10 +207,10 @@ class LocalRuns:
             signal_delay_s=30,
         )
         with terminal_signals_blocked():
-            job = executor.submit(job_of(self.folder, run, self.launch, self.code))
+            job = executor.submit(job_of(folder, run, self.launch, code))
         start = process_start(int(job.job_id))
-        entry = record(self.folder, run, self.launch, self.code, jobs_folder, job.job_id, start)
-        self.running[run.name] = (run, job, entry, slot)
+        entry = record(folder, run, self.launch, code, jobs_folder, job.job_id, start)
+        self.running.append(Active(batch, run, job, entry, slot))
 
 
 @contextmanager

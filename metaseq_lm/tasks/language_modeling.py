@@ -14,7 +14,8 @@ from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
-from metaseq_lm.data.corpus.rows import Corpus, layout_of
+from metaseq_lm.data.corpus.packing import open_corpus
+from metaseq_lm.data.corpus.rows import Samples, layout_of
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
@@ -40,9 +41,7 @@ class LanguageModelingTask(TextTask):
     criterions: tuple[type[Criterion], ...] = (LanguageModeling,)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options = self.config
-        longest, mode = options.tokens_per_sample, options.sample_break_mode
-        corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
+        corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
             return language_batch(corpus, samples, width)
@@ -91,7 +90,7 @@ class CausalLMTask(LanguageModelingTask):
         return flops
 
 
-def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> TokenBatch:
+def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
     """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
     rows, lengths = corpus.rows(samples, width=width)
     return TokenBatch(

@@ -234,6 +234,7 @@ class SentencePairsTask(MaskedLMTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         length, seed = self.config.tokens_per_sample, self.run_config.seed
         pairs = Pairs(self.data, split, self.vocabulary, length, seed)
+        pairs.shuffled = split == "train" and self.config.shuffle_tokens
         collate = partial(pair_batch, pairs, self.masking(split))
         return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
 

@@ -24,6 +24,15 @@ class EvaluationConfig:
 
 
 @dataclass
+class TrainSizeConfig:
+    """The part of the training split that is used."""
+
+    train_size: int = option(
+        0, "only the first rows (of a tagged set: sentences) of train (0 = all)", at_least=0
+    )
+
+
+@dataclass
 class RowsConfig:
     """The length of rows."""
 
@@ -50,6 +59,9 @@ class BreakModeConfig:
         "none",
         "eos: a line is a row; none: windows of the stream, across documents",
         choices=("eos", "none"),
+    )
+    shuffle_tokens: bool = option(
+        False, "permute the tokens of each training row, as a control: word order is lost"
     )
 
 

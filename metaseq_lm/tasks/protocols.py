@@ -15,8 +15,10 @@ from metaseq_lm.core.batch import Logs, ScoredBatch
 from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
+from metaseq_lm.criterions import Exported
 from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.transformer.encoder import Encoder
 from metaseq_lm.runs.lineage_cost import Costs
 
 if TYPE_CHECKING:
@@ -150,6 +152,25 @@ class ScoresTokens(Protocol):
         """
 
 
+@runtime_checkable
+class ComparesTokens(Protocol):
+    """Compares tokens at a position by something else than their log-probabilities."""
+
+    def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the scores; arguments and shape as in `ScoresTokens.token_log_probs`."""
+
+
+@runtime_checkable
+class HasEncoder(Protocol):
+    """Has its encoder elsewhere than in `model.encoder`."""
+
+    def encoder_of(self, model: nn.Module) -> nn.Module:
+        """Return the encoder that fine-tuning starts from."""
+
+
+TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
+
+
 def kinds_of(task: Task) -> Kinds:
     """Return the kinds of updates of a task; the default is one kind."""
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
@@ -167,7 +188,7 @@ def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> di
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
 
 
-def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
+def token_scorer(task: Task) -> TokenScorer:
     """Return `token_log_probs` of a task, if it has its own, or of its criterion.
 
     Raises UsageError, which names the criterions that can, if the criterion has none.
@@ -182,3 +203,31 @@ def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
         f"the criterion {task.run_config.criterion._name} gives no probabilities of tokens, so its "
         f"runs cannot score sentences; runs of these can: {', '.join(names)}"
     )
+
+
+def comparison_scorer(task: Task) -> TokenScorer:
+    """Return what compares tokens at a position: that of the criterion, else its `token_scorer`.
+
+    Raises UsageError as `token_scorer` does.
+    """
+    if isinstance(task.criterion, ComparesTokens):
+        return task.criterion.comparison_scores
+    return token_scorer(task)
+
+
+def encoder_of(task: Task, model: nn.Module) -> Encoder:
+    """Return the Transformer encoder of a task's model; UsageError for a model without one."""
+    encoder = task.encoder_of(model) if isinstance(task, HasEncoder) else None
+    encoder = encoder or getattr(model, "encoder", None)
+    if not isinstance(encoder, Encoder):
+        raise UsageError(
+            f"model {task.run_config.model._name} of task {task.run_config.task._name} has no "
+            "Transformer encoder, whose layers have hidden states"
+        )
+    return encoder
+
+
+def reach_of(task: Task) -> str:
+    """Return what a token sees in the training of a task, as its criterion says in `exported`."""
+    exported = task.criterion.exported
+    return exported.reach if isinstance(exported, Exported) else "both"

@@ -39,12 +39,13 @@ from metaseq_lm.tasks.finetuning import (
     row_encoder_sizes,
     sentence_rows,
 )
-from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
 from metaseq_lm.tasks.options import (
     CutRowsConfig,
     EvaluationConfig,
     LengthGroupsConfig,
     SentenceHeadConfig,
+    TrainSizeConfig,
     ValidateEpochsConfig,
 )
 from metaseq_lm.tasks.protocols import facts_of
@@ -56,6 +57,7 @@ TANH = "tanh"
 @dataclass
 class SentencePredictionConfig(
     EvaluationConfig,
+    TrainSizeConfig,
     SentenceHeadConfig,
     LengthGroupsConfig,
     CutRowsConfig,
@@ -94,6 +96,10 @@ class SentencePredictionTask(LabelledSetTask):
 
     # ---------------------------------------------------------------- data and model
 
+    @classmethod
+    def n_examples(cls, config: RunConfig) -> int:
+        return limited_count(super().n_examples(config), config.task.train_size)
+
     def build_streams(self, split: str) -> dict[str, Stream]:
         if split != "train":
             return self.single_pass(split)
@@ -101,13 +107,15 @@ class SentencePredictionTask(LabelledSetTask):
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
         lengths = rows.lengths if options.group_by_length else None
-        order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
+        count = limited_count(len(rows), options.train_size)
+        order = Shuffled(count, options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def single_pass(self, split: str) -> dict[str, Stream]:
         """Return one pass over the rows of a split."""
         rows, size, seed = self.labelled(split), self.config.batch_size, self.run_config.seed
-        samples = np.arange(scored_rows(self, split, len(rows)))
+        count = limited_count(len(rows), self.config.train_size if split == "train" else 0)
+        samples = np.arange(scored_rows(self, split, count))
         return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:

@@ -35,13 +35,14 @@ from metaseq_lm.tasks.finetuning import (
     judged,
     labelled_folder,
 )
-from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
 from metaseq_lm.tasks.options import (
     EvaluationConfig,
     HeadConfig,
     LabelledSetConfig,
     LengthGroupsConfig,
     RowsConfig,
+    TrainSizeConfig,
     ValidateEpochsConfig,
 )
 from metaseq_lm.tasks.words import prediction_files, prediction_rows, set_scores
@@ -53,6 +54,7 @@ class TokenClassificationConfig(
     HeadConfig,
     LengthGroupsConfig,
     RowsConfig,
+    TrainSizeConfig,
     ValidateEpochsConfig,
     OneSetConfig,
 ):
@@ -87,7 +89,7 @@ class TokenClassificationTask(OneSetTask):
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        return len(tagged_rows(config, "train"))
+        return training_rows(config, tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
         """Return a split of the set; one without training split is valid for evaluation."""
@@ -102,7 +104,8 @@ class TokenClassificationTask(OneSetTask):
             size = options.batch_size
             return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
         lengths = rows.lengths if options.group_by_length else None
-        order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
+        count = training_rows(self.run_config, rows)
+        order = Shuffled(count, options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
@@ -136,7 +139,7 @@ class TokenClassificationTask(OneSetTask):
             sentences.pop(sentence, None)
         if not sentences:
             return Scored(logs)
-        labels = [(i, [rows.labels(conlleval_spans, c)]) for i, c in sentences.items()]
+        labels = [(i, [rows.labels(conlleval_spans, i, c)]) for i, c in sentences.items()]
         scores = set_scores(data, labels)
         metrics = {"score": next(iter(scores.values())), **logs, **scores}
         return Scored(metrics, lambda: prediction_rows(self.config.labelled, data, labels))
@@ -149,3 +152,9 @@ class TokenClassificationTask(OneSetTask):
 def tagged_rows(config: RunConfig, split: str) -> TaggedRows:
     """Return the rows of a split of the configured set."""
     return TaggedRows(labelled_folder(config), split, config.task.tokens_per_sample)
+
+
+def training_rows(config: RunConfig, rows: TaggedRows) -> int:
+    """Return how many rows of train are used, those of the first task.train_size sentences."""
+    n_sentences = limited_count(len(rows.data), config.task.train_size)
+    return int(np.searchsorted(rows.sentence, n_sentences))

@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
-from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.protocols import kinds_of
@@ -34,10 +34,12 @@ from metaseq_lm.training.parts import (
 from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
+from metaseq_lm.training.suites import check_final_suites
 
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
 DRY_ROWS = 8
+PRICED_SEED = 1  # of the batches whose cost says how many updates a budget pays for
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,24 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
         initialise_from(parts, config.init_from)
     _ = parts.data_fingerprint  # damaged data would end the run as well
     check_splits(parts)
+    check_final_suites(config, task, model)
     streams = task.build_streams("train")
     divisor = divisor or divisor_of_dry_run(parts, streams)
-    meter, window, costs = FlopMeter(), Window(), []
+    window, costs, steps = Window(), [], []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
-        before = meter.total
-        with meter.count(placed):
+        with Counter() as counter:
             window.add(task.update(engine, model, placed))
         if engine.finite_check.refused:
             replicas = engine.finite_check.nonfinite_replicas(number)
             raise DivergedError(describe_refusal(number + 1, engine.finite_check.refused, replicas))
-        costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
-    scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
-    price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
+        steps.append(sum(process_group.gather_objects(counter.steps)))
+        on_batches = sum(process_group.gather_objects(counter.total - counter.steps))
+        costs.append(float(divisor * on_batches))
+    kinds = kinds_of(task)
+    scales = [share * mean_over_first(streams, needs) for share, needs in kinds]
+    price = sum(scale * cost for scale, cost in zip(scales, costs, strict=True))
+    price += sum(share * step for (share, _), step in zip(kinds, steps, strict=True))
+    costs = [cost + step for cost, step in zip(costs, steps, strict=True)]
     return PriceEstimate(price, costs, scales, window.means(), divisor, parts)
 
 
@@ -199,7 +206,8 @@ def dry_run(config: RunConfig) -> Parts:
 def resolve_flops_budget(config: RunConfig) -> RunConfig:
     """Return the configuration, with trainer.max_update=0 replaced by the updates for max_flops.
 
-    A dry run measures the cost of an update. A resumed run reads the number of updates from its
+    A dry run measures the cost of an update, with the batches of one seed for all, so that all
+    seeds of a setting make as many updates. A resumed run reads the number of updates from its
     folder, because the cost depends a little on engine.*, which may change. A call of all replicas.
     """
     options = config.trainer
@@ -214,7 +222,7 @@ def resolve_flops_budget(config: RunConfig) -> RunConfig:
     cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options.max_flops))
     if cached:
         return with_updates(config, cached)
-    price = estimate_price(config).flops
+    price = estimate_price(replace(config, seed=PRICED_SEED)).flops
     if price > options.max_flops:
         raise UsageError(
             f"one update costs {price:.3g} FLOPs, more than "

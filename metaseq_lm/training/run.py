@@ -13,7 +13,7 @@ from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
-from metaseq_lm.runs import checkpoint, lineage_cost, manifests
+from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
@@ -34,6 +34,7 @@ from metaseq_lm.training.parts import (
 from metaseq_lm.training.price import resolve_flops_budget
 from metaseq_lm.training.run_log import RunLog
 from metaseq_lm.training.start import initialise
+from metaseq_lm.training.suites import check_final_suites, missing_suites, score_final_suites
 from metaseq_lm.training.trainer import Trainer
 
 
@@ -67,9 +68,16 @@ class TrainingRun:
         trainer, options = self.trainer, self.config.trainer
         _ = self.parts.data_fingerprint  # damaged data show now, not at the first save
         check_splits(self.parts)
+        check_final_suites(self.config, self.task, self.model)
         folder = Path(self.config.save_dir)
         results = read_results(folder)
-        complete = results if results is not None and is_complete(results, options) else None
+        complete = None
+        if (
+            results is not None
+            and is_complete(results, options)
+            and not missing_suites(self.config)
+        ):
+            complete = results
         if (results := process_group.from_first(complete)) is not None:
             trained_on, current = results.get("data"), self.parts.data_fingerprint
             if trained_on not in (None, current):
@@ -140,7 +148,20 @@ class TrainingRun:
                 write_predictions(self.folder.path, split, rows, files)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
             self.log.message(f"{split}  {text or 'no targets, so no score'}", is_result=True)
+        self._score_suites()
         self.record("finished", metrics=metrics)
+
+    def _score_suites(self) -> None:
+        """Score the checkpoint that the run ended with with `trainer.final_suites`."""
+        try:
+            for results in score_final_suites(self.config):
+                if self.folder is not None:
+                    suite_results.write(self.folder.path, results)
+                overall = results.groups[suite_results.OVERALL]["metrics"]
+                text = "  ".join(f"{metric} {value:.4g}" for metric, value in overall.items())
+                self.log.message(f"{results.name}  {text}", is_result=True)
+        except Interrupted as error:
+            raise signals.interruption(error.signal, self.trainer.progress_text()) from None
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
         """Add the metrics of the best checkpoint, if any, and load its weights if needed."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from metaseq_lm.core.batch import ScoredBatch, as_tensor
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
@@ -20,9 +21,10 @@ from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks.protocols import token_scorer
+from metaseq_lm.tasks.protocols import TokenScorer, comparison_scorer, reach_of, token_scorer
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
@@ -64,15 +66,12 @@ class SentenceScorer:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
         if too_long not in TOO_LONG:
             raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
-        self.token_log_probs = token_scorer(run.task)
+        comparison_scorer(run.task)  # refuses a criterion without any, before data are read
         self.run = run
         self.batch_tokens, self.too_long = batch_tokens, too_long
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
-        # Positions beyond the rows of the training were never trained.
-        longest = getattr(run.config.task, "tokens_per_sample", 0)
-        sizes = [longest, getattr(run.config.model, "max_positions", 0)]
-        self.room = min((n for n in sizes if n), default=1 << 30) - 2
+        self.room = longest_row(run.config) - 2
         self.cost = Cost()
 
     def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore | None]:
@@ -81,19 +80,80 @@ class SentenceScorer:
         Raises MetaseqError that names the place of a sentence that is too long, and UsageError if
         the run's criterion gives no probabilities of tokens.
         """
-        started = time.perf_counter()
+        rows = self._rows(sentences)
+        scored = [None if row is None else np.ones(len(row), dtype=bool) for row in rows]
+        return self._scores(rows, scored, token_scorer(self.run.task))
+
+    def score_changed(
+        self, pairs: Sequence[tuple[Sentence, Sentence]]
+    ) -> list[tuple[SentenceScore, SentenceScore] | None]:
+        """Return the scores of the tokens in which the sentences of each pair differ.
+
+        A masked LM makes one pass for each of these tokens, others one for each sentence. None for
+        a pair with a sentence that is skipped.
+
+        Raises:
+            MetaseqError: A sentence is too long, or those of a pair have not as many tokens.
+            UsageError: The run's criterion gives nothing that tokens could be compared by.
+        """
+        rows = self._rows([sentence for pair in pairs for sentence in pair])
+        scored: list[np.ndarray | None] = []
+        for (good, _), first, second in zip(pairs, rows[::2], rows[1::2]):
+            differs = None
+            if first is not None and second is not None:
+                if len(first) != len(second):
+                    raise MetaseqError(
+                        f"{good.location}: the sentences have {len(first)} and {len(second)} "
+                        "tokens, so that no token stands for another; leave out compare=changed"
+                    )
+                differs = first != second
+            scored += [differs, differs]
+        if reach_of(self.run.task) == "causal":
+            # Nothing is seen of what follows the last of these tokens.
+            lasts = [0 if d is None or not d.any() else d.nonzero()[0][-1] + 1 for d in scored]
+            rows = [None if row is None else row[:last] for row, last in zip(rows, lasts)]
+            scored = [None if d is None else d[:last] for d, last in zip(scored, lasts)]
+        scores = self._scores(rows, scored, comparison_scorer(self.run.task))
+        return [
+            None if good is None or bad is None else (good, bad)
+            for good, bad in zip(scores[::2], scores[1::2])
+        ]
+
+    def _rows(self, sentences: Sequence[Sentence]) -> list[np.ndarray | None]:
+        """Return the tokens of each sentence, None for one that is skipped."""
         first = {sentence.text: sentence for sentence in reversed(sentences)}
         texts = list(dict.fromkeys(sentence.text for sentence in sentences))
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
-        rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
-        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A
-        # sentence without tokens needs no pass.
-        unique = {
-            row.tobytes(): SentenceScore(row, np.zeros(len(row))) for row in rows if row is not None
+        rows = {text: self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)}
+        return [rows[sentence.text] for sentence in sentences]
+
+    def _scores(
+        self,
+        rows: Sequence[np.ndarray | None],
+        scored: Sequence[np.ndarray | None],
+        scorer: TokenScorer,
+    ) -> list[SentenceScore | None]:
+        """Return the scores of some tokens of each row; None for a row or choice that is None.
+
+        Equal rows are scored once, so that their scores cannot differ by a rounding error. A row
+        without such tokens needs no pass.
+        """
+        started = time.perf_counter()
+        unique: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        keys = []
+        for row, choice in zip(rows, scored):
+            key = None
+            if row is not None and choice is not None:
+                key = (row.tobytes(), choice.tobytes())
+                unique.setdefault(key, (row, choice))
+            keys.append(key)
+        scores = {
+            key: SentenceScore(row[choice], np.zeros(choice.sum()))
+            for key, (row, choice) in unique.items()
         }
-        nonempty = [score for score in unique.values() if len(score.tokens)]
-        lengths = np.array([len(score.tokens) + 2 for score in nonempty], dtype=np.int64)
+        nonempty = [key for key, score in scores.items() if len(score.tokens)]
+        lengths = np.array([len(unique[key][0]) + 2 for key in nonempty], dtype=np.int64)
         self.cost.sentences += len(lengths)
         self.cost.row_tokens += int(lengths.sum())
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
@@ -101,13 +161,15 @@ class SentenceScorer:
             total=len(nonempty), unit="sent", desc="scoring", disable=is_quiet() or None
         ) as bar:
             for indices in batches_by_length(lengths, self.batch_tokens):
-                log_probs = self._log_probs([nonempty[i].tokens for i in indices], lengths[indices])
-                for i, row in zip(indices, log_probs):
-                    nonempty[i].log_probs[:] = row[1 : lengths[i] - 1]
+                process_group.alive()
+                process_group.stop_if_signalled("while scoring")
+                batch = self.batch([unique[nonempty[i]] for i in indices], lengths[indices])
+                values = self._token_scores(scorer, batch)
+                for i, row, chosen in zip(indices, values, batch.scored.numpy()):
+                    scores[nonempty[i]].log_probs[:] = row[chosen]
                 bar.update(len(indices))
         self.cost.seconds += time.perf_counter() - started
-        by_text = {t: None if r is None else unique[r.tobytes()] for t, r in zip(texts, rows)}
-        return [by_text[sentence.text] for sentence in sentences]
+        return [None if key is None else scores[key] for key in keys]
 
     def _fit(self, tokens: np.ndarray, sentence: Sentence) -> np.ndarray | None:
         """Return the tokens that are scored, None for a sentence to skip."""
@@ -120,10 +182,9 @@ class SentenceScorer:
             )
         return tokens[: self.room] if self.too_long == "cut" else None
 
-    def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities of rows, float64 (B, S), 0 outside the sentences."""
+    def _token_scores(self, scorer: TokenScorer, batch: ScoredBatch) -> np.ndarray:
+        """Return the scores of the tokens of a micro-batch, float64 (B, S), 0 elsewhere."""
         engine, model = self.run.engine, self.run.model
-        batch = self.batch(sentences, lengths)
         model.eval()
         hooks = [
             module.register_forward_hook(self._count_tokens)
@@ -131,34 +192,49 @@ class SentenceScorer:
             if isinstance(module, Stack)
         ]
         try:
-            log_probs = engine.map(
-                lambda batch: self.token_log_probs(model, batch),
-                engine.to_device([batch]),
-                rng_key="score",
+            scores = engine.map(
+                lambda batch: scorer(model, batch), engine.to_device([batch]), rng_key="score"
             )[0]
         finally:
             for hook in hooks:
                 hook.remove()
-        return log_probs.double().cpu().numpy()
+        return scores.double().cpu().numpy()
 
-    def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> ScoredBatch:
-        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for `token_log_probs`."""
+    def batch(
+        self, sentences: Sequence[tuple[np.ndarray, np.ndarray]], lengths: np.ndarray
+    ) -> ScoredBatch:
+        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S).
+
+        Args:
+            sentences: The tokens of each sentence, and which of them are scored, (n,) each.
+            lengths: The lengths of the rows.
+        """
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)
-        for row, tokens in zip(rows, sentences):
+        scored = np.zeros(rows.shape, dtype=bool)
+        for row, chosen, (tokens, choice) in zip(rows, scored, sentences):
             row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]
-        at = np.arange(width)
+            chosen[1 : len(tokens) + 1] = choice
         return ScoredBatch(
             tokens=as_tensor(rows),
             layout=layout_of(lengths, width),
-            scored=as_tensor((at > 0) & (at < lengths[:, None] - 1)),
+            scored=as_tensor(scored),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,
         )
 
     def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.cost.forward_tokens += output.shape[:-1].numel()
+
+
+def longest_row(config: RunConfig) -> int:
+    """Return the most tokens of a row, with special ones: later positions were never trained."""
+    sizes = [
+        getattr(config.task, "tokens_per_sample", 0),
+        getattr(config.model, "max_positions", 0),
+    ]
+    return min((n for n in sizes if n), default=1 << 30)
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:

@@ -1,46 +1,68 @@
-"""Scoring of a restored run with a suite."""
+"""Scoring of a restored run with a suite, and the suites that a run is scored with at its end."""
 
+import json
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.suites import OVERALL, PREDICTIONS, Results, Suite
-from metaseq_lm.runs import manifests
+from torch import nn
+
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import to_json
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
+from metaseq_lm.distributed import process_group
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    PREDICTIONS,
+    SENTENCES,
+    STATES,
+    References,
+    Results,
+    Suite,
+    build_suite,
+)
+from metaseq_lm.runs import manifests, suite_results
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
+from metaseq_lm.tasks import Task
+from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.scoring import SentenceScorer
+from metaseq_lm.training.scoring import TOO_LONG, SentenceScorer
+from metaseq_lm.training.states import EncoderStates
 
 PRECISION = "engine.precision"
+ENTRY = "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...]"
 
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """A scoring job: a checkpoint, a suite, the folder of its data, and options.
+    """What a checkpoint is scored with: a suite, the folder of its data, and options.
 
     Attributes:
-        checkpoint: The folder of the checkpoint.
         suite: The suite.
         folder: The folder, or file, with the data of the suite.
         name: What reports call the results.
-        user_dir: The plug-in that the run or the suite needs.
-        overrides: key=value changes of the run's configuration.
         batch_tokens: Largest number of tokens in a forward pass.
         too_long: What to do with sentences that are longer than the run's rows.
+        is_optional: Whether a run that does not give what the suite takes goes without it.
     """
 
-    checkpoint: Path
     suite: Suite[Any, Any]
     folder: Path
     name: str
-    user_dir: str | None = None
-    overrides: Sequence[str] = ()
     batch_tokens: int = 8192
     too_long: str = "fail"
+    is_optional: bool = False
+
+    def options(self, precision: str) -> dict[str, Any]:
+        """Return what the results depend on besides checkpoint and data."""
+        options = asdict(self.suite.config) | {"precision": precision}
+        return options | ({"too_long": self.too_long} if self.suite.takes == SENTENCES else {})
 
 
 def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
@@ -55,74 +77,123 @@ def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
         raise UsageError(f"{error}{remedy}") from error
 
 
-def score_suite(request: SuiteRequest) -> SuiteResults:
+def score_suite(
+    request: SuiteRequest,
+    checkpoint: Path,
+    user_dir: str | None = None,
+    overrides: Sequence[str] = (),
+    run: Parts | None = None,
+) -> SuiteResults:
     """Return the results of a suite for a checkpoint.
+
+    Args:
+        request: What to score it with.
+        checkpoint: The folder of the checkpoint.
+        user_dir: The plug-in that the run or the suite needs.
+        overrides: key=value changes of the run's configuration.
+        run: What `open_scored` returns for the checkpoint, if it is open already.
 
     Raises:
         UsageError: The data are not those of the suite, or the run does not give what it needs.
     """
     suite, started = request.suite, time.perf_counter()
     items = read_items(suite, request.folder)
-    manifest = manifests.read_manifest(request.checkpoint)
-    options = asdict(suite.config)
+    manifest = manifests.read_manifest(checkpoint)
     cost: dict[str, int] = {}
     if suite.takes == PREDICTIONS:
-        run, results = score_predictions(request, items, manifest)
+        check_predicts(request, (manifest.get("config") or {}).get("task") or {}, checkpoint)
+        folder = request.folder.resolve()
+        labelled = [*overrides, f"task.labelled={folder.name}"]
+        run = open_run(str(checkpoint), str(folder.parent), user_dir, labelled)
+        _, rows = run.score(suite.config.split)
+        results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
-        run, results, cost = score_sentences(request, items)
-        options |= {"too_long": request.too_long}
+        run = run or open_scored(checkpoint, user_dir, overrides)
+        of_items = score_states if suite.takes == STATES else score_sentences
+        results, cost = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
         suite=suite.name,
         update=manifest["update"],
         weights=manifests.hash_of_weights(manifest),
         data=suite.data_hash(request.folder),
-        options=options | {"precision": run.config.engine.precision},
+        options=request.options(run.config.engine.precision),
         groups={name: asdict(group) for name, group in results.items()},
         facts={
             "folder": request.folder.name,
-            "code": code_hash(request.user_dir),
+            "code": code_hash(user_dir),
             "seconds": round(time.perf_counter() - started, 3),
             **cost,
         },
+        references=flat_references(suite.references(items, request.folder), results),
     )
 
 
-def score_sentences(request: SuiteRequest, items: Any) -> tuple[Parts, Results, dict[str, int]]:
-    """Return the run, the results of a suite that takes probabilities of sentences, and its cost.
+def open_scored(
+    checkpoint: Path, user_dir: str | None = None, overrides: Sequence[str] = ()
+) -> Parts:
+    """Return the run of a checkpoint in float32, unless the overrides name a precision.
 
-    They are computed in float32 unless the user names a precision: in bfloat16 close scores become
-    ties.
+    In bfloat16 close scores become ties.
     """
-    overrides = list(request.overrides)
-    if not any(word.partition("=")[0] == PRECISION for word in overrides):
-        overrides.append(f"{PRECISION}=fp32")
-    run = open_run(str(request.checkpoint), None, request.user_dir, overrides)
+    is_named = any(word.partition("=")[0] == PRECISION for word in overrides)
+    precision = [] if is_named else [f"{PRECISION}=fp32"]
+    return open_run(str(checkpoint), None, user_dir, [*overrides, *precision])
+
+
+def score_sentences(
+    request: SuiteRequest, items: Any, run: Parts
+) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that takes probabilities of sentences, and its cost."""
     scorer = SentenceScorer(run, request.batch_tokens, request.too_long)
     results = checked(request.suite, request.suite.score(items, scorer))
     cost = scorer.cost
     counts = {"sentences": cost.sentences, "tokens": cost.tokens}
-    return run, results, {**counts, "forward_tokens": cost.forward_tokens}
+    return results, {**counts, "forward_tokens": cost.forward_tokens}
 
 
-def score_predictions(
-    request: SuiteRequest, items: Any, manifest: dict[str, Any]
-) -> tuple[Parts, Results]:
-    """Return the run and the results of a suite that takes predictions for a labelled set."""
-    suite, folder = request.suite, request.folder.resolve()
-    config = manifest.get("config") or {}
-    task = config.get("task") or {}
+def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that takes hidden states, and its cost."""
+    made_with, trained_with = tokenizer_of(request.folder), tokenizer_hash(run.config.data)
+    if made_with and trained_with and made_with != trained_with:
+        raise UsageError(
+            f"{request.folder}: made with another tokenizer than the run's ({made_with} and "
+            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
+        )
+    states = EncoderStates(run, request.batch_tokens)
+    results = checked(request.suite, request.suite.score(items, states))
+    return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+
+
+def tokenizer_of(folder: Path) -> str | None:
+    """Return the hash of the tokenizer that a set was made with, None for other data."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return None
+    return Manifest.load(folder).tokenizer.get("hash")
+
+
+def flat_references(references: References, results: Results) -> dict[str, dict[str, float]]:
+    """Return the references of the groups that were scored, by METRIC and GROUP.METRIC."""
+    flat: dict[str, dict[str, float]] = {}
+    for group, metrics in references.items():
+        prefix = "" if group == OVERALL else f"{group}."
+        if group in results:
+            flat |= {f"{prefix}{metric}": values for metric, values in metrics.items()}
+    return flat
+
+
+def check_predicts(request: SuiteRequest, task: Mapping[str, Any], source: object) -> None:
+    """Raise UsageError if a task, by its options, makes no predictions of a single set.
+
+    `source` names the run.
+    """
     if not isinstance(task.get("labelled"), str):
         raise UsageError(
-            f"suite {suite.name} takes predictions for a labelled set, and task "
-            f"'{task.get('_name')}' of {request.checkpoint} makes none of a single set; give a run "
+            f"suite {request.suite.name} takes predictions for a labelled set, and task "
+            f"'{task.get('_name')}' of {source} makes none of a single set; give a run "
             "that was fine-tuned on one, as by 'train DATA --task sentence_prediction "
             "task.labelled=NAME --init-from RUN'"
         )
-    overrides = [*request.overrides, f"task.labelled={folder.name}"]
-    run = open_run(str(request.checkpoint), str(folder.parent), request.user_dir, overrides)
-    _, rows = run.score(suite.config.split)
-    return run, checked(suite, suite.score(items, suite.from_predictions(rows)))
 
 
 def checked(suite: Suite[Any, Any], results: Results) -> Results:
@@ -133,3 +204,145 @@ def checked(suite: Suite[Any, Any], results: Results) -> Results:
         if not group.n:
             raise UsageError(f"group '{name}' of suite {suite.name} is empty: it has no item")
     return {OVERALL: results[OVERALL], **results}
+
+
+# ------------------------------------------------------------------------ trainer.final_suites
+
+
+def final_suites(config: RunConfig) -> list[SuiteRequest]:
+    """Return what `trainer.final_suites` asks for; UsageError that names a wrong entry."""
+    requests: dict[str, SuiteRequest] = {}
+    for entry in config.trainer.final_suites:
+        try:
+            request = parse_entry(entry, Path(config.data))
+            if request.name in requests:
+                raise UsageError(
+                    f"another entry is called {request.name}, too; add name=NAME to one of them"
+                )
+        except UsageError as error:
+            raise UsageError(f"trainer.final_suites, entry '{entry}': {error}") from error
+        requests[request.name] = request
+    return list(requests.values())
+
+
+def parse_entry(entry: str, data: Path) -> SuiteRequest:
+    """Return what an entry of `trainer.final_suites` asks for.
+
+    Args:
+        entry: SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...],
+            with quotes as in a shell around what has blanks.
+        data: The folder that a relative FOLDER is in.
+
+    Raises:
+        UsageError: It has another form, or the suite, an option or a value is unknown.
+    """
+    try:
+        words = shlex.split(entry)
+    except ValueError as error:
+        raise UsageError(f"{error}; write {ENTRY}") from error
+    if len(words) < 2:
+        raise UsageError(f"write {ENTRY}")
+    suite, folder, *options = words
+    values = dict(word.partition("=")[::2] for word in options)
+    name = values.get("name", suite_results.default_name(suite))
+    suite_results.check_name(name)
+    too_long = values.get("too_long", "fail")
+    if too_long not in TOO_LONG:
+        raise UsageError(f"too_long={too_long}: choose one of {', '.join(TOO_LONG)}")
+    optional = values.get("optional", "false")
+    if optional not in ("true", "false"):
+        raise UsageError(f"optional={optional}: write true or false")
+    known = ("name", "too_long", "optional")
+    of_suite = [word for word in options if word.partition("=")[0] not in known]
+    return SuiteRequest(
+        build_suite(suite, of_suite),
+        data / folder,
+        name,
+        too_long=too_long,
+        is_optional=optional == "true",
+    )
+
+
+def check_final_suites(
+    config: RunConfig, task: Task | None = None, model: nn.Module | None = None
+) -> None:
+    """Raise UsageError if the final suites of a run could not score it.
+
+    Args:
+        config: The configuration. If its data folder is empty, files are not looked for.
+        task: The task of the run, whose criterion is to give what suites of sentences take.
+        model: Its networks, which are to have the states that probes take.
+    """
+    for request in final_suites(config):
+        try:
+            if not request.is_optional:
+                check_gives(request, config, task, model)
+            if any(Path(config.data).iterdir()):
+                request.suite.check(request.folder)
+        except UsageError as error:
+            raise UsageError(f"trainer.final_suites, suite {request.name}: {error}") from error
+
+
+def check_gives(
+    request: SuiteRequest, config: RunConfig, task: Task | None, model: nn.Module | None
+) -> None:
+    """Raise UsageError if a run does not give what a suite takes, as far as its parts tell."""
+    if request.suite.takes == PREDICTIONS:
+        check_predicts(request, vars(config.task), "this run")
+    elif task is not None and request.suite.takes == SENTENCES:
+        comparison_scorer(task)
+    elif task is not None and model is not None:
+        encoder_of(task, model)
+
+
+def missing_suites(config: RunConfig) -> list[SuiteRequest]:
+    """Return the final suites without results for the checkpoint that `config.save_dir` ended with.
+
+    Results of the same name do not count if they are of other data or with other options.
+    """
+    run = Path(config.save_dir)
+    current = suite_results.current_checkpoint(run)
+    scored = {(result.name, result.update): result for result in suite_results.read_all(run)[0]}
+    missing = []
+    for request in final_suites(config):
+        result = None if current is None else scored.get((request.name, current[0]))
+        if result is None or not is_answer(result, request, current):
+            missing.append(request)
+    return missing
+
+
+def is_answer(
+    result: SuiteResults, request: SuiteRequest, checkpoint: tuple[int, str] | None
+) -> bool:
+    """Return whether results are those of a request for a checkpoint, (update, hash of weights)."""
+    precision = str(result.options.get("precision"))
+    options = json.loads(to_json(request.options(precision)))
+    return (
+        (result.update, result.weights) == checkpoint
+        and (result.suite, dict(result.options)) == (request.suite.name, options)
+        and result.data == request.suite.data_hash(request.folder)
+    )
+
+
+def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
+    """Yield the results of each final suite that is missing, scored as `metaseq-lm score` does.
+
+    A call of all replicas: each makes all passes. Raises Interrupted after a stop signal.
+    """
+    missing = process_group.from_first([request.name for request in missing_suites(config)])
+    run: Parts | None = None
+    for request in final_suites(config):
+        if request.name not in missing:
+            continue
+        process_group.stop_if_signalled("before a suite")
+        checkpoint = manifests.resolve(config.save_dir, prefer="best")
+        if run is None and request.suite.takes != PREDICTIONS:
+            run = open_scored(checkpoint, config.user_dir)
+        if request.is_optional:
+            try:
+                task, model = (run.task, run.model) if run else (None, None)
+                check_gives(request, config, task, model)
+            except UsageError as error:
+                say(f"not scored with suite {request.name}: {error}")
+                continue
+        yield score_suite(request, checkpoint, config.user_dir, run=run)

@@ -132,8 +132,8 @@ def test_top_level_is_as_designed() -> None:
 # registered by, some of it by strings, so only commands may import it.
 ROOMS = (
     *("core", "distributed", "runs", "forward", "data", "optim", "engine", "models", "criterions"),
-    *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "methods", "plugins"),
-    "cli",
+    *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "league", "methods"),
+    *("plugins", "cli"),
 )
 
 

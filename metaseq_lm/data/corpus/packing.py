@@ -184,9 +184,7 @@ class Packed(Samples):
     def row_lengths(self) -> np.ndarray:
         return self.lengths
 
-    def rows(
-        self, samples: np.ndarray, cls: int = 0, width: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         counts = self.pieces[samples + 1] - self.pieces[samples]
         pieces = ranges(self.pieces[samples], counts)
         places = (np.repeat(np.arange(len(samples)), counts), self.piece_columns[pieces])
@@ -205,10 +203,16 @@ def open_corpus(
 ) -> Samples:
     """Return the samples of a split as the options of a task, `config`, ask for them.
 
-    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises
-    UsageError for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
+    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. With
+    `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises UsageError for a wrong
+    `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
     break_mode, longest = config.sample_break_mode, config.tokens_per_sample
+    corpus: Samples
     if break_mode == SEGMENTS:
-        return Packed(folder, split, vocabulary, longest, seed)
-    return Corpus(folder, split, vocabulary, longest, break_mode)
+        corpus = Packed(folder, split, vocabulary, longest, seed)
+    else:
+        corpus = Corpus(folder, split, vocabulary, longest, break_mode)
+    if split == "train" and config.shuffle_tokens:
+        corpus.shuffle_key = random_streams.key(seed, "shuffle tokens")
+    return corpus

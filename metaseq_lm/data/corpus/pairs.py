@@ -14,7 +14,14 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SHORTEST, Targets, assign_corpus
-from metaseq_lm.data.corpus.rows import cut_pair, masked_rows, open_tokens, segments_of, text_rows
+from metaseq_lm.data.corpus.rows import (
+    cut_pair,
+    masked_rows,
+    open_tokens,
+    segments_of,
+    shuffle_tokens,
+    text_rows,
+)
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
@@ -37,7 +44,7 @@ class Pairs:
     (between two sentences), and in half of the rows that B is another text: the sentences from a
     random one of a random other document on, as many as the example lacks. An example of one
     sentence has no B of its own and always gets another, so somewhat more than half of the rows are
-    NOT_NEXT.
+    NOT_NEXT. With `shuffled` the tokens of each row are permuted, see `shuffle_tokens`.
 
     Differences from the published program: whether an example is short is drawn for each example,
     there once for a document; the sentences that another text replaced are not put
@@ -53,6 +60,7 @@ class Pairs:
         self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=SHORTEST)
         self.vocabulary = vocabulary
         self.tokens_per_sample = tokens_per_sample
+        self.shuffled = False
         targets = Targets(tokens_per_sample - 3, shortest=2, short=0.1)
         generator = random_streams.generator(seed, "pairs", split)
         assigned = assign_corpus(self.data, targets, generator)
@@ -97,6 +105,10 @@ class Pairs:
         first, second = cut_pair(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
         texts = [(self.data, a_end - first, first), (self.data, b_start, second)]
         rows, lengths = text_rows(self.vocabulary, 0, texts, width)
+        if self.shuffled:
+            rows = shuffle_tokens(
+                rows, self.vocabulary, random_streams.subkeys(keys, "shuffle tokens")
+            )
         return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
 
     def _elsewhere(

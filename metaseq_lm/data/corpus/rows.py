@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -20,9 +21,16 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
 class Samples(ABC):
-    """The rows of a split: `Corpus`, or `packing.Packed` with two segments."""
+    """The rows of a split: `Corpus`, or `packing.Packed` with two segments.
+
+    Attributes:
+        vocabulary: The tokens.
+        shuffle_key: If not None, the tokens of each row are permuted, see `shuffle_tokens`: always
+            in the same way, which this key and the number of the sample decide.
+    """
 
     vocabulary: Vocabulary
+    shuffle_key: int | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -32,7 +40,6 @@ class Samples(ABC):
     def row_lengths(self) -> Lengths:
         """The tokens of each row with its special ones, int64 (samples,)."""
 
-    @abstractmethod
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -40,6 +47,15 @@ class Samples(ABC):
 
         Rows are padded to the longest of them, or to `width` if that is more.
         """
+        rows, lengths = self.read(samples, cls, width)
+        if self.shuffle_key is not None:
+            keys = random_streams.row_keys(self.shuffle_key, samples)
+            rows = shuffle_tokens(rows, self.vocabulary, keys)
+        return rows, lengths
+
+    @abstractmethod
+    def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and lengths, as `rows` does, with the tokens in their order."""
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         """Return the segment, 0 or 1, of each token of the rows, int64 (B, width); None for one."""
@@ -78,9 +94,7 @@ class Corpus(Samples):
     def row_lengths(self) -> Lengths:
         return RowLengths(self.windows, 2)
 
-    def rows(
-        self, samples: np.ndarray, cls: int = 0, width: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         # Twice as fast as `fill`, because each row is one run.
         lengths = self.windows[samples]
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
@@ -89,6 +103,21 @@ class Corpus(Samples):
         offsets = np.where(inside, self.windows.starts(samples)[:, None] + at, 0)
         np.copyto(rows[:, 1:-1], self.data.tokens[offsets], where=inside)
         return rows, lengths + 2
+
+
+def shuffle_tokens(rows: np.ndarray, vocabulary: Vocabulary, keys: np.ndarray) -> np.ndarray:
+    """Return rows (B, S) in which the tokens of each row i are permuted by keys[i].
+
+    All permutations are alike likely. Special tokens stay in place, [UNK] is a token of the text.
+    """
+    is_text = ~np.isin(rows, list(vocabulary.unwritten), kind="table")
+    draws = random_streams.words(keys, 0, rows.shape[1])
+    draws[~is_text] = np.iinfo(np.uint64).max
+    order = np.argsort(draws, axis=1, kind="stable")
+    first = np.arange(rows.shape[1]) < is_text.sum(1)[:, None]
+    shuffled = rows.copy()
+    shuffled[is_text] = np.take_along_axis(rows, order, 1)[first]
+    return shuffled
 
 
 def open_tokens(

@@ -37,6 +37,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.plain import WordTokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.data.words.columns import Sentence
+from metaseq_lm.data.words.tags import UNLABELLED
 from metaseq_lm.data.worlds import measures
 from metaseq_lm.data.worlds.base import (
     NO_LABEL,
@@ -49,8 +50,8 @@ from metaseq_lm.data.worlds.base import (
 )
 
 WORLD_FILE = "world.json"
+DIGITS = 8  # of the numbers in it
 PAIRS = "pairs"
-NO_TAG = "unlabelled"  # of a word that has no label
 VALID, TEST = "valid", "test"
 BATCH = 4096  # documents
 RARE = 1000  # documents in vain for one with a label, or that makes a pair
@@ -89,6 +90,19 @@ def load_world(data: Path) -> World:
     if not isinstance(world, dict):
         raise MetaseqError(f"{data}: not made of a world; make it with preprocess --world NAME")
     return build_world(world["name"], world["seed"], words_of(world["options"]))
+
+
+def rounded(content: Any) -> Any:
+    """Return nested mappings and lists with DIGITS significant digits of each float.
+
+    Processors compute exponentials and logarithms that differ in the last digit, and the hash of
+    the data must not.
+    """
+    if isinstance(content, dict):
+        return {key: rounded(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [rounded(value) for value in content]
+    return float(f"{content:.{DIGITS}g}") if isinstance(content, float) else content
 
 
 def collect(
@@ -216,11 +230,11 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         details = super().finish(splits)
-        world, constants = self.world, self.references()
+        world, constants = self.world, rounded(self.references())
         content = {
             **describe(world),
             "symbols": list(world.symbols),
-            "parameters": world.parameters(),
+            "parameters": rounded(world.parameters()),
             "constants": constants,
         }
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -315,7 +329,7 @@ class DocumentLabels(LabelledPipeline):
 
 
 class WordLabels(TagsPipeline):
-    """Makes the tagged set of documents whose words have labels; the tag of others is NO_TAG."""
+    """Makes the tagged set of documents whose words have labels; that of others is UNLABELLED."""
 
     def __init__(self, documents: LabelledDocuments, request: Request) -> None:
         options = TaggedOptions(
@@ -333,7 +347,7 @@ class WordLabels(TagsPipeline):
 
     def choose_labels(self) -> None:
         self.scheme = "none"
-        self.labels = [*self.documents.classes, NO_TAG]
+        self.labels = [*self.documents.classes, UNLABELLED]
 
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"
@@ -349,7 +363,7 @@ class WordRows:
 
     def __iter__(self) -> Iterator[Sentence]:
         data, world = self.documents.splits[self.path.name], self.documents.world
-        tags = [*self.documents.classes, NO_TAG]
+        tags = [*self.documents.classes, UNLABELLED]
         labels = np.where(
             data.labels[self.documents.name] == NO_LABEL,
             len(tags) - 1,

@@ -105,6 +105,16 @@ class Manifest:
             raise MetaseqError(f"{path}: unknown content: {reason}; preprocess again") from error
         return manifest
 
+    @property
+    def data_parts(self) -> list[Any]:
+        """What the manifest says of the data: nothing of the place, the command or the version."""
+        return [self.files, self.block_bytes, self.tokenizer, self.details]
+
+    @property
+    def data_hash(self) -> str:
+        """The hash of `data_parts`, 32 hex digits."""
+        return _checksum(self.data_parts)
+
     def require_split(self, folder: str | Path, split: str) -> None:
         """Raise MetaseqError if the folder of this manifest has no such split."""
         if split not in self.splits:
@@ -231,7 +241,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
         require_sizes(folder)
         if is_small(manifest):
             require_none(verify(folder))
-        parts: Any = [manifest.files, manifest.block_bytes, manifest.tokenizer, manifest.details]
+        parts: Any = manifest.data_parts
         if split:
             files = {n: about for n, about in manifest.files.items() if n.startswith(f"{split}.")}
             parts = [split, files, *parts[1:3], manifest.details.get("labels")]

@@ -17,7 +17,7 @@ from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import TAGS, WordSet
-from metaseq_lm.data.words.tags import Span, bioes_tags
+from metaseq_lm.data.words.tags import UNLABELLED, Span, bioes_tags
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary
 
 SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
@@ -28,13 +28,19 @@ def bio_names(labels: Sequence[str]) -> list[str]:
     return [name for name in labels if name[0] not in SPAN_CLASSES]
 
 
+def predicted_names(labels: Sequence[str]) -> list[str]:
+    """Return the classes that words of a set without spans can have."""
+    return [name for name in labels if name != UNLABELLED]
+
+
 class TaggedRows:
     """One split of a tagged set as rows of at most `tokens_per_sample` tokens.
 
     A longer sentence becomes several rows, cut between words; of a longer word the beginning is
     left. Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence
-    `sentence[i]`, and has `lengths[i]` tokens with the special ones. Raises UsageError for a length
-    without room for text and for a set of another form.
+    `sentence[i]`, and has `lengths[i]` tokens with the special ones. `targets` are the classes of
+    all words of the split, -1 for a word with the tag UNLABELLED, which counts for nothing. Raises
+    UsageError for a length without room for text and for a set of another form.
     """
 
     def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
@@ -46,12 +52,13 @@ class TaggedRows:
         room = tokens_per_sample - 2
         if room < 1:
             raise UsageError(f"task.tokens_per_sample is {tokens_per_sample}; it is at least 3")
-        self.classes = names = self.data.label_names
+        names = self.data.label_names
+        self.classes = bio_names(names) if self.data.spans else predicted_names(names)
         if self.data.spans:
-            self.classes = bio_names(names)
             names = [SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
-        of_label = np.array([self.classes.index(name) for name in names])
-        self._targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        of_label = np.array([numbers.get(name, -1) for name in names])
+        self.targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]
         self._encode_words(tokenizer, room)
         self._cut_sentences(room)
 
@@ -90,15 +97,19 @@ class TaggedRows:
     def __len__(self) -> int:
         return len(self.sentence)
 
+    def words(self, samples: np.ndarray) -> np.ndarray:
+        """Return the numbers of the words of the rows `samples`, end to end."""
+        return ranges(self.begin[samples], self.end[samples] - self.begin[samples])
+
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
         """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
 
-        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not
-        used.
+        Targets (B, S) are the class at the first token of a word, -1 elsewhere; "words" counts
+        them. `keys` are not used.
         """
         lengths, n_words = self.lengths[samples], self.end[samples] - self.begin[samples]
         width = max(width, int(lengths.max()))
-        words = ranges(self.begin[samples], n_words)
+        words = self.words(samples)
         sizes, row = self._sizes[words], np.repeat(np.arange(len(samples)), n_words)
         before = np.cumsum(sizes) - sizes  # tokens of earlier words of the batch
         row_start = np.cumsum(lengths - 2) - (lengths - 2)
@@ -110,21 +121,35 @@ class TaggedRows:
         tokens.reshape(-1)[ranges(row * width + column, sizes)] = self._tokens[
             ranges(self._starts[words], sizes)
         ]
-        targets[row, column] = self._targets[words]
+        targets[row, column] = chosen = self.targets[words]
         return TokenBatch(
             tokens=as_tensor(tokens),
             layout=layout_of(lengths, width),
             segments=as_tensor(np.zeros_like(tokens)),
             targets=as_tensor(targets),
             samples=samples,
-            sizes={"rows": len(samples), "words": len(words)},
+            sizes={"rows": len(samples), "words": int((chosen >= 0).sum())},
         )
 
     def labels(
-        self, spans_of: Callable[[list[str]], Iterable[Span]], classes: Sequence[int]
+        self,
+        spans_of: Callable[[list[str]], Iterable[Span]],
+        sentence: int,
+        classes: Sequence[int],
     ) -> list[int]:
-        """Return the set's labels for the classes of a sentence, with spans as `spans_of` reads."""
-        if not self.data.spans:
-            return list(classes)
-        tags = [self.classes[i] for i in classes]
-        return [self.data.label_names.index(t) for t in bioes_tags(spans_of(tags), len(tags))]
+        """Return the set's label for each word of a sentence.
+
+        Args:
+            spans_of: Reads spans from tags in BIO.
+            sentence: Its number.
+            classes: The classes of its words that have a target.
+        """
+        names = [self.classes[i] for i in classes]
+        numbers = self.data.label_names.index
+        if self.data.spans:
+            return [numbers(tag) for tag in bioes_tags(spans_of(names), len(names))]
+        length = int(self.data.lengths[sentence])
+        first = int(self.data.lengths[:sentence].sum())
+        chosen = iter(names)
+        targets = self.targets[first : first + length].tolist()
+        return [numbers(UNLABELLED if target < 0 else next(chosen)) for target in targets]

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from metaseq_lm.core.errors import UsageError
 
 SCHEMES = ("auto", "iob1", "bio", "bioes", "ioe1", "ioe2", "conlleval", "none")
+UNLABELLED = "unlabelled"  # the tag of a word that has none, in sets of some words of a text
 OUTSIDE = "O"
 PREFIXES = "BIES"
 UNTYPED = "SPAN"  # the type of spans whose tags name none

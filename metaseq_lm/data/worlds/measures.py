@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, Documents, World
 
 CHANCE = 0.5  # of a minimal pair
@@ -136,20 +137,20 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
         test: Documents that are scored.
     """
     labels, n_classes = test.labels[name], len(world.label_sets[name])
-    mask = labels != NO_LABEL
-    counted = train.labels[name][train.labels[name] != NO_LABEL]
-    counts = np.bincount(counted, minlength=n_classes)
+    mask, counted = labels != NO_LABEL, train.labels[name] != NO_LABEL
+    known = train.labels[name][counted]
     scores: dict[str, Any] = {"labels": int(mask.sum()), "chance": 1 / n_classes}
-    predictions = {"majority": np.full(mask.sum(), counts.argmax())}
+    most = baselines.majority(known, n_classes)
+    predictions = {"majority": np.full(mask.sum(), most)}
     if labels.ndim == 1:
-        predictions["bag_of_words"] = naive_bayes(
-            train.select(train.labels[name] != NO_LABEL), name, counts, test, len(world.symbols)
+        bags = [bags_of(train.tokens[counted]), bags_of(test.tokens)]
+        predictions["bag_of_words"] = baselines.naive_bayes(
+            bags[0], known, bags[1], n_classes, len(world.symbols)
         )[mask]
     else:
-        table = np.zeros((len(world.symbols), n_classes))
-        np.add.at(table, (train.tokens[train.labels[name] != NO_LABEL], counted), 1)
-        table[:, counts.argmax()] += 0.5  # unseen words, and ties
-        predictions["word"] = table.argmax(axis=1)[test.tokens[mask]]
+        predictions["word"] = baselines.class_of_word(
+            train.tokens[counted], known, test.tokens[mask], n_classes
+        )
     for key, left_only in (("bayes", False), ("bayes_left", True)):
         posterior = world.posterior(name, test.tokens, left_only)
         if posterior is not None and not (left_only and labels.ndim == 1):
@@ -159,26 +160,10 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
     return scores
 
 
-def naive_bayes(
-    train: Documents, name: str, counts: np.ndarray, test: Documents, size: int
-) -> np.ndarray:
-    """Return the class of each document of `test`, (N,), by its words alone, with add-1/2 counts.
-
-    Args:
-        train: Documents that all have a label of the set `name`.
-        name: The labelled set.
-        counts: How often each class occurs in it, (K,).
-        test: Documents that are classified.
-        size: The number of symbols, V.
-    """
-    table = np.full((len(counts), size), 0.5)
-    rows, positions = np.nonzero(train.tokens != NO_TOKEN)
-    np.add.at(table, (train.labels[name][rows], train.tokens[rows, positions]), 1)
-    log_table = np.log(table / table.sum(axis=1, keepdims=True))
-    rows, positions = np.nonzero(test.tokens != NO_TOKEN)
-    words = np.zeros((len(test), size))
-    np.add.at(words, (rows, test.tokens[rows, positions]), 1)
-    return np.asarray((words @ log_table.T + np.log(counts + 0.5)).argmax(axis=1))
+def bags_of(tokens: np.ndarray) -> baselines.Bags:
+    """Return documents (N, S) as bags of words."""
+    texts, positions = np.nonzero(tokens != NO_TOKEN)
+    return baselines.Bags(tokens[texts, positions], texts, len(tokens))
 
 
 def losses(

@@ -45,7 +45,7 @@ from metaseq_lm.data.worlds.clauses import (
 END = "."
 NUMBERS = ("singular", "plural")
 ATTRACTOR, PLAIN, COPY, BRACKETS = "agreement_attractor", "agreement_plain", "copy", "brackets"
-TOPIC, STATE, DEPTH, HEAD = "topic", "state", "depth", "head_number"
+TOPIC, HALF, STATE, DEPTH, HEAD = "topic", "topic_half", "state", "depth", "head_number"
 
 
 @dataclass
@@ -127,6 +127,8 @@ class Quad(World):
         self.longest = config.clauses * (self.width + 1)
         self.label_sets = {
             TOPIC: _numbered("topic", config.topics),
+            # Two classes are what objectives that learn from labels can take.
+            HALF: ("lower", "upper"),
             STATE: _numbered("s", config.states),
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
             HEAD: NUMBERS,
@@ -176,7 +178,12 @@ class Quad(World):
             name: np.take_along_axis(values.reshape(count, -1), order, axis=1)
             for name, values in {"tokens": tokens, **labels}.items()
         }
-        return Documents(flat.pop("tokens"), {TOPIC: topics, **flat})
+        halves = self._half(topics)
+        return Documents(flat.pop("tokens"), {TOPIC: topics, HALF: halves, **flat})
+
+    def _half(self, topics: np.ndarray) -> np.ndarray:
+        """Return 0 for the topics below the middle, 1 for the others."""
+        return np.asarray(2 * topics >= self.config.topics).astype(np.int64)
 
     def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
         """Return documents for a split of a labelled set: see `World.sample_labelled`.
@@ -295,11 +302,15 @@ class Quad(World):
     def posterior(self, name: str, tokens: np.ndarray, left_only: bool = False) -> np.ndarray:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        Topic: Bayes' rule. States: forward-backward, or the forward part. Depth and the head's
-        number are certain, from the left, too.
+        Topic and its half: Bayes' rule. States: forward-backward, or the forward part. Depth and
+        the head's number are certain, from the left, too.
         """
-        if name == TOPIC:
-            return normalised(self.topic_log_probs(tokens))
+        if name in (TOPIC, HALF):
+            topics = normalised(self.topic_log_probs(tokens))
+            if name == TOPIC:
+                return topics
+            upper = topics @ self._half(np.arange(self.config.topics))
+            return np.stack([1 - upper, upper], axis=-1)
         _, clauses, starts = self.split(tokens)
         flat = clauses.reshape(-1, self.width)
         if name == STATE:

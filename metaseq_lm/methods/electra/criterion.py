@@ -274,6 +274,20 @@ class ReplacedTokenDetection(Corrupting):
         log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
         return F.logsigmoid(log_odds) * batch.scored
 
+    @torch.no_grad()
+    def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the scores of tokens at a position, (B, S), by which one is preferred to another.
+
+        Where the noise is a masked LM, which gives no log q in one pass, they are the
+        discriminator's log-odds that the token is the original one; else log-probabilities.
+        """
+        assert isinstance(model, Electra)
+        if not isinstance(model.generator, MaskedGenerator):
+            return self.token_log_probs(model, batch)
+        logits = model.heads["rtd"](model.hidden(batch.tokens, batch))
+        scores: Tensor = -logits * batch.scored
+        return scores
+
 
 @register_criterion("replace_mlm", dataclass=NoiseConfig)
 class ReplaceMLM(Corrupting):

@@ -26,6 +26,7 @@ from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
@@ -93,10 +94,9 @@ class MetaPseudoLabelTask(TextTask):
     # ---------------------------------------------------------------- data and nets
 
     def corpus(self, split: str) -> Corpus:
-        options = self.config
-        return Corpus(
-            self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
-        )
+        corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
+        assert isinstance(corpus, Corpus)  # the only one without segments
+        return corpus
 
     def masking(self) -> Masking:
         """Return the paper's masking: CLS and SEP can be targets; a random token may be SEP."""
@@ -143,6 +143,10 @@ class MetaPseudoLabelTask(TextTask):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         assert isinstance(self.criterion, ScoresTokens)
         return self.criterion.token_log_probs(student_of(model), batch)
+
+    def encoder_of(self, model: nn.Module) -> nn.Module:
+        """Return the encoder of the student."""
+        return student_of(model).encoder
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return masked-LM loss and accuracy of the student."""

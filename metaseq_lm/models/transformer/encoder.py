@@ -170,14 +170,24 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
         self.norm = LayerNorm(width, config.norm_eps) if before else None
 
-    def forward(self, x: Tensor, layout: Layout = ALL_VISIBLE) -> Tensor:
-        """Return hidden states (..., S, D) of embeddings (..., S, E)."""
+    def forward(
+        self, x: Tensor, layout: Layout = ALL_VISIBLE, outputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return hidden states (..., S, D) of embeddings (..., S, E).
+
+        The states that each layer ends with are appended to `outputs`, the last as returned.
+        """
         visibility = Visibility.of(layout, x.shape[-2], x.device)
         if self.project is not None:
             x = self.project(x)
         for layer in self.layers:
             x = apply_block(layer, x, visibility)
-        return x if self.norm is None else self.norm(x)
+            if outputs is not None:
+                outputs.append(x)
+        x = x if self.norm is None else self.norm(x)
+        if outputs is not None:
+            outputs[-1] = x
+        return x
 
 
 class Encoder(nn.Module):
@@ -196,6 +206,17 @@ class Encoder(nn.Module):
         `segments` (..., S) numbers the segments.
         """
         states: Tensor = self.stack(self.embeddings(tokens, layout, segments), layout)
+        return states
+
+    def layer_states(
+        self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return the embeddings (..., S, E), and the states (..., S, D) that each layer ends with.
+
+        Arguments are those of `forward`, which returns the last of them.
+        """
+        states: list[Tensor] = [self.embeddings(tokens, layout, segments)]
+        self.stack(states[0], layout, states)
         return states
 
 

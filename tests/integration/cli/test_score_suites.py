@@ -69,6 +69,27 @@ def test_results_are_printed_kept_and_reported(
     assert again.metrics == run.metrics and again.suites == run.suites
 
 
+def test_references_are_kept_and_old_results_have_none(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score(place) == 0
+    assert "chance" in capsys.readouterr().out
+    file = place / "run" / "suites" / "pairs" / "update_000000060.json"
+    (results,) = read_run(place / "run").suites
+    names = ("accuracy", "near.accuracy", "far.accuracy")
+    assert results.references == {name: {"chance": 0.5} for name in names}
+    archive.write(place / "runs.jsonl", [read_run(place / "run")])
+    assert archive.read(place / "runs.jsonl")[0].suites[0].references == results.references
+    record = json.loads(file.read_text())
+    del record["references"], record["checksum"]
+    file.write_text(json.dumps(record))
+    (old,) = read_run(place / "run").suites
+    assert old.references == {} and old.groups == results.groups
+    file.write_text(json.dumps(record | {"references": {"accuracy": {"chance": "high"}}}))
+    with pytest.raises(MetaseqError, match="chance"):
+        read_run(place / "run")
+
+
 def test_a_run_without_suites_is_archived_as_before(place: Path) -> None:
     archive.write(place / "runs.jsonl", [read_run(place / "run")])
     assert "suites" not in json.loads((place / "runs.jsonl").read_text().splitlines()[1])

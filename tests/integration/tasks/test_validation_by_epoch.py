@@ -32,6 +32,7 @@ def values(data: Path, *more: str) -> tuple[int, int]:
         (["task.epochs=4"], (12, 500)),
         (["task.validate_epochs=2", "trainer.max_update=7"], (7, 6)),
         (["trainer.max_update=7"], (7, 500)),
+        (["task.epochs=4", "task.train_size=9"], (8, 500)),
     ],
 )
 def test_epochs_become_updates(more: list[str], wanted: tuple[int, int], pairs: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
 from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.registry import ALL, Entry
+from metaseq_lm.optim.groups import NamedParameters
+from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
+from metaseq_lm.training.price import estimate_price
 
 
 def test_a_linear_layer_costs_what_it_should() -> None:
@@ -43,6 +48,42 @@ def test_a_masked_lm_run_costs_what_the_sizes_say(moons: Path, tmp_path: Path) -
     most = 2 * (2 * (layer + attention) + rows * 6 * width * (width + vocabulary))
     # The first layer's input needs a gradient (embeddings), so backward is twice the forward.
     assert 3 * 3 * least <= results["flops"] <= 3 * 3 * most
+
+
+class Whitened(torch.optim.SGD):
+    """Gradient descent whose step also multiplies two square matrices of SIZE rows."""
+
+    SIZE = 50
+
+    def step(self, closure: Any = None) -> None:
+        matrix = torch.eye(self.SIZE)
+        matrix @ matrix
+        super().step()
+
+
+def whitened(config: OptimizerConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
+    return Whitened([p for _, p in parameters], lr=config.lr)
+
+
+def test_an_update_is_charged_with_what_its_optimizer_computes(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run and in its price, where it does not grow with the batch."""
+    entry = Entry("whitened", whitened, OptimizerConfig, "here")
+    monkeypatch.setitem(ALL["optimizer"].entries, "whitened", entry)
+    spent, prices = {}, {}
+    for optimizer in ("sgd", "whitened"):
+        more = [f"optimizer={optimizer}", "trainer.max_update=3"]
+        folder = tmp_path / optimizer
+        train(configure(moons, folder, ("masked_lm", 0), *more))
+        spent[optimizer] = json.loads((folder / "results.json").read_text())["flops"]
+        config = configure(moons, folder, ("masked_lm", 0), *more)
+        prices[optimizer] = [estimate_price(config, divisor) for divisor in (1, 2)]
+    step = 2 * Whitened.SIZE**3
+    assert spent["whitened"] - spent["sgd"] == 3 * step
+    for cheap, dear in zip(prices["sgd"], prices["whitened"], strict=True):
+        assert dear.flops - cheap.flops == pytest.approx(step)
+        assert dear.first_updates[0] - cheap.first_updates[0] == step
 
 
 def test_attention_counts_whatever_computes_it() -> None:

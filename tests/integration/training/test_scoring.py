@@ -137,6 +137,36 @@ def test_equal_rows_and_empty_ones_cost_nothing(opened: TrainingRun) -> None:
     assert scorer.score([]) == []
 
 
+PAIRS = [
+    ("the old cats sleep", "the old cats sleeps"),
+    ("cats run", "cats runs"),
+    ("the dog runs", "the cats run"),
+    ("cats run", "cats run"),
+]
+
+
+def test_only_changed_tokens_are_scored(opened: TrainingRun) -> None:
+    pairs = [
+        (Sentence(good, f"good:{n}"), Sentence(bad, "bad")) for n, (good, bad) in enumerate(PAIRS)
+    ]
+    scorer = SentenceScorer(opened)
+    for pair, scores in zip(pairs, scorer.score_changed(pairs), strict=True):
+        whole = scored(opened, [sentence.text for sentence in pair])
+        differs = whole[0].tokens != whole[1].tokens
+        assert scores is not None
+        for score, full in zip(scores, whole):
+            assert score.tokens.tolist() == full.tokens[differs].tolist()
+            assert score.log_probs == pytest.approx(full.log_probs[differs], abs=1e-12)
+    # One row, of 6 tokens with padding, for each of the first two pairs, and four for the third,
+    # whose sentences differ beside the masked token.
+    assert scorer.cost.forward_tokens == (1 + 1 + 4) * 6
+    with pytest.raises(MetaseqError, match="good:0.* 2 and 1 tokens.*compare=changed"):
+        scorer.score_changed([(Sentence("cats run", "good:0"), Sentence("cats", "bad"))])
+    long = Sentence(" ".join(["cats"] * 11), "long")
+    skipping = SentenceScorer(opened, too_long="skip")
+    assert skipping.score_changed([(long, long), pairs[1]])[0] is None
+
+
 def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
     long, short = " ".join(["cats"] * 11), "cats run"
     with pytest.raises(MetaseqError, match="here:2: 11 tokens.*room for 10"):

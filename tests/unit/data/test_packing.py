@@ -225,7 +225,8 @@ def test_seed_and_split_choose_the_rows(large: tuple[Path, Documents]) -> None:
 
 
 def options(**given: object) -> object:
-    return SimpleNamespace(**{"tokens_per_sample": 16, "sample_break_mode": "segments", **given})
+    defaults = {"tokens_per_sample": 16, "sample_break_mode": "segments", "shuffle_tokens": False}
+    return SimpleNamespace(**defaults | given)
 
 
 def test_open_corpus(tmp_path: Path) -> None:

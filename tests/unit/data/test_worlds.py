@@ -103,6 +103,8 @@ def test_documents_have_their_probability_and_no_others_exist(enumerated) -> Non
     assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-12)
     posterior = world.posterior("topic", tokens)
     np.testing.assert_allclose(posterior, expected / expected.sum(axis=1)[:, None], **EXACT)
+    halves = world.posterior("topic_half", tokens)
+    np.testing.assert_allclose(halves, posterior, **EXACT)  # of two topics each is a half
     drawn = world.sample(world.keys("drawn", 0, 300)).tokens
     assert {tuple(world.text(row).split()) for row in drawn} <= joint.keys()
 

@@ -39,6 +39,22 @@ def polynomial(
     return build("schedule", section("schedule", **{"_name": "polynomial", **options}))
 
 
+def wsd(total_updates: int, **more: float) -> Schedule:
+    return build("schedule", section("schedule", _name="wsd", total_updates=total_updates, **more))
+
+
+def test_wsd_rises_stays_and_falls_to_its_end_at_the_last_update() -> None:
+    factor = wsd(20, warmup_ratio=0.2, decay_ratio=0.25, end=0.1)
+    assert [factor(step) for step in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert {factor(step) for step in range(4, 16)} == {1.0}
+    falling = [0.82, 0.64, 0.46, 0.28, 0.1]
+    assert [factor(step) for step in range(16, 21)] == pytest.approx(falling)
+    assert factor(21) == factor(1000) == pytest.approx(0.1)
+    assert [wsd(1)(1), wsd(4, decay_ratio=0.0)(4), wsd(4, decay_ratio=1.0)(1)] == [0.0, 1.0, 0.75]
+    with pytest.raises(UsageError, match="at least 1"):
+        wsd(0)
+
+
 @pytest.mark.parametrize("warmup", [1, 4, 1000])
 def test_inverse_sqrt(warmup: int) -> None:
     factor = inverse_sqrt(warmup)

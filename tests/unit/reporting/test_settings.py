@@ -33,6 +33,16 @@ def test_the_precision_makes_a_setting(tmp_path):
     assert len(group(runs)) == 2
 
 
+def test_an_option_that_earlier_runs_lack_makes_no_setting_at_its_default(tmp_path):
+    tasks = [{"_name": "causal_lm", **more} for more in ({}, {"shuffle_tokens": False})]
+    runs_of(tmp_path / "lm", *({"task": task} for task in tasks))
+    starts = [{"init_from": str(tmp_path / f"lm/run{i}")} for i in range(2)]
+    assert len(group(runs_of(tmp_path / "tuned", *starts))) == 1
+    assert len(group(find_runs([tmp_path / "lm"]))) == 1
+    make_run(tmp_path / "lm" / "shuffled", task={"_name": "causal_lm", "shuffle_tokens": True})
+    assert len(group(find_runs([tmp_path / "lm"]))) == 2
+
+
 def test_bookkeeping_does_not_make_a_setting(tmp_path):
     trainers = [{"max_update": 400, "keep_last": n, "log_interval": n} for n in (1, 2)]
     assert len(group(runs_of(tmp_path, *({"trainer": t} for t in trainers)))) == 1

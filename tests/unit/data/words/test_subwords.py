@@ -64,7 +64,7 @@ def test_long_sentences_are_several_rows(data):
 def test_classes_of_spans_become_labels(data):
     rows = TaggedRows(data / "ner", "train", 100)
     gold = [rows.classes.index(tag) for _, tag in SENTENCES[0]]
-    names = [rows.data.label_names[i] for i in rows.labels(conlleval_spans, gold)]
+    names = [rows.data.label_names[i] for i in rows.labels(conlleval_spans, 0, gold)]
     assert names == ["B-PER", "E-PER", "O", "O", "S-PER"]
 
 

@@ -298,3 +298,16 @@ def test_probabilities_of_electra_with_two_towers(
         found = how.token_log_probs(model, batch)
         assert found[0, 2].exp().item() == pytest.approx(wanted, rel=5e-3)
         assert (found[~batch.scored] == 0).all()
+
+
+def test_tokens_are_compared_by_the_log_odds_that_they_are_original() -> None:
+    """Of a discriminator whose noise is a masked LM; with towers by log-probabilities."""
+    batch, rtd = make_batch(), criterion("electra_rtd")
+    model = build().eval()
+    scores = rtd.comparison_scores(model, batch)
+    fake = model.heads["rtd"](model.hidden(batch.tokens, batch)).sigmoid()  # P(replaced)
+    wanted = ((1 - fake) / fake).log() * batch.scored
+    assert torch.allclose(scores, wanted, atol=1e-6) and scores.any()
+    towers = build(noise="two_tower").eval()
+    expected = rtd.token_log_probs(towers, batch)
+    assert torch.equal(rtd.comparison_scores(towers, batch), expected)

@@ -1,0 +1,315 @@
+"""Simulate the verdicts of leagues: how often they are wrong, and how often they see an effect.
+
+python examples/league/verdicts.py examples/league/verdicts.jsonl              # print tables
+python examples/league/verdicts.py --simulate --out examples/league/verdicts.jsonl
+
+A league has groups of seven rows, a group for each budget, which share the scores of a baseline.
+Its first row is worse than the baseline by an effect, all others are equal to it in the mean.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.league.verdict import (
+    BETTER,
+    EQUIVALENT,
+    VERDICTS,
+    WORSE,
+    Rule,
+    decide_all,
+    detectable,
+    difference_p,
+    permutation_p,
+    power,
+    seeds_to_decide,
+    welch_p,
+)
+from metaseq_lm.reporting.significance import LEVEL, holm
+
+SEEDS = (4, 5, 8, 10)
+GROUP = 7
+SMALLEST_EFFECT = 2.0  # in standard deviations over seeds
+LEAGUES = {4: 1000, 5: 1000, 8: 1000, 10: 400}
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Population:
+    """What scores of seeds are drawn from: those of a row, of the baseline, and their pooled sd."""
+
+    row: Draw
+    baseline: Draw
+    sd: float
+
+
+TESTS = {"permutation": permutation_p, "Welch": welch_p, "both": difference_p}
+
+
+def normal(sd: float) -> Draw:
+    """Return normal scores."""
+    return lambda rng, n: rng.normal(scale=sd, size=n)
+
+
+def near_one(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return accuracies with a long tail below 1."""
+    return rng.beta(30, 1, size=n)
+
+
+def solved(share: float) -> Draw:
+    """Return accuracies of a task that a share of the seeds solves, the others not at all."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        return np.where(rng.random(n) < share, 0.97, 0.55) + rng.normal(scale=0.02, size=n)
+
+    return draw
+
+
+def sd_solved(share: float) -> float:
+    """Return the standard deviation of `solved`."""
+    return math.sqrt(0.42**2 * share * (1 - share) + 0.02**2)
+
+
+POPULATIONS = {
+    "normal": Population(normal(1.0), normal(1.0), 1.0),
+    "near 1": Population(near_one, near_one, math.sqrt(30 / (31**2 * 32))),
+    "half of the seeds solve it": Population(solved(0.5), solved(0.5), sd_solved(0.5)),
+    "nine of ten solve it": Population(solved(0.9), solved(0.9), sd_solved(0.9)),
+    "rows scatter 4 times as much": Population(normal(4.0), normal(1.0), math.sqrt(8.5)),
+}
+
+
+def conditions() -> Iterator[tuple[str, int, int, float]]:
+    """Yield population, seeds, comparisons and the effect of the first row, in sd."""
+    for name in POPULATIONS:
+        for seeds in SEEDS:
+            for comparisons in (1, GROUP, 4 * GROUP) if name == "normal" else (1, GROUP):
+                effects = [0.0, SMALLEST_EFFECT]
+                limit = detectable(seeds, 1.0, comparisons=comparisons)
+                if name == "normal" and limit:
+                    effects.append(limit)
+                for effect in effects:
+                    yield name, seeds, comparisons, effect
+
+
+def draw_league(
+    rng: np.random.Generator, population: Population, seeds: int, comparisons: int, effect: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the scores of each row and of its baseline; the first row is worse by the effect."""
+    pairs = []
+    for i in range(comparisons):
+        if i % GROUP == 0:
+            baseline = population.baseline(rng, seeds)
+        pairs.append((population.row(rng, seeds), baseline))
+    pairs[0] = pairs[0][0] - effect * population.sd, pairs[0][1]
+    return pairs
+
+
+def simulate(
+    name: str, seeds: int, comparisons: int, effect: float, leagues: int
+) -> dict[str, Any]:
+    """Return the counts of verdicts on the first row and on the others."""
+    population = POPULATIONS[name]
+    rule = Rule(SMALLEST_EFFECT * population.sd, comparisons=comparisons)
+    key = [seeds, comparisons, round(1000 * effect), list(POPULATIONS).index(name)]
+    rng = np.random.default_rng(key)
+    first, others, wrong_leagues = Counter(), Counter(), 0
+    for _ in range(leagues):
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
+        verdicts = [decision.verdict for decision in decide_all(pairs, rule)]
+        equal = verdicts[1:] if effect else verdicts
+        first[verdicts[0]] += 1
+        others.update(equal)
+        wrong_leagues += not {BETTER, WORSE}.isdisjoint(equal)
+    line: dict[str, Any] = {"population": name, "seeds": seeds, "comparisons": comparisons}
+    line |= {"effect": effect, "leagues": leagues, "wrong_leagues": wrong_leagues}
+    return line | {"first": dict(sorted(first.items())), "others": dict(sorted(others.items()))}
+
+
+def simulate_unseen(seeds: int, leagues: int) -> dict[str, Any]:
+    """Return verdicts on a row of which one seed in ten fails, beside a baseline that never does.
+
+    The true difference of 0.042 is larger than the smallest effect that matters, 0.03.
+    """
+    rng, counts = np.random.default_rng([seeds, 1]), Counter()
+    rule = Rule(0.03)
+    for _ in range(leagues):
+        pair = solved(0.9)(rng, seeds), solved(1.0)(rng, seeds)
+        counts[decide_all([pair], rule)[0].verdict] += 1
+    return {"unseen": True, "seeds": seeds, "leagues": leagues, "first": dict(counts)}
+
+
+def simulate_tests(
+    name: str, seeds: int, comparisons: int, effect: float, leagues: int
+) -> dict[str, Any]:
+    """Return in how many leagues a test calls a row different.
+
+    Without an effect that is any row, with one it is the first, which has it.
+    """
+    population = POPULATIONS[name]
+    key = [seeds, comparisons, round(1000 * effect), list(POPULATIONS).index(name), 2]
+    rng, counts = np.random.default_rng(key), Counter()
+    for _ in range(leagues):
+        pairs = draw_league(rng, population, seeds, comparisons, effect)
+        for test, p_of in TESTS.items():
+            corrected = holm([p_of(row, baseline) for row, baseline in pairs])
+            counts[test] += (corrected[0] if effect else min(corrected)) < LEVEL
+    line: dict[str, Any] = {"tests": dict(counts), "population": name, "seeds": seeds}
+    return line | {"rows": comparisons, "effect": effect, "leagues": leagues}
+
+
+# ---------------------------------------------------------------- tables
+
+
+def per_cent(count: float, total: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * count / total:.1f}"
+
+
+def wrong_leagues(line: dict[str, Any]) -> str:
+    """Return the share of leagues in which a row that is equal is called better or worse."""
+    return per_cent(line["wrong_leagues"], line["leagues"])
+
+
+def equal_rows(line: dict[str, Any]) -> str:
+    """Return the share of equal rows that are called equivalent."""
+    return per_cent(line["others"].get(EQUIVALENT, 0), sum(line["others"].values()))
+
+
+def first_row(verdict: str) -> Callable[[dict[str, Any]], str]:
+    """Return a function for the share of leagues with a verdict on the first row."""
+    return lambda line: per_cent(line["first"].get(verdict, 0), line["leagues"])
+
+
+def pivot(
+    lines: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]
+) -> list[list[str]]:
+    """Return a row for each population and number of comparisons, a column for each of SEEDS."""
+    rows: dict[tuple[str, int], dict[int, str]] = {}
+    for line in lines:
+        texts = rows.setdefault((line["population"], line["comparisons"]), {})
+        texts[line["seeds"]] = text(line)
+    return [
+        [name, str(count), *(texts.get(n, "-") for n in SEEDS)]
+        for (name, count), texts in rows.items()
+    ]
+
+
+def claims() -> list[list[str]]:
+    """Return the power that is claimed for the smallest effect, as rows of a pivot."""
+    rows = []
+    for count in (1, GROUP, 4 * GROUP):
+        texts = [per_cent(power(n, SMALLEST_EFFECT, 1.0, comparisons=count), 1) for n in SEEDS]
+        rows.append(["claimed", str(count), *texts])
+    return rows
+
+
+def plan_rows() -> list[list[str]]:
+    """Return what can be detected, in sd, and the seeds that decide, by number of comparisons."""
+    rows = []
+    for comparisons in (1, 3, 7, 14, 28):
+        reach = [detectable(n, 1.0, comparisons=comparisons) for n in SEEDS]
+        seeds = [seeds_to_decide(1.0, Rule(e, comparisons=comparisons)) for e in (1, 1.5, 2, 3)]
+        texts = ["never" if effect is None else f"{effect:.2f}" for effect in reach]
+        rows.append([str(comparisons), *texts, *map(str, seeds)])
+    return rows
+
+
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table in Markdown."""
+    print(title, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|", sep="\n")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    print()
+
+
+def print_tables(lines: Sequence[dict[str, Any]]) -> None:
+    """Print all tables of an archive."""
+    setting = ["scores", "comparisons", *(f"{n} seeds" for n in SEEDS)]
+    leagues = [line for line in lines if "comparisons" in line]
+    equal = [line for line in leagues if not line["effect"]]
+    smallest = [line for line in leagues if line["effect"] == SMALLEST_EFFECT]
+    limits = [line for line in leagues if line["effect"] not in (0.0, SMALLEST_EFFECT)]
+    print_table(
+        "All rows equal: leagues in which one is called better or worse (%)",
+        setting,
+        pivot(equal, wrong_leagues),
+    )
+    print_table("All rows equal: rows called equivalent (%)", setting, pivot(equal, equal_rows))
+    print_table(
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called worse (%)",
+        setting,
+        [*claims(), *pivot(smallest, first_row(WORSE))],
+    )
+    print_table(
+        "One row worse by what should be seen in 80 %: leagues in which it is called worse (%)",
+        setting,
+        pivot(limits, first_row(WORSE)),
+    )
+    print_table(
+        f"One row worse by {SMALLEST_EFFECT:g} sd: leagues in which it is called equivalent (%)",
+        setting,
+        pivot(smallest, first_row(EQUIVALENT)),
+    )
+    for effect, title in (
+        (0.0, "All rows equal: leagues in which a test calls one different (%)"),
+        (SMALLEST_EFFECT, "One row worse by 2 sd: leagues in which a test sees it (%)"),
+    ):
+        rows = []
+        for line in (line for line in lines if "tests" in line and line["effect"] == effect):
+            texts = [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
+            rows.append([line["population"], str(line["rows"]), str(line["seeds"]), *texts])
+        print_table(title, ["scores", "comparisons", "seeds", *TESTS], rows)
+    unseen = {line["seeds"]: line for line in lines if "unseen" in line}
+    print_table(
+        "One seed in ten fails, a difference of 4.2 points where 3 matter: verdicts (%)",
+        ["verdict", *setting[2:]],
+        [
+            [verdict, *(first_row(verdict)(unseen[n]) for n in SEEDS if n in unseen)]
+            for verdict in VERDICTS
+        ],
+    )
+    heads = [f"{n} seeds detect" for n in SEEDS]
+    heads += [f"seeds for {effect} sd" for effect in ("1", "1.5", "2", "3")]
+    print_table(
+        "The effect (in sd) with a power of 80 %, and the seeds that decide",
+        ["comparisons", *heads],
+        plan_rows(),
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Simulate, or print the tables of an archive."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("archive", type=Path, nargs="?")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(argv)
+    if not arguments.simulate:
+        text = arguments.archive.read_text(encoding="utf-8")
+        print_tables([json.loads(line) for line in text.splitlines()])
+        return
+    with arguments.out.open("w", encoding="utf-8") as file:
+        for name, seeds, comparisons, effect in conditions():
+            line = simulate(name, seeds, comparisons, effect, LEAGUES[seeds])
+            print(json.dumps(line), file=file, flush=True)
+        for seeds in SEEDS:
+            print(json.dumps(simulate_unseen(seeds, LEAGUES[seeds])), file=file, flush=True)
+        for name, effect in product(POPULATIONS, (0.0, SMALLEST_EFFECT)):
+            line = simulate_tests(name, 8, GROUP, effect, LEAGUES[8])
+            print(json.dumps(line), file=file, flush=True)
+        line = simulate_tests("half of the seeds solve it", 4, 4 * GROUP, 0.0, LEAGUES[4])
+        print(json.dumps(line), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,284 @@
+"""Compare objectives at equal compute, with controls, and say which differences are established.
+
+  metaseq-lm league --out L
+  metaseq-lm league --out L --with criterion=mine --user-dir my_plugin
+  metaseq-lm league PLAN.yaml --out L --budgets 2e10,6e10 --objectives causal,masked_15
+  metaseq-lm league report L             print the standings again, write L/report
+
+Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
+exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
+seeds of its own, trains and scores the runs that are compared and their controls, and prints the
+standings: each objective at each budget with what the gates say of it and the verdict beside the
+baseline. With --with it runs only what is new. The same command given again goes on.
+
+Each part of a league is an ordinary sweep, such as L/final/causal, so 'metaseq-lm sweep status'
+works there. docs/how_to/league.md describes the plan.
+"""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.core.arguments import add_options, read_options
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.core.output import show
+
+if TYPE_CHECKING:
+    from metaseq_lm.league.folder import Contents, LeagueFolder
+    from metaseq_lm.league.plan import Plan
+    from metaseq_lm.league.runner import Request
+    from metaseq_lm.sweeps.configs import Check
+    from metaseq_lm.sweeps.options import Launch
+
+PROGRESS = True
+WORDS = True
+HELP = "compare objectives at equal compute, with controls and verdicts"
+REPORT = "report"
+
+
+@dataclass(frozen=True)
+class LeagueOptions:
+    """What is compared, and where."""
+
+    out: str | None = option(None, "folder of the league; one that is there goes on", metavar="L")
+    name: str = option("mine", "name of the objective that --with adds", metavar="NAME")
+    grid: tuple[str, ...] = option(
+        (),
+        "values that the objective of --with is tuned on; can be repeated (default: the grid of "
+        "the plan)",
+        metavar="KEY=A,B",
+        repeated=True,
+    )
+    control: str | None = option(
+        None, "matched control of the objective of --with", metavar="OBJECTIVE"
+    )
+    budgets: tuple[float, ...] = option(
+        (), "FLOPs of a run, of those of the plan (default: its usual ones)", metavar="A,B"
+    )
+    objectives: tuple[str, ...] = option(
+        (), "only these objectives (default: all, or the one of --with)", metavar="A,B"
+    )
+    user_dir: str | None = option(None, "plug-in folder or file to load")
+    dry_run: bool = option(
+        False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
+    )
+    archive: Path | None = option(
+        None, "report: keep all runs in a file that stands beside a plan as PLAN.jsonl"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    from metaseq_lm.sweeps.options import Launch
+
+    parser.usage = (
+        "metaseq-lm league [PLAN.yaml] --out L [options]\n"
+        "       metaseq-lm league report L [--archive FILE]"
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_options(parser, LeagueOptions)
+    parser.add_argument(
+        "--with",
+        dest="added",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="add an objective: options of train, beside those that the plan has for all",
+    )
+    add_options(parser.add_argument_group("launch"), Launch)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a league, or report on one."""
+    from metaseq_lm.league.folder import LeagueFolder
+
+    options = read_options(LeagueOptions, vars(args))
+    words = [*args.words, *args.overrides]
+    if words[:1] == [REPORT]:
+        if len(words) != 2:
+            raise UsageError("give one folder of a league: metaseq-lm league report L")
+        return report(LeagueFolder(Path(words[1])), options.archive)
+    if options.archive:
+        raise UsageError("--archive goes with 'metaseq-lm league report L'")
+    return run_league(args, options, words)
+
+
+def report(folder: "LeagueFolder", archive: Path | None) -> int:
+    """Print the standings, write L/report and, if it is named, an archive."""
+    from metaseq_lm.league.assembly import read_league_runs, write_archive, write_report
+
+    runs = read_league_runs(folder, folder.read())
+    if archive is not None:
+        write_archive(archive, runs)
+    show(write_report(runs, folder.path / REPORT))
+    return 0
+
+
+def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
+    """Run what is open of a league, then report; or show what it would take."""
+    from metaseq_lm.league.folder import LeagueFolder
+    from metaseq_lm.league.forecast import forecast
+    from metaseq_lm.league.runner import Runner
+
+    if not options.out and not options.dry_run:
+        raise UsageError("no --out given; it is the folder of the league")
+    folder = LeagueFolder(Path(options.out or "league"))
+    launch = launch_of(args, folder.path, options.dry_run)
+    contents = contents_of(words, args.added, options, folder)
+    names = names_of(contents, options, bool(args.added))
+    check = plugin_check(options.user_dir)
+    with data_of(contents.plan, folder, options.dry_run) as data:
+        request = request_of(contents, names, options, data)
+        runner = Runner(contents.extended, request, folder.path, launch, check)
+        runner.check_all()
+        if options.dry_run:
+            show(forecast(runner, contents))
+            return 0
+    folder.write(contents)
+    over = runner.run()
+    report(folder, None)
+    return 0 if over else 1
+
+
+def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
+    """Return the launch options; raises UsageError if there is no Slurm."""
+    from metaseq_lm.sweeps.options import Launch, check_out, launch_from
+    from metaseq_lm.sweeps.submit import need_slurm
+
+    named = {item.name: getattr(args, item.name) for item in fields(Launch)}
+    launch = launch_from({}, {name: value for name, value in named.items() if value is not None})
+    check_out(out, launch.executor)
+    if launch.executor == "slurm" and not dry_run:
+        need_slurm()
+    return launch
+
+
+def contents_of(
+    words: list[str], added: list[str], options: LeagueOptions, folder: "LeagueFolder"
+) -> "Contents":
+    """Return the plan of the command line, of the folder or of the package, with what is added.
+
+    Raises UsageError for another plan than that of the folder.
+    """
+    from metaseq_lm.league.folder import Contents
+    from metaseq_lm.league.plan import LAPTOP, read_plan
+
+    if len(words) > 1:
+        raise UsageError(f"give one PLAN.yaml, got {' '.join(words)}; options go with --with")
+    stored = folder.read() if folder.exists() else None
+    if stored is not None and not words:
+        contents = stored
+    else:
+        file = Path(words[0]) if words else LAPTOP
+        archive = file.with_suffix(".jsonl").absolute()
+        contents = Contents(*read_plan(file), archive=str(archive) if archive.exists() else None)
+        if stored is not None and stored.plan.hash != contents.plan.hash:
+            raise UsageError(
+                f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
+                f"{contents.plan.hash} here); a plan is fixed before its runs: choose another --out"
+            )
+        contents = replace(contents, added=stored.added if stored is not None else ())
+    return with_objective(contents, added, options) if added else contents
+
+
+def with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
+    """Return the contents with the objective of --with; the same one may be there already."""
+    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.league.folder import Added
+    from metaseq_lm.sweeps.definition import axis, plugin
+
+    words, overrides = split_overrides(added)
+    if words:
+        raise UsageError(f"--with {words[0]}: options are key=value, such as criterion=mine")
+    content: dict[str, Any] = {"options": overrides}
+    if options.grid:
+        content["grid"] = dict(map(axis, options.grid))
+    if options.control:
+        content["control"] = options.control
+    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
+    objective = Added(options.name, content, user_dir)
+    for other in contents.added:
+        if other.name == objective.name and other != objective:
+            raise UsageError(
+                f"the league has another objective {other.name!r} ({' '.join(other.options)}); "
+                "name this one: --name NAME"
+            )
+    if objective in contents.added:
+        return contents
+    return replace(contents, added=(*contents.added, objective))
+
+
+def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
+    """Return the names of the objectives to run.
+
+    Raises UsageError for an unknown one, and for one whose plug-in the command line does not name.
+    """
+    from metaseq_lm.league.folder import objective_of
+    from metaseq_lm.sweeps.definition import plugin
+
+    plan = contents.extended
+    names = [objective.name for objective in contents.plan.objectives]
+    if adds:
+        names = [options.name]
+    names = list(options.objectives) or names
+    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
+    plugins_of = {item.name: item.user_dir for item in contents.added}
+    for name in names:
+        objective_of(plan, name)
+        needed = plugins_of.get(name, user_dir)
+        if needed != user_dir:
+            raise UsageError(
+                f"objective {name} has {f'the plug-in {needed!r}' if needed else 'no plug-in'}; a "
+                "plug-in is loaded only if the command line names it: give --user-dir accordingly"
+            )
+    return names
+
+
+def plugin_check(user_dir: str | None) -> "Check | None":
+    """Load all plug-ins and return the check that no configuration names another one."""
+    from metaseq_lm import plugins
+
+    plugins.load_all(user_dir)
+    return None if user_dir else lambda config: plugins.check_named(config, None)
+
+
+@contextlib.contextmanager
+def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Path]:
+    """Yield the data folder of a plan, made unless it is there; a small one for a dry run."""
+    from metaseq_lm.league.folder import has_data, make_data
+
+    if not dry_run or has_data(plan, folder.data):
+        yield make_data(plan, folder.data)
+        return
+    with TemporaryDirectory(prefix="metaseq-lm-") as scratch:
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = make_data(plan, Path(scratch) / "data", small=True)
+        yield data
+
+
+def request_of(
+    contents: "Contents", names: list[str], options: LeagueOptions, data: Path
+) -> "Request":
+    """Return what is to run; raises UsageError for a budget that the plan has not."""
+    from metaseq_lm.league.expansion import Source
+    from metaseq_lm.league.runner import Request
+    from metaseq_lm.sweeps.definition import plugin
+
+    plan = contents.extended
+    for budget in options.budgets:
+        if budget not in plan.ladder.budgets:
+            listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)
+            raise UsageError(f"--budgets {budget:g}: not one of the plan, {listed}")
+    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
+    return Request(
+        tuple(map(plan.objective, names)),
+        tuple(sorted(options.budgets)) or plan.ladder.usual,
+        Source(data, user_dir),
+    )

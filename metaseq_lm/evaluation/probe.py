@@ -1,0 +1,353 @@
+"""Linear probes: how well a linear map of frozen states tells the labels of texts or of words.
+
+The data are a labelled set of texts, whose states are means over their tokens, or a tagged set,
+where the state of a word is that of its first token. Each layer has a ridge regression on
+standardised states, fitted to the one-hot labels of the train split; its ridge is that of the least
+generalised cross-validation error (Golub, Heath and Wahba 1979). The layer is chosen on the valid
+split, for the last one misleads: a causal model's last states are about the next token.
+
+Shapes: N items, D width, K classes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.labelled import baselines
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.storage.manifest import LABELLED, Manifest
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    STATES,
+    GroupMetrics,
+    HiddenStates,
+    References,
+    Results,
+    Suite,
+    exact_scores,
+    register_suite,
+)
+
+TRAIN, VALID = "train", "valid"
+SHARE = 5  # without a valid split one in so many training items chooses the layer
+RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
+UNLIMITED = 1 << 30  # tokens of a row
+
+
+@dataclass
+class ProbeConfig:
+    """Which items are read; a sentence of a tagged set is an item with all of its words."""
+
+    split: str = option("test", "split that is scored")
+    train: int = option(0, "only the first texts or sentences of train (0 = all)", at_least=0)
+    test: int = option(
+        0,
+        "only the first texts or sentences of the split that is scored, and of the one that "
+        "chooses the layer (0 = all)",
+        at_least=0,
+    )
+
+
+LabelledRows = SentenceRows | TaggedRows
+
+
+@dataclass
+class ProbedSet:
+    """A labelled or tagged set, whose splits are opened once.
+
+    Attributes:
+        folder: Its folder.
+        splits: The names of its splits.
+    """
+
+    folder: Path
+    splits: tuple[str, ...]
+    _rows: dict[str, LabelledRows] = field(default_factory=dict)
+
+    def rows(self, split: str, longest: int = UNLIMITED) -> LabelledRows:
+        """Return the rows of a split.
+
+        Args:
+            split: Its name.
+            longest: The most tokens of a row, if the split is not open yet. Words and labels do not
+                depend on it.
+
+        Raises:
+            UsageError: The split has no labels, or no items.
+        """
+        if split not in self._rows:
+            self._rows[split] = open_rows(self.folder, split, longest)
+        return self._rows[split]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts, or words, of a split with their labels.
+
+    Attributes:
+        rows: The rows of the whole split.
+        samples: The numbers of the rows that are read.
+        labels: The classes of the texts or words in the order of these rows, int64 (N,).
+    """
+
+    rows: LabelledRows
+    samples: np.ndarray
+    labels: np.ndarray
+
+    def states(self, states: HiddenStates) -> list[np.ndarray]:
+        """Return for each layer the states of the texts or words, (N, D)."""
+        if isinstance(self.rows, TaggedRows):
+            return states.at_targets(self.rows, self.samples)
+        return states.means(self.rows, self.samples)
+
+
+@register_suite("probe", ProbeConfig)
+class Probe(Suite[ProbedSet, HiddenStates]):
+    """A linear probe of the states of each layer, for labels of texts or of words."""
+
+    patterns = ("manifest.json", "train.*", "valid.*", "{split}.*")
+    takes = STATES
+
+    def check(self, folder: Path) -> None:
+        self.read(folder)
+
+    def read(self, folder: Path) -> ProbedSet:
+        self.files(folder)
+        manifest = Manifest.load(folder)
+        check_set(folder, manifest)
+        for split in (TRAIN, self.config.split):
+            if split not in manifest.splits:
+                raise UsageError(
+                    f"{folder}: has no split '{split}', only {', '.join(manifest.splits)}; name "
+                    "the one that is scored with split=NAME"
+                )
+        if self.config.split == TRAIN:
+            raise UsageError("split=train: the probe is fitted to it; name another")
+        return ProbedSet(folder, tuple(manifest.splits))
+
+    def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
+        parts = self._parts(items, probabilities.longest)
+        train, chooser, test = parts
+        accuracies = []  # of each layer, on the items that choose and on those that are scored
+        for layers in zip(*(part.states(probabilities) for part in parts)):
+            ridge = Ridge.fit(layers[0], train.labels, len(classes_of(train.rows)))
+            predictions = [ridge.predict(states) for states in layers[1:]]
+            hits = (predictions[0] == chooser.labels, predictions[1] == test.labels)
+            accuracies.append([float(hit.mean()) for hit in hits])
+        layer = int(np.argmax(accuracies, axis=0)[0])
+        overall = {"accuracy": accuracies[layer][1], "layer": float(layer)}
+        count = len(test.labels)
+        results = {OVERALL: GroupMetrics(count, overall)}
+        for number, (_, accuracy) in enumerate(accuracies):
+            results[f"layer_{number}"] = GroupMetrics(count, {"accuracy": accuracy})
+        last = {"accuracy": accuracy, "effective_rank": effective_rank(layers[2])}
+        results["last"] = GroupMetrics(count, last)
+        return results
+
+    def references(self, items: ProbedSet, folder: Path) -> References:
+        train, _, test = self._parts(items)
+        n_classes = len(classes_of(train.rows))
+        most = baselines.majority(train.labels, n_classes)
+        scores = {
+            "chance": 1 / n_classes,
+            "majority": float((test.labels == most).mean()),
+            **by_words(train, test),
+        }
+        if not self.config.test:
+            exact = exact_scores(folder.parent, "labelled").get(folder.name, {})
+            scores |= {name: exact[name] for name in ("bayes", "bayes_left") if name in exact}
+        return {OVERALL: {"accuracy": scores}}
+
+    def _parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
+        """Return the items that the probe is fitted to, that choose the layer, that are scored."""
+        options, rows = self.config, items.rows(TRAIN, longest)
+        held_out = options.test or UNLIMITED
+        test = part_of(items.rows(options.split, longest), 0, held_out)
+        stop = min(options.train or UNLIMITED, int(item_numbers(rows)[-1]) + 1)
+        if VALID in items.splits and options.split != VALID:
+            chooser = part_of(items.rows(VALID, longest), 0, held_out)
+            return part_of(rows, 0, stop), chooser, test
+        first = stop - max(1, stop // SHARE)
+        return part_of(rows, 0, first), part_of(rows, first, stop), test
+
+
+# ------------------------------------------------------------------------ data
+
+
+def check_set(folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError for a set whose items have not one class each."""
+    details = manifest.details
+    is_words = manifest.kind == "tags"
+    if not is_words and (manifest.kind != LABELLED or details.get("regression")):
+        raise UsageError(
+            f"{folder}: a probe reads labelled sets with classes, and tagged sets made by "
+            "preprocess --tagged NAME --tokenizer-from DATA"
+        )
+    if not is_words and details.get("form") not in ("single", "pair"):
+        raise UsageError(
+            f"{folder}: a set of form '{details.get('form')}'; a probe reads sentences or pairs "
+            "with one class each"
+        )
+
+
+def open_rows(folder: Path, split: str, longest: int) -> LabelledRows:
+    """Return the rows of a split; UsageError for one without labels or items."""
+    rows: LabelledRows
+    if Manifest.load(folder).kind == LABELLED:
+        data = LabelledSet(folder, split)
+        if data.labels is None:
+            raise UsageError(f"{folder}: split '{split}' has no labels; name another: split=NAME")
+        rows = SentenceRows(data, load_tokenizer(folder.parent).vocabulary, longest)
+    else:
+        rows = TaggedRows(folder, split, longest)
+    if not len(rows):
+        raise UsageError(f"{folder}: split '{split}' is empty")
+    return rows
+
+
+def item_numbers(rows: LabelledRows) -> np.ndarray:
+    """Return the number of the text or sentence that each row is of."""
+    return rows.sentence if isinstance(rows, TaggedRows) else np.arange(len(rows))
+
+
+def part_of(rows: LabelledRows, first: int, stop: int) -> Part:
+    """Return the texts or sentences `first` to `stop` - 1 of a split."""
+    numbers = item_numbers(rows)
+    samples = np.flatnonzero((numbers >= first) & (numbers < stop))
+    if isinstance(rows, TaggedRows):
+        labels = rows.targets[rows.words(samples)]
+        return Part(rows, samples, labels[labels >= 0])
+    assert rows.data.labels is not None
+    return Part(rows, samples, rows.data.labels[samples])
+
+
+def classes_of(rows: LabelledRows) -> list[str]:
+    """Return the classes of a set."""
+    return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
+
+
+def by_words(train: Part, test: Part) -> dict[str, float]:
+    """Return the accuracy of a classifier that sees the labelled word alone, or a bag of words."""
+    n_classes = len(classes_of(train.rows))
+    if isinstance(train.rows, TaggedRows):
+        forms = [words_of(train), words_of(test)]
+        _, numbers = np.unique(np.concatenate(forms), return_inverse=True)
+        known, others = np.split(numbers.ravel(), [len(forms[0])])
+        predicted = baselines.class_of_word(known, train.labels, others, n_classes)
+        return {"word": float((predicted == test.labels).mean())}
+    size = len(train.rows.vocabulary)
+    bags = [bags_of(train), bags_of(test)]
+    predicted = baselines.naive_bayes(bags[0], train.labels, bags[1], n_classes, size)
+    return {"bag_of_words": float((predicted == test.labels).mean())}
+
+
+def words_of(part: Part) -> np.ndarray:
+    """Return the labelled words of a part of a tagged set, as text (N,)."""
+    rows = part.rows
+    assert isinstance(rows, TaggedRows)
+    words = rows.words(part.samples)
+    labelled = words[rows.targets[words] >= 0]
+    forms = rows.data.form_numbers(np.arange(len(rows.data)))[labelled]
+    texts = [rows.data.form_text(number) for number in range(len(rows.data.surface_forms))]
+    return np.asarray(np.array(texts)[forms])
+
+
+def bags_of(part: Part) -> baselines.Bags:
+    """Return the texts of a part of a labelled set, those of a pair together, as bags of tokens."""
+    rows = part.rows
+    assert isinstance(rows, SentenceRows)
+    tokens, texts = [], []
+    for column in rows.data.inputs:
+        sizes = column.sizes[part.samples]
+        tokens.append(column.tokens[ranges(column.starts[part.samples], sizes)].astype(np.int64))
+        texts.append(np.repeat(np.arange(len(sizes)), sizes))
+    return baselines.Bags(np.concatenate(tokens), np.concatenate(texts), len(part.samples))
+
+
+# ------------------------------------------------------------------------ ridge regression
+
+
+def effective_rank(states: np.ndarray) -> float:
+    """Return in how many directions states vary, as a share of the most possible, 0 to 1.
+
+    The exponential of the entropy of the shares of the singular values (Roy and Vetterli 2007) of
+    the centred states, over min(N - 1, D). 0 for states that do not vary.
+
+    Args:
+        states: (N, D).
+    """
+    x = states.astype(np.float64)
+    values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False)
+    # Of equal float32 states the mean differs by a rounding error.
+    values = values[values > np.finfo(np.float32).eps * np.linalg.norm(x)]
+    if not len(values):
+        return 0.0
+    shares = values / values.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()) / max(1, min(len(x) - 1, x.shape[1])))
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge regression of one-hot labels on standardised inputs.
+
+    Attributes:
+        mean: Of the inputs, (D,).
+        scale: The standard deviations of the inputs, 1 for a constant one, (D,).
+        weights: For standardised inputs, (D, K).
+        intercept: The shares of the classes, (K,).
+        ridge: What multiplies the squared weights, per item.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    weights: np.ndarray
+    intercept: np.ndarray
+    ridge: float
+
+    @classmethod
+    def fit(cls, inputs: np.ndarray, labels: np.ndarray, n_classes: int) -> "Ridge":
+        """Return the regression with the ridge that has the least generalised cross-validation.
+
+        With inputs X (N, D) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the
+        fitted values are H Y, H = U S / (S + r) U^T, and the error is |Y - H Y|^2 / N over
+        (1 - (1 + tr H) / N)^2; the 1 is for the intercept.
+
+        Args:
+            inputs: X, (N, D).
+            labels: Classes, (N,).
+            n_classes: K.
+        """
+        x = inputs.astype(np.float64)
+        mean, scale = x.mean(axis=0), x.std(axis=0)
+        scale = np.where(scale > 0, scale, 1.0)
+        x = (x - mean) / scale
+        y = np.eye(n_classes)[labels]
+        intercept = y.mean(axis=0)
+        y = y - intercept
+        # X^T X has the same S, without the zeros, and D is mostly less than N.
+        squares, basis = np.linalg.eigh(x.T @ x)
+        squares = squares.clip(min=0)
+        product = basis.T @ (x.T @ y)  # S^(1/2) U^T Y, (D, K)
+        explained = (product**2).sum(axis=1) / np.where(squares > 0, squares, 1.0)  # |U^T Y|^2
+        count = len(x)
+        errors = []
+        for ridge in RIDGES:
+            shrunk = squares / (squares + count * ridge)
+            rest = (y**2).sum() - (explained * (2 * shrunk - shrunk**2)).sum()
+            free = max(1 - (1 + shrunk.sum()) / count, 1e-12)
+            errors.append(rest / count / free**2)
+        best = float(RIDGES[int(np.argmin(errors))])
+        weights = basis @ (product / (squares + count * best)[:, None])
+        return cls(mean, scale, weights, intercept, best)
+
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the class of each of the inputs, (M, D) to (M,)."""
+        values = (inputs - self.mean) / self.scale @ self.weights + self.intercept
+        return np.asarray(values.argmax(axis=1))

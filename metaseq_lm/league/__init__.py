@@ -1,0 +1,1 @@
+"""A league: objectives at equal compute, with controls, gates and verdicts."""

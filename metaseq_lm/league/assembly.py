@@ -1,0 +1,233 @@
+"""The standings of a league from its runs: those in its folder and those in the plan's archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.league import entries
+from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
+from metaseq_lm.league.folder import Contents, LeagueFolder, make_data
+from metaseq_lm.league.frequencies import read_frequencies
+from metaseq_lm.league.gates import examine
+from metaseq_lm.league.page import write_page
+from metaseq_lm.league.plan import LAPTOP, Objective, Plan, read_plan
+from metaseq_lm.league.standings import Context, Row, Standing, Tuning, finished, seed_scores
+from metaseq_lm.league.tuning import trials_of
+from metaseq_lm.league.verdict import Rule
+from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.runs import Run
+
+
+@dataclass(frozen=True)
+class LeagueRuns:
+    """All runs of a league by objective, phase and budget.
+
+    Attributes:
+        contents: The plan and what was added to it.
+        runs: The runs, those of the archive too.
+        data: The data folder.
+    """
+
+    contents: Contents
+    runs: tuple[Run, ...]
+    data: Path
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan with the objectives that were added."""
+        return self.contents.extended
+
+    def of(self, objective: Objective, phase: str, budget: float | None = None) -> list[Run]:
+        """Return the runs of an objective in a phase, at all budgets or at one."""
+        label = label_of(phase, objective.name)
+        chosen = [run for run in self.runs if run.values["label"] == label]
+        return chosen if budget is None else [r for r in chosen if budget_of(r) == budget]
+
+    def rows(self) -> list[Row]:
+        """Return the rows that have final runs, in the order of the plan."""
+        rows: dict[tuple[str, float], Row] = {}
+        waiting = [(o, b) for o in self.plan.objectives for b in self.plan.ladder.budgets]
+        by_depth = sorted(waiting, key=lambda pair: self.depth(pair[0]))
+        for objective, budget in by_depth:
+            if runs := self.of(objective, FINAL, budget):
+                control = rows.get((objective.control or "", budget))
+                rows[objective.name, budget] = self.row(objective, budget, runs, control)
+        return [rows[o.name, b] for o, b in waiting if (o.name, b) in rows]
+
+    def depth(self, objective: Objective) -> int:
+        """Return how many matched controls stand behind an objective, which come first."""
+        names: list[str] = []
+        control = objective.control
+        while control is not None and control not in names:
+            names.append(control)
+            control = self.plan.objective(control).control
+        return len(names)
+
+    def row(
+        self, objective: Objective, budget: float, runs: Sequence[Run], control: Row | None
+    ) -> Row:
+        """Return a row with its controls and its tuning."""
+        return Row(
+            objective.name,
+            budget,
+            tuple(runs),
+            untrained=tuple(self.of(objective, UNTRAINED)),
+            shuffled=tuple(self.of(objective, SHUFFLED, budget)),
+            control=control,
+            tuning=self.tuning(objective, budget, runs[0]),
+            added=objective.name in {item.name for item in self.contents.added},
+        )
+
+    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
+        """Return how the options of a run were chosen; None if there were no trials."""
+        trials = trials_of(self.plan, objective, self.of(objective, TUNE))
+        of_budget = trials.get(self.plan.tuning.nearest(budget))
+        if of_budget is None:
+            return None
+        chosen = {key: run.values.get(key) for key in objective.grid}
+        return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
+
+    def context(self) -> Context:
+        """Return all rows, and what gates need to judge them."""
+        comparison = self.plan.comparison
+        try:
+            frequencies = read_frequencies(self.data)
+        except (MetaseqError, OSError):  # the data were removed: the gates of losses are silent
+            frequencies = None
+        return Context(
+            tuple(self.rows()),
+            comparison.baseline,
+            self.plan.metrics,
+            len(self.plan.ladder.seeds),
+            frequencies.vocabulary if frequencies else 0,
+            frequencies.unigram if frequencies else None,
+            comparison.solved,
+        )
+
+    def standings(self) -> entries.Standings:
+        """Return the rows with findings and verdicts."""
+        comparison = self.plan.comparison
+        primary = self.metric(comparison.metric)
+        rule = Rule(
+            comparison.smallest_effect,
+            comparison.level,
+            primary.lower_is_better,
+            self.plan.comparisons,
+        )
+        rows = [self.entry(standing) for standing in examine(self.context())]
+        return entries.Standings(
+            self.contents.title,
+            [self.metric(name) for name in self.plan.metrics],
+            comparison.baseline,
+            rule,
+            rows,
+            {name: references(self.runs, name) for name in self.plan.metrics},
+            self.notes(),
+        ).decided()
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric, with its unit by the scores of the runs."""
+        return Metric.of(name, [run.metrics[name] for run in self.runs if name in run.metrics])
+
+    def entry(self, standing: Standing) -> entries.Entry:
+        """Return what a page shows of a row."""
+        row = standing.row
+        scores = {}
+        for name, runs in (
+            ("final", row.runs),
+            ("untrained", row.untrained),
+            ("shuffled", row.shuffled),
+        ):
+            scores[name] = {
+                metric: values
+                for metric in self.plan.metrics
+                if (values := seed_scores(finished(runs), metric))
+            }
+        return entries.Entry(
+            row.objective,
+            row.budget,
+            scores["final"],
+            scores["untrained"],
+            scores["shuffled"],
+            standing.findings,
+        )
+
+    def notes(self) -> list[str]:
+        """Return sentences on tuning: trials and FLOPs of each objective."""
+        parts = []
+        for objective in self.plan.objectives:
+            if runs := self.of(objective, TUNE):
+                flops = sum(run.costs["flops"] or 0.0 for run in runs)
+                planned = objective.trials * len(self.plan.tuning.seeds)
+                tuned = len({budget_of(run) for run in runs})
+                wider = f", {len(runs) - planned * tuned} of them beyond the first grid"
+                parts.append(
+                    f"{objective.name} {len(runs)} trials, {flops_text(flops)} FLOPs"
+                    f"{wider if len(runs) > planned * tuned else ''}"
+                )
+        metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
+        note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
+        return [note] if parts else []
+
+
+def budget_of(run: Run) -> float:
+    """Return the budget of a run, 0 without one."""
+    return float(run.values.get(BUDGET) or 0)
+
+
+def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
+    """Return the runs of a league and, of settings that it did not run, those of the archive."""
+    runs = folder.runs()
+    local = {setting_of(run) for run in runs}
+    archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
+    return LeagueRuns(
+        contents, with_means(contents, [*archived, *runs]), make_data(contents.plan, folder.data)
+    )
+
+
+def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Return runs with the metrics of the plan that are means of others."""
+    return tuple(replace(run, means=contents.plan.comparison.means) for run in runs)
+
+
+def setting_of(run: Run) -> tuple[str, float]:
+    """Return label and budget, which runs of other seeds share."""
+    return run.values["label"], budget_of(run)
+
+
+def archived_runs(contents: Contents) -> list[Run]:
+    """Return the runs of the archive beside a plan, none if it is of another plan."""
+    file = Path(contents.archive) if contents.archive else LAPTOP.with_suffix(".jsonl")
+    if not contents.archive and contents.plan.hash != read_plan(LAPTOP)[0].hash:
+        return []
+    if not file.exists():
+        return []
+    plan = archive.read_about(file).get("plan")
+    if plan != contents.plan.hash:
+        say(f"metaseq-lm: warning: {file} is of another plan ({plan}), so its runs are left out")
+        return []
+    return archive.read(file)
+
+
+def write_archive(path: Path, league: LeagueRuns) -> None:
+    """Write the runs of the plan, not those of added objectives, into an archive."""
+    labels = labels_of(league.contents.plan.objectives)
+    runs = [run for run in league.runs if run.values["label"] in labels]
+    archive.write(path, runs, {"plan": league.contents.plan.hash})
+
+
+def labels_of(objectives: Iterable[Objective]) -> set[str]:
+    """Return the labels of the runs of objectives, in all phases."""
+    return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
+
+
+def write_report(league: LeagueRuns, folder: Path) -> str:
+    """Write the page of the standings into a folder and return its text."""
+    text, *_ = write_page(league.standings(), folder)
+    return text.read_text(encoding="utf-8")

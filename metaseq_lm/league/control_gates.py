@@ -1,0 +1,185 @@
+"""Gates on controls: does a row score more than what did not learn, or learnt something else?
+
+A score exceeds that of a control if the difference of the means over seeds is more than 2 standard
+errors. This is a screen, not the test of the league's verdicts.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaseq_lm.league.loss_gates import curve, number
+from metaseq_lm.league.standings import (
+    FLAG,
+    NOTE,
+    Context,
+    Finding,
+    Row,
+    lower_is_better,
+    seed_scores,
+)
+from metaseq_lm.reporting.runs import Run
+
+ERRORS = 2.0  # standard errors
+GUESSES = ("chance", "majority")  # references that no model is needed for
+COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Means of two samples of scores, and the standard error of their difference.
+
+    `sign` is 1 if the first is better by more than ERRORS standard errors, -1 if the second is, and
+    0 if neither is, or no side has a spread.
+    """
+
+    mean: float
+    other: float
+    error: float
+    lower_is_better: bool
+
+    @property
+    def sign(self) -> int:
+        """Which side is better, see the class."""
+        if math.isnan(self.error):
+            return 0
+        difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
+        return int(difference > ERRORS * self.error) - int(-difference > ERRORS * self.error)
+
+    @property
+    def text(self) -> str:
+        """The means and the error."""
+        error = "no spread" if math.isnan(self.error) else f"standard error {number(self.error)}"
+        return f"{number(self.mean)} against {number(self.other)}, {error}"
+
+
+def compare(scores: Sequence[float], others: Sequence[float], metric: str) -> Difference | None:
+    """Return the difference of two samples of scores, None if one is empty.
+
+    A sample of one has the variance of the other.
+    """
+    if not len(scores) or not len(others):
+        return None
+    variances = [float(np.var(x, ddof=1)) for x in (scores, others) if len(x) > 1]
+    error = math.nan
+    if variances:
+        first, second = variances[0], variances[-1]
+        error = math.sqrt(first / len(scores) + second / len(others))
+    return Difference(
+        float(np.mean(scores)), float(np.mean(others)), error, lower_is_better(metric)
+    )
+
+
+def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
+    """Return the recorded references of a metric by name, such as chance; {} if there are none."""
+    for run in runs:
+        suite = run.suite_of(metric)
+        if suite is not None:
+            return suite.references.get(metric.partition(".")[2], {})
+    return {}
+
+
+def untrained(row: Row, context: Context) -> Iterator[Finding]:
+    """The score is not above that of the same model without training, or is below it."""
+    if not row.untrained:
+        yield Finding("untrained", NOTE, "there is no untrained control")
+        return
+    for metric in context.metrics:
+        result = compare(row.scores(metric), seed_scores(row.untrained, metric), metric)
+        if result is None or result.sign > 0:
+            continue
+        level = "at the level of" if not result.sign else "below"
+        reason = f"{metric} is {level} the untrained model ({result.text})"
+        chance = references(row.scored, metric).get("chance")
+        if result.sign < 0 and chance is not None and result.mean < chance:
+            reason += (
+                f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
+                "items contradict"
+            )
+        name = "untrained" if not result.sign else "below untrained"
+        yield Finding(name, FLAG, reason, metric)
+
+
+def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
+    """The loss improves on that of the untrained model while a score falls below it."""
+    result = compare(best_losses(row.scored), best_losses(row.untrained), "loss")
+    if result is None or result.mean >= result.other:
+        return
+    falling = []
+    for metric in context.metrics:
+        score = compare(row.scores(metric), seed_scores(row.untrained, metric), metric)
+        if score is not None and score.sign < 0:
+            falling.append(metric)
+    if falling:
+        yield Finding(
+            "loss without score",
+            NOTE,
+            f"the validation loss improves on the untrained model's ({number(result.mean)} against "
+            f"{number(result.other)}) while {', '.join(falling)} falls below it: this loss is no "
+            "guide to them",
+        )
+
+
+def best_losses(runs: Sequence[Run]) -> list[float]:
+    """Return the best validation of each run that has one."""
+    return [float(values.min()) for _, values in map(curve, runs) if len(values)]
+
+
+def shuffled(row: Row, context: Context) -> Iterator[Finding]:
+    """The score is not above that of the same objective on shuffled text: no order was learnt.
+
+    A flag for the primary metric. Another one may need no order, such as the topic of a document,
+    which is worth a note where it is above the untrained model's.
+    """
+    for metric in context.metrics:
+        scores = row.scores(metric)
+        result = compare(scores, seed_scores(row.shuffled, metric), metric)
+        if result is None or result.sign > 0:
+            continue
+        reason = f"{metric} is not above that of the objective on shuffled text ({result.text})"
+        if metric == context.primary:
+            yield Finding("shuffled", FLAG, f"{reason}: no order of words was learnt", metric)
+            continue
+        learnt = compare(scores, seed_scores(row.untrained, metric), metric)
+        if learnt is not None and learnt.sign > 0:
+            yield Finding("shuffled", NOTE, f"{reason}: it needs no order of words", metric)
+
+
+def matched_control(row: Row, context: Context) -> Iterator[Finding]:
+    """The objective is not above its matched control, or has none."""
+    if row.objective == context.baseline:
+        return
+    conclusion = "a difference from the baseline is one of systems, not of objectives"
+    if row.control is None:
+        yield Finding("control", NOTE, f"no matched control: {conclusion}")
+        return
+    metric, name = context.primary, row.control.objective
+    result = compare(row.scores(metric), row.control.scores(metric), metric)
+    if result is None:
+        yield Finding("control", NOTE, f"its control {name} has no score: {conclusion}", metric)
+    elif result.sign < 0:
+        reason = f"its control {name} has the better {metric} ({result.text})"
+        yield Finding("control", FLAG, reason, metric)
+    elif not result.sign:
+        reason = f"{metric} is not above that of its control {name} ({result.text}): {conclusion}"
+        yield Finding("control", NOTE, reason, metric)
+
+
+def guessing(row: Row, context: Context) -> Iterator[Finding]:
+    """The score is not above that of a guess, such as the most frequent class, or of counts."""
+    for metric in context.metrics:
+        scores, levels = row.scores(metric), references(row.scored, metric)
+        if not scores:
+            continue
+        mean, lower = float(np.mean(scores)), lower_is_better(metric)
+        for names, action in ((GUESSES, FLAG), (COUNTS, NOTE)):
+            unbeaten = [
+                f"{name} ({number(levels[name])})"
+                for name in names
+                if name in levels and (mean >= levels[name] if lower else mean <= levels[name])
+            ]
+            if unbeaten:
+                reason = f"{metric} is {number(mean)}, not above {' and '.join(unbeaten)}"
+                yield Finding("guessing", action, reason, metric)

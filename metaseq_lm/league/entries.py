@@ -1,0 +1,133 @@
+"""The standings of a league: rows with scores, controls, findings of gates, and verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
+from metaseq_lm.league.verdict import Decision, Rule, decide_all
+from metaseq_lm.reporting.numbers import Metric, summarise
+
+NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
+Scores = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the standings: an objective at a budget.
+
+    Attributes:
+        objective: Its name.
+        budget: The FLOPs of a run.
+        scores: Of each metric, by seed.
+        untrained: The same of the model without training, of each metric.
+        shuffled: The same of the objective on shuffled rows.
+        findings: What the gates say.
+        decision: On the primary metric, beside the baseline at this budget; None if not tested.
+    """
+
+    objective: str
+    budget: float
+    scores: Scores
+    untrained: Scores = field(default_factory=dict)
+    shuffled: Scores = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+    decision: Decision | None = None
+
+    def about(self, metric: str, *actions: str) -> list[Finding]:
+        """Return the findings about a metric with one of some actions."""
+        return [f for f in self.findings if f.action in actions and f.metric in ("", metric)]
+
+    def is_ranked(self, metric: str) -> bool:
+        """Return whether the row has scores of a metric and nothing forbids to compare them."""
+        return bool(self.scores.get(metric)) and not self.about(metric, VOID, REFUSE, FLAG)
+
+
+@dataclass(frozen=True)
+class Standings:
+    """All that a page shows.
+
+    Attributes:
+        title: The name of the plan and its hash.
+        metrics: The metrics, the primary one first.
+        baseline: The objective that others are compared with.
+        rule: What verdicts rest on.
+        entries: The rows, in the order of the plan.
+        references: Scores that need no training, such as chance, of each metric by their names.
+        notes: Sentences below the table, such as the cost of tuning.
+    """
+
+    title: str
+    metrics: Sequence[Metric]
+    baseline: str
+    rule: Rule
+    entries: Sequence[Entry]
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def primary(self) -> Metric:
+        """The metric that decides."""
+        return self.metrics[0]
+
+    @property
+    def budgets(self) -> list[float]:
+        """The budgets of the rows, the smallest first."""
+        return sorted({entry.budget for entry in self.entries})
+
+    def decided(self) -> "Standings":
+        """Return the standings with a decision on every ranked row beside a ranked baseline."""
+        name, baselines = self.primary.name, {}
+        for entry in self.entries:
+            if entry.objective == self.baseline and entry.is_ranked(name):
+                baselines[entry.budget] = entry
+        tested = []
+        for i, entry in enumerate(self.entries):
+            base = baselines.get(entry.budget)
+            if base and base is not entry and entry.is_ranked(name):
+                tested.append((i, (entry.scores[name], base.scores[name])))
+        decisions = decide_all([pair for _, pair in tested], self.rule)
+        entries = [replace(entry, decision=None) for entry in self.entries]
+        for (i, _), decision in zip(tested, decisions):
+            entries[i] = replace(entries[i], decision=decision)
+        return replace(self, entries=entries)
+
+    def at(self, budget: float, metric: Metric) -> list[Entry]:
+        """Return the rows of a budget: ranked ones from the best on, then flagged, then others."""
+        present = [entry for entry in self.entries if entry.budget == budget]
+        return sorted(present, key=lambda entry: rank_key(entry, metric))
+
+    def verdict_text(self, entry: Entry) -> str:
+        """Return the verdict on a row in words, or why there is none."""
+        name = self.primary.name
+        for action in (VOID, REFUSE, FLAG):
+            if findings := entry.about(name, action):
+                gates = ", ".join(dict.fromkeys(finding.gate for finding in findings))
+                return f"{NOT_RANKED[action]}: {gates}"
+        if not entry.scores.get(name):
+            return "no scores"
+        if entry.objective == self.baseline:
+            return "baseline"
+        return entry.decision.text if entry.decision else "no baseline to compare with"
+
+    def letters(self, metric: str) -> dict[str, str]:
+        """Return the letter of each gate that flags a row."""
+        gates: dict[str, None] = {}
+        for budget in self.budgets:
+            for entry in self.at(budget, self.primary):
+                gates.update(dict.fromkeys(f.gate for f in entry.about(metric, FLAG)))
+        return {gate: letter(i) for i, gate in enumerate(gates)}
+
+
+def letter(i: int) -> str:
+    """Return the i-th of a, b, ..., z, aa, ab, ..."""
+    return (letter(i // 26 - 1) if i >= 26 else "") + chr(ord("a") + i % 26)
+
+
+def rank_key(entry: Entry, metric: Metric) -> tuple[int, float]:
+    """Return what the rows of a budget are sorted by."""
+    summary = summarise(entry.scores.get(metric.name, ()))
+    centre = summary.centre if summary else float("-inf")
+    if entry.about(metric.name, VOID, REFUSE) or summary is None:
+        return 2, 0.0
+    group = 0 if entry.is_ranked(metric.name) else 1
+    return group, centre if metric.lower_is_better else -centre

@@ -1,0 +1,137 @@
+"""From a plan to ordinary sweeps: one for each objective and phase, in PHASE/OBJECTIVE.
+
+Each is a sweep that `metaseq-lm sweep` could have been asked for: `sweep status`, `resubmit` and
+`cancel` work on its folder. A sweep may grow, by budgets and by values of a widened grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.overrides import format_value, quote
+from metaseq_lm.league.plan import Objective, Plan, flops_text, is_number
+from metaseq_lm.sweeps.definition import Definition, normalise
+from metaseq_lm.sweeps.expansion import Run, expand
+from metaseq_lm.sweeps.folder import SweepFolder
+
+UNTRAINED, TUNE, FINAL, SHUFFLED = PHASES = ("untrained", "tune", "final", "shuffled")
+LABELS = {TUNE: "{}, tuning", FINAL: "{}", UNTRAINED: "{}, untrained", SHUFFLED: "{}, shuffled"}
+BUDGET = "trainer.max_flops"
+Values = Mapping[str, Any]  # of options by key
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the runs of a league are trained on: the data folder and the plug-in."""
+
+    data: Path
+    user_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class LeagueSweep:
+    """A sweep of a league: an objective in a phase.
+
+    Attributes:
+        phase: One of PHASES.
+        objective: Its name.
+        folder: PHASE/OBJECTIVE in the folder of the league.
+        definition: The definition of the sweep.
+        runs: Its runs.
+    """
+
+    phase: str
+    objective: str
+    folder: Path
+    definition: Definition
+    runs: list[Run]
+
+    @property
+    def alternatives(self) -> list[Values]:
+        """The budget and the other values of each setting."""
+        return list(self.definition.alternatives)
+
+    def at(self, budgets: Iterable[float]) -> list[Run]:
+        """Return the runs at budgets; all of a phase without any."""
+        texts = {flops_text(budget) for budget in budgets}
+        return [run for run in self.runs if run.values.get(BUDGET, None) in (None, *texts)]
+
+
+def label_of(phase: str, objective: str) -> str:
+    """Return the label of the runs of an objective in a phase."""
+    return LABELS[phase].format(objective)
+
+
+def tuning_values(grids: Mapping[float, Mapping[str, Sequence[Any]]]) -> list[Values]:
+    """Return the settings of trials: all combinations of the grid of each budget."""
+    settings: list[Values] = []
+    for budget, grid in grids.items():
+        for values in itertools.product(*grid.values()):
+            settings.append({BUDGET: flops_text(budget), **dict(zip(grid, values))})
+    return settings
+
+
+def budget_values(chosen: Mapping[float, Values]) -> list[Values]:
+    """Return the settings of runs with the chosen values of each budget."""
+    return [{BUDGET: flops_text(budget), **values} for budget, values in chosen.items()]
+
+
+def build_sweep(
+    plan: Plan,
+    objective: Objective,
+    phase: str,
+    settings: Sequence[Values],
+    source: Source,
+    out: Path,
+) -> LeagueSweep:
+    """Return the sweep of an objective in a phase; `settings` are added to those it has.
+
+    Raises UsageError for options that no sweep takes.
+    """
+    folder = out / phase / objective.name
+    settings = [*stored_settings(folder), *settings]
+    unique: dict[tuple[Any, ...], Values] = {}
+    for values in settings:  # the first of equals, whose runs may be there
+        unique.setdefault(identity_of(values), values)
+    seeds = {TUNE: plan.tuning.seeds, FINAL: plan.ladder.seeds}.get(phase, plan.controls.seeds)
+    content: dict[str, Any] = {
+        "data": str(source.data),
+        "overrides": [*plan.options, *objective.options, *league_options(plan, objective, phase)],
+        "seeds": list(seeds),
+    }
+    if source.user_dir:
+        content["user_dir"] = source.user_dir
+    if unique:
+        content["list"] = [dict(values) for values in unique.values()]
+    definition = normalise(content)
+    return LeagueSweep(phase, objective.name, folder, definition, expand(definition, folder))
+
+
+def identity_of(values: Values) -> tuple[Any, ...]:
+    """Return what equal settings have in common: 3 and 3.0 are the same value."""
+    return tuple((key, float(v) if is_number(v) else repr(v)) for key, v in sorted(values.items()))
+
+
+def league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
+    """Return the options that the league sets in a phase."""
+    options = [f"label={quote(label_of(phase, objective.name))}"]
+    if phase == UNTRAINED:
+        options += ["trainer.max_update=1", "optimizer.lr=0"]
+    else:
+        options += ["trainer.max_update=0"]
+    if phase == SHUFFLED:
+        options += ["task.shuffle_tokens=true"]
+    if phase != TUNE and plan.comparison.suites:
+        options += [f"trainer.final_suites={format_value(list(plan.comparison.suites))}"]
+    return options
+
+
+def stored_settings(folder: Path) -> list[Values]:
+    """Return the settings of the sweep in a folder, none if there is no sweep."""
+    if not (folder / "sweep.json").exists():
+        return []
+    return list(SweepFolder(folder).definition().alternatives)

@@ -1,0 +1,202 @@
+"""Figures of a league: the standings at each budget, and the ladder of budgets."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
+from metaseq_lm.reporting.canvas import (
+    COLOURS,
+    CONTROL,
+    Style,
+    canvas,
+    control_style,
+    flops_axis,
+    legend,
+    style_of,
+)
+from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DARK = COLOURS[-1]
+VERDICT_COLOURS = {
+    BETTER: COLOURS[2],
+    EQUIVALENT: COLOURS[0],
+    WORSE: COLOURS[1],
+    UNDECIDED: "#8a6d00",
+}
+WIDTH, ROW, HEAD = 6.6, 0.34, 0.7  # inches: the figure, a row of a panel, a panel without rows
+
+
+def draw_standings(standings: Standings, path: Path) -> None:
+    """Draw the primary metric, a panel for each budget and a line for each objective.
+
+    Dots are seeds, a bar is their mean, grey are the controls; the verdict stands beside. A row
+    that is void or refused is hollow, a flagged one has its letters.
+    """
+    metric = standings.primary
+    panels = [standings.at(budget, metric) for budget in standings.budgets]
+    heights = [ROW * len(entries) + HEAD for entries in panels]
+    with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
+        figure.set_figwidth(WIDTH)
+        for axes, budget, entries in zip(grid, standings.budgets, panels):
+            axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
+            draw_panel(axes, standings, entries)
+            axes.set_xlim(axis_ends(standings))
+        grid[-1].set_xlabel(metric.axis)
+        legend(
+            figure,
+            reference_styles(standings),
+            describe_marks(standings, "dot: a seed; bar: mean", with_shuffled=True),
+        )
+
+
+def axis_ends(standings: Standings) -> tuple[float, float]:
+    """Return the ends of an axis on which every score, control and reference lies."""
+    metric = standings.primary
+    values = list(standings.references.get(metric.name, {}).values())
+    for entry in standings.entries:
+        for scores in (entry.scores, entry.untrained, entry.shuffled):
+            values.extend(scores.get(metric.name, ()))
+    low, high = metric.scale * min(values, default=0.0), metric.scale * max(values, default=1.0)
+    margin = 0.04 * (high - low or 1.0)
+    return low - margin, high + margin
+
+
+def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None:
+    """Draw the rows of one budget, the best at the top."""
+    metric = standings.primary
+    letters = standings.letters(metric.name)
+    names, words = [], []
+    for y, entry in enumerate(entries):
+        draw_row(axes, y, entry, metric, colour_of(entry, standings))
+        marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
+        names.append(fill(" ".join([entry.objective, *marks]), 20))
+        words.append(fill(standings.verdict_text(entry), 24))
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(entries)), names)
+    beside = axes.secondary_yaxis("right")
+    beside.set_yticks(range(len(entries)), words)
+    beside.spines["right"].set_visible(False)
+    for side in (axes.yaxis, beside.yaxis):
+        side.set_tick_params(length=0, labelsize="small")
+    for label, entry in zip(beside.get_yticklabels(), entries):
+        label.set_color(colour_of(entry, standings))
+    values = standings.references.get(metric.name, {}).values()
+    for value, style in zip(values, reference_styles(standings).values()):
+        look: Any = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.2}
+        axes.axvline(value * metric.scale, zorder=1, **look)
+
+
+def draw_row(axes: "Axes", y: int, entry: Entry, metric: Metric, colour: str) -> None:
+    """Draw the seeds of a row with their mean, over its controls."""
+    if untrained := scaled(entry.untrained.get(metric.name, ()), metric):
+        summary = summarise(untrained)
+        assert summary is not None
+        low, high, grey = summary.low, summary.high, CONTROL
+        axes.fill_betweenx([y - 0.32, y + 0.32], low, high, color=grey, alpha=0.3, linewidth=0)
+        axes.plot([summary.centre] * 2, [y - 0.32, y + 0.32], color=CONTROL, linewidth=1.2)
+    if shuffled := scaled(entry.shuffled.get(metric.name, ()), metric):
+        axes.plot([sum(shuffled) / len(shuffled)], [y], "x", color=CONTROL, markersize=6)
+    if scores := scaled(entry.scores.get(metric.name, ()), metric):
+        is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
+        face = "none" if is_hollow else colour
+        look: Any = {"markersize": 5, "markeredgewidth": 0.8, "markerfacecolor": face}
+        alpha = 1.0 if is_hollow else 0.55
+        axes.plot(scores, [y] * len(scores), "o", color=colour, alpha=alpha, **look)
+        if not is_hollow:
+            mean = sum(scores) / len(scores)
+            axes.plot([mean], [y], "|", color=colour, markersize=16, markeredgewidth=2.4)
+
+
+def scaled(scores: Any, metric: Metric) -> list[float]:
+    """Return scores as they are shown."""
+    return [score * metric.scale for score in scores]
+
+
+def colour_of(entry: Entry, standings: Standings) -> str:
+    """Return the colour of a row: that of its verdict, dark for the baseline, grey for none."""
+    if entry.decision:
+        return VERDICT_COLOURS[entry.decision.verdict]
+    is_base = entry.objective == standings.baseline and entry.is_ranked(standings.primary.name)
+    return DARK if is_base else CONTROL
+
+
+def reference_styles(standings: Standings) -> dict[str, Style]:
+    """Return the style of each reference of the primary metric, or an entry for the mean."""
+    metric = standings.primary
+    styles = {}
+    for i, (name, value) in enumerate(standings.references.get(metric.name, {}).items()):
+        styles[f"{name} {metric.text(value)}"] = control_style(i)
+    return styles or {"mean": Style(DARK, "", "|")}
+
+
+def describe_marks(standings: Standings, scores: str, with_shuffled: bool) -> str:
+    """Return what the marks stand for: those of `scores`, of controls, and of findings."""
+    texts = [scores]
+    if any(entry.untrained for entry in standings.entries):
+        texts.append("grey band: untrained, mean ± sd")
+    if with_shuffled and any(entry.shuffled for entry in standings.entries):
+        texts.append("cross: trained on shuffled rows")
+    if any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries):
+        texts.append("hollow: void or refused")
+    if any(entry.about(standings.primary.name, FLAG) for entry in standings.entries):
+        texts.append("letter: see the table")
+    return "; ".join(texts)
+
+
+def draw_ladder(standings: Standings, path: Path) -> None:
+    """Draw the primary metric over the FLOPs of a run: means as lines, dots are seeds.
+
+    A row that is void or refused is hollow and no part of a line; a flagged one has its letters.
+    Grey are the references, and the mean ± sd of all untrained scores.
+    """
+    metric = standings.primary
+    objectives = list(dict.fromkeys(entry.objective for entry in standings.entries))
+    styles = {name: style_of(i) for i, name in enumerate(objectives)}
+    with canvas(1, path) as (figure, (axes,)):
+        axes.set(xscale="log", xlabel="FLOPs of a run", ylabel=metric.axis)
+        flops_axis(axes, standings.budgets)
+        for i, (name, style) in enumerate(styles.items()):
+            entries = [entry for entry in standings.entries if entry.objective == name]
+            shift = 1.02 ** (i - (len(styles) - 1) / 2)
+            draw_steps(axes, standings, entries, style, shift)
+        values = standings.references.get(metric.name, {}).values()
+        lines = reference_styles(standings) if values else {}
+        for value, style in zip(values, lines.values()):
+            axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
+        untrained: list[float] = []
+        for entry in standings.entries:
+            untrained += scaled(entry.untrained.get(metric.name, ()), metric)
+        if summary := summarise(untrained):
+            axes.axhspan(summary.low, summary.high, color=CONTROL, alpha=0.3, linewidth=0)
+        subject = describe_marks(standings, "small: a seed; large: mean", with_shuffled=False)
+        legend(figure, styles | lines, subject)
+
+
+def draw_steps(
+    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
+) -> None:
+    """Draw an objective over its budgets, times `shift`, so that it stands beside others."""
+    metric = standings.primary
+    letters = standings.letters(metric.name)
+    xs, means = [], []
+    for entry in sorted(entries, key=lambda entry: entry.budget):
+        scores = scaled(entry.scores.get(metric.name, ()), metric)
+        x = entry.budget * shift
+        is_hollow = bool(entry.about(metric.name, VOID, REFUSE))
+        look: Any = {"markersize": 3, "markerfacecolor": "none" if is_hollow else style.colour}
+        axes.plot([x] * len(scores), scores, style.marker, color=style.colour, alpha=0.5, **look)
+        if scores and not is_hollow:
+            xs.append(x)
+            means.append(sum(scores) / len(scores))
+            marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
+            offset: Any = {"xytext": (5, 5), "textcoords": "offset points"}
+            axes.annotate(" ".join(marks), (x, means[-1]), **offset, fontsize=7, color=style.colour)
+    look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
+    axes.plot(xs, means, markersize=7, **look)

@@ -1,0 +1,205 @@
+"""The folder of a league: its plan, the objectives added to it, its data and its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import (
+    LARGEST_SWEEP,
+    is_altered,
+    read_bounded,
+    schema_error,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
+from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE
+from metaseq_lm.league.expansion import PHASES
+from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
+from metaseq_lm.reporting.runs import Run, read_run
+
+FILE = "league.json"
+VERSION = 1
+SCHEMA = {
+    "version": int,
+    "plan": dict,
+    "hash": str,
+    "archive": (str, type(None)),
+    "added": list,
+}
+ADDED_SCHEMA = {"name": str, "content": {"options": list}, "user_dir": (str, type(None))}
+
+
+@dataclass(frozen=True)
+class Added:
+    """An objective that was added to a frozen plan.
+
+    Attributes:
+        name: Its name.
+        content: What stands for an objective in a plan: options, grid, control, note.
+        user_dir: The plug-in that it needs; None without one.
+    """
+
+    name: str
+    content: Mapping[str, Any]
+    user_dir: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Its options."""
+        return list(self.content["options"])
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What defines a league.
+
+    Attributes:
+        plan: The plan, without what was added.
+        content: The mapping that the plan was read from.
+        added: The objectives added to it.
+        archive: A file with further runs of the plan; None for that of a plan of the package.
+    """
+
+    plan: Plan
+    content: Mapping[str, Any]
+    added: tuple[Added, ...] = ()
+    archive: str | None = None
+
+    @property
+    def extended(self) -> Plan:
+        """The plan with the objectives that were added to it; its hash is another one."""
+        return with_added(self.plan, self.added)
+
+    @property
+    def title(self) -> str:
+        """The name and the hash of the plan, and what was added to it."""
+        further = "".join(f" + {item.name}" for item in self.added)
+        return f"{self.plan.name}, plan {self.plan.hash}{further}"
+
+
+class LeagueFolder:
+    """L: league.json, data, report, and the sweeps PHASE/OBJECTIVE."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.file = self.path / FILE
+
+    @property
+    def data(self) -> Path:
+        """The data folder that the league makes."""
+        return self.path / "data"
+
+    def exists(self) -> bool:
+        """Return whether there is a league."""
+        return self.file.exists()
+
+    def read(self) -> Contents:
+        """Return what league.json says.
+
+        Raises:
+            UsageError: There is no league.
+            MetaseqError: league.json is damaged or was changed.
+        """
+        try:
+            content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
+            problem = schema_error(content, SCHEMA)
+            for row in [] if problem else content["added"]:
+                problem = problem or schema_error(row, ADDED_SCHEMA, "an added objective")
+        except FileNotFoundError:
+            raise UsageError(f"{self.path}: no league here (there is no {FILE})") from None
+        except (ValueError, RecursionError) as error:
+            content, problem = None, f"not readable as JSON: {error}"
+        if problem or is_altered(content):
+            reason = problem or "changed after a league wrote it"
+            raise MetaseqError(
+                f"{self.file}: damaged ({reason}). Restore it, or delete it and give the command "
+                "that wrote it again: it goes on with the runs"
+            )
+        plan = parse_plan(content["plan"])
+        if plan.hash != content["hash"]:
+            raise MetaseqError(
+                f"{self.file}: written by another version of metaseq-lm, in which the plan had the "
+                f"hash {content['hash']}, not {plan.hash}; use that one, or choose another --out"
+            )
+        added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
+        return Contents(plan, content["plan"], tuple(added), content["archive"])
+
+    def write(self, contents: Contents) -> None:
+        """Write league.json."""
+        rows = [
+            {"name": item.name, "content": dict(item.content), "user_dir": item.user_dir}
+            for item in contents.added
+        ]
+        values = {
+            "version": VERSION,
+            "plan": dict(contents.content),
+            "hash": contents.plan.hash,
+            "archive": contents.archive,
+            "added": rows,
+        }
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
+
+    def runs(self) -> list[Run]:
+        """Return all runs that have begun, of all phases."""
+        folders = []
+        for phase in PHASES:
+            folders += sorted(file.parent for file in self.path.glob(f"{phase}/*/*/config.yaml"))
+        return [read_run(folder) for folder in folders]
+
+
+def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
+    """Return a plan with further objectives, which are tuned on its grid unless they have one.
+
+    Raises UsageError for a wrong option, a name that is taken, and an unknown control.
+    """
+    objectives = list(plan.objectives)
+    for item in added:
+        objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
+        names = [other.name for other in objectives]
+        if objective.name.lower() in map(str.lower, names):
+            raise UsageError(f"--name {objective.name}: the league has an objective of this name")
+        if objective.control not in (None, *names):
+            raise UsageError(
+                f"--control {objective.control}: no such objective. Objectives: {', '.join(names)}"
+            )
+        objectives.append(objective)
+    return replace(plan, objectives=tuple(objectives))
+
+
+# Options of preprocess that make a world small, for a look at its plan.
+SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
+
+
+def has_data(plan: Plan, folder: Path) -> bool:
+    """Return whether the data of a plan are there, in `folder` or where the plan says."""
+    return "folder" in plan.data or (folder / MANIFEST_FILE).exists()
+
+
+def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
+    """Return the data folder of a plan, made in `folder` unless it is there."""
+    if "folder" in plan.data:
+        return Path(plan.data["folder"])
+    if not has_data(plan, folder):
+        arguments: dict[str, Any] = {}
+        for key, value in {**plan.data, **(SMALL if small else {})}.items():
+            arguments[key] = tuple(value) if isinstance(value, list) else value
+        kind, options = pipeline.choose_kind(arguments)
+        request = pipeline.Request(folder, {}, command="metaseq-lm league")
+        pipeline.preprocess(kind.value(options, request))
+    return folder
+
+
+def objective_of(plan: Plan, name: str) -> Objective:
+    """Return an objective of a plan; UsageError, which names them all, for an unknown one."""
+    names = [objective.name for objective in plan.objectives]
+    if name not in names:
+        raise UsageError(f"there is no objective {name!r}. Objectives: {', '.join(names)}.")
+    return plan.objective(name)

@@ -1,0 +1,75 @@
+"""The gates of a league: checks that void, refuse, flag or note a row.
+
+They judge rows by what runs and their archives hold: validations, costs, hashes and the results of
+suites. docs/how_to/league.md lists them with what to do.
+"""
+
+from collections.abc import Callable, Iterator
+
+from metaseq_lm.league import control_gates, loss_gates, parity_gates, score_gates
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
+
+Gate = Callable[[Row, Context], Iterator[Finding]]
+
+# In the order in which their findings are printed.
+GATES: tuple[Gate, ...] = (
+    parity_gates.missing,
+    parity_gates.budget,
+    parity_gates.same_data,
+    parity_gates.same_suites,
+    parity_gates.same_code,
+    parity_gates.controls,
+    parity_gates.identical_runs,
+    parity_gates.shared_encoder,
+    parity_gates.tuned,
+    loss_gates.ceiling,
+    loss_gates.plateau,
+    loss_gates.first_best,
+    loss_gates.still_falling,
+    score_gates.collapse,
+    score_gates.constant,
+    score_gates.ties,
+    score_gates.left_out,
+    control_gates.untrained,
+    control_gates.shuffled,
+    control_gates.matched_control,
+    control_gates.guessing,
+    control_gates.loss_without_score,
+    score_gates.transition,
+)
+
+
+def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
+    """Return what the gates say of a row, in the order of GATES."""
+    return tuple(finding for gate in GATES for finding in gate(row, context))
+
+
+def examine(context: Context) -> list[Standing]:
+    """Return the standings: each row with its findings, in the order of the context.
+
+    A row whose baseline is void or refused is refused, too; one with a flagged baseline says so.
+    """
+    standings = {row: Standing(row, findings_of(row, context)) for row in context.rows}
+    return [with_baseline(standing, standings, context) for standing in standings.values()]
+
+
+def with_baseline(standing: Standing, standings: dict[Row, Standing], context: Context) -> Standing:
+    """Return a standing with the findings that its baseline gives rise to."""
+    row, baseline = standing.row, context.baseline_of(standing.row)
+    if row.objective == context.baseline:
+        return standing
+    if baseline is None:
+        reason = f"there are no runs of the baseline {context.baseline} at this budget"
+        return Standing(row, (*standing.findings, Finding("baseline", NOTE, reason)))
+    further, flags = [], []
+    for finding in standings[baseline].findings:
+        if finding.action in (VOID, REFUSE):
+            reason = f"the baseline {context.baseline}: {finding.reason}"
+            further.append(Finding("baseline", REFUSE, reason, finding.metric))
+        elif finding.action == FLAG and finding.metric in ("", context.primary):
+            flags.append(finding.gate)
+    if flags:
+        gates = ", ".join(dict.fromkeys(flags))
+        reason = f"nothing is tested against the baseline {context.baseline}, flagged: {gates}"
+        further.append(Finding("baseline", NOTE, reason, context.primary))
+    return Standing(row, (*standing.findings, *further))

@@ -1,0 +1,236 @@
+"""The page of a league: standings as text, Markdown, csv and html, with figures.
+
+Scores and verdict of a row stand beside its controls. A void row has no number, only the reason;
+a flagged one has a letter and is neither ranked nor tested.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.league.entries import (
+    NOT_RANKED,
+    Entry,
+    Scores,
+    Standings,
+    rank_key,
+)
+from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
+from metaseq_lm.league.verdict import VERDICTS, Decision, Rule
+from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
+from metaseq_lm.reporting.html import render_page
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.table import Cell, Table
+
+
+def write_page(standings: Standings, folder: Path) -> list[Path]:
+    """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
+
+    `standings` are decided ones. Returns the paths; the text is the first.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    table, other = standings_table(standings), secondary_table(standings)
+    tables = [table, other] if other else [table]
+    pictures = [folder / "standings.png"]
+    draw_standings(standings, pictures[0])
+    if len(standings.budgets) > 1:
+        pictures.append(folder / "ladder.png")
+        draw_ladder(standings, pictures[1])
+    texts = {
+        "txt": "\n".join(map(to_text, tables)),
+        "md": "\n".join(map(to_markdown, tables)),
+        "csv": to_csv(table),
+        "html": render_page(table, pictures, tables=tables[1:]),
+    }
+    paths = []
+    for ending, text in texts.items():
+        paths.append(folder / f"standings.{ending}")
+        write_atomic(paths[-1], text.encode("utf-8"))
+    return paths + pictures
+
+
+def standings_table(standings: Standings) -> Table:
+    """Return the rows by budget: primary metric, controls, difference, p, verdict; then reasons."""
+    metric, letters = standings.primary, standings.letters(standings.primary.name)
+    has_shuffled = any(entry.shuffled for entry in standings.entries)
+    head = ["FLOPs", "objective", "seeds", metric.title, "untrained"]
+    head += ["shuffled"] * has_shuffled
+    head += ["difference", interval_title(standings.rule), "p (Holm)", "verdict"]
+    rows, records = [], []
+    for budget in standings.budgets:
+        best = best_text(standings.at(budget, metric), metric)
+        for entry in standings.at(budget, metric):
+            text = score_text(entry, metric, letters)
+            row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
+            row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
+            row.append(Cell(text, best=text == best))
+            controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
+            row += [Cell(summary_text(scores, metric)) for scores in controls]
+            row += map(Cell, decision_texts(entry.decision, metric))
+            row.append(Cell(standings.verdict_text(entry), number=False))
+            rows.append(row)
+            records.append(record(standings, entry))
+    notes = [*summaries(standings), *reasons(standings, metric), *references(standings)]
+    notes += [describe_rule(standings), *standings.notes]
+    return Table(standings.title, head, rows, notes, records)
+
+
+def secondary_table(standings: Standings) -> Table | None:
+    """Return the other metrics of the same rows, without tests; None if there are none."""
+    metrics = standings.metrics[1:]
+    if not metrics:
+        return None
+    letters = {metric.name: standings.letters(metric.name) for metric in metrics}
+    rows = []
+    for budget in standings.budgets:
+        entries = standings.at(budget, standings.primary)
+        best = {metric.name: best_text(entries, metric) for metric in metrics}
+        for entry in entries:
+            row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
+            for metric in metrics:
+                text = score_text(entry, metric, letters[metric.name])
+                row.append(Cell(text, best=text == best[metric.name]))
+            rows.append(row)
+    titles = [metric.title for metric in metrics]
+    notes = ["The best is marked, nothing is tested: the plan decides by its primary metric."]
+    for metric in metrics:
+        notes += [f"{metric.name}: {line}" for line in reasons(standings, metric, about_all=False)]
+    return Table(
+        "Other metrics: mean ± sample sd over seeds", ["FLOPs", "objective", *titles], rows, notes
+    )
+
+
+def interval_title(rule: Rule) -> str:
+    """Return the title of the column of intervals: 90 % interval."""
+    return f"{100 * (1 - 2 * rule.level):g} % interval"
+
+
+def summary_text(scores: Scores, metric: Metric) -> str:
+    """Return mean ± sd of a metric, "-" without scores."""
+    summary = summarise(scores.get(metric.name, ()))
+    return summary.text(metric) if summary else "-"
+
+
+def score_text(entry: Entry, metric: Metric, letters: Mapping[str, str]) -> str:
+    """Return the cell of a score: the number with its letters, or why there is none."""
+    for action in (VOID, REFUSE):
+        if entry.about(metric.name, action):
+            return NOT_RANKED[action]
+    marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
+    return " ".join([summary_text(entry.scores, metric), *marks])
+
+
+def best_text(entries: Sequence[Entry], metric: Metric) -> str | None:
+    """Return the cell of the best ranked row, None if less than two are ranked."""
+    ranked = [entry for entry in entries if entry.is_ranked(metric.name)]
+    if len(ranked) < 2:
+        return None
+    return score_text(min(ranked, key=lambda entry: rank_key(entry, metric)), metric, {})
+
+
+def decision_texts(decision: Decision | None, metric: Metric) -> list[str]:
+    """Return the cells difference, interval and p."""
+    if decision is None:
+        return ["", "", ""]
+    low, high = decision.interval or (decision.difference,) * 2
+    digits = metric.decimals(max(abs(low), abs(high)))
+    difference, low_text, high_text = (
+        f"{'+' * (x >= 0)}{metric.text(x, digits)}" for x in (decision.difference, low, high)
+    )
+    interval = f"{low_text} to {high_text}" if decision.interval else "-"
+    return [difference, interval, p_text(decision.corrected)]
+
+
+def summaries(standings: Standings) -> list[str]:
+    """Return the verdicts of each budget in a sentence."""
+    lines = []
+    for budget in standings.budgets:
+        parts = []
+        entries = standings.at(budget, standings.primary)
+        for verdict in VERDICTS:
+            names = [e.objective for e in entries if e.decision and e.decision.verdict == verdict]
+            if names:
+                parts.append(f"{verdict}: {', '.join(names)}")
+        outside = [e.objective for e in entries if not e.is_ranked(standings.primary.name)]
+        parts += [f"not ranked: {', '.join(outside)}"] if outside else []
+        lines.append(
+            f"{flops_text(budget)} FLOPs, beside {standings.baseline}: "
+            f"{'; '.join(parts) or 'nothing was compared'}."
+        )
+    return lines
+
+
+def reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:
+    """Return what the gates say, the flags by their letters first; `about_all`: of whole rows."""
+    letters = standings.letters(metric.name)
+    flagged: dict[str, list[str]] = {gate: [] for gate in letters}
+    others = []
+    for budget in standings.budgets:
+        for entry in standings.at(budget, standings.primary):
+            row = f"{entry.objective} at {flops_text(budget)}"
+            for f in entry.about(metric.name, VOID, REFUSE, FLAG, NOTE):
+                if not (about_all or f.metric):
+                    continue
+                if f.action == FLAG:
+                    flagged[f.gate].append(f"{row}: {f.reason}")
+                else:
+                    title = "" if f.action == NOTE else f", {f.action} ({f.gate})"
+                    others.append(f"{row}{title}: {f.reason}.")
+    lines = [
+        f"{letters[gate]} ({gate}): {'; '.join(rows)}." for gate, rows in flagged.items() if rows
+    ]
+    return lines + others
+
+
+def references(standings: Standings) -> list[str]:
+    """Return the scores that need no training, a sentence for each metric."""
+    lines = []
+    for metric in standings.metrics:
+        if values := standings.references.get(metric.name):
+            texts = [f"{name} {metric.text(value)}" for name, value in values.items()]
+            lines.append(f"Without training, {metric.title}: {', '.join(texts)}.")
+    return lines
+
+
+def describe_rule(standings: Standings) -> str:
+    """Return how the verdicts came about."""
+    rule, metric = standings.rule, standings.primary
+    count = sum(entry.decision is not None for entry in standings.entries)
+    return (
+        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
+        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        "Equivalent: the "
+        f"{interval_title(rule)} of the difference (Welch's) lies within ± "
+        f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
+    )
+
+
+def record(standings: Standings, entry: Entry) -> dict[str, Any]:
+    """Return the unrounded numbers of a row, for csv."""
+    name = standings.primary.name
+    line: dict[str, Any] = {"objective": entry.objective, "flops": entry.budget, "metric": name}
+    hidden = bool(entry.about(name, VOID, REFUSE))
+    parts = {"": {} if hidden else entry.scores} | {
+        "untrained_": entry.untrained,
+        "shuffled_": entry.shuffled,
+    }
+    for prefix, scores in parts.items():
+        summary = summarise(scores.get(name, ()))
+        line[f"{prefix}n"] = summary.n if summary else 0
+        line[f"{prefix}mean"] = summary.centre if summary else None
+        line[f"{prefix}sd"] = summary.high - summary.centre if summary and summary.n > 1 else None
+    decision = entry.decision
+    low, high = (decision and decision.interval) or (None, None)
+    line |= {"difference": decision.difference if decision else None, "low": low, "high": high}
+    line |= {"p": decision.p if decision else None}
+    line |= {"p_holm": decision.corrected if decision else None}
+    line |= {"verdict": decision.verdict if decision else None}
+    line |= {"seeds_that_decide": decision.seeds if decision else None}
+    line["findings"] = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
+    for metric in standings.metrics[1:]:
+        summary = summarise(entry.scores.get(metric.name, ()))
+        is_shown = summary and not entry.about(metric.name, VOID, REFUSE)
+        line[metric.name] = summary.centre if summary and is_shown else None
+    return line

@@ -1,0 +1,222 @@
+"""Gates on what rows have in common: budget, data, suites, code, tuning, and runs themselves."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from metaseq_lm.league.loss_gates import number
+from metaseq_lm.league.standings import (
+    FLAG,
+    NOTE,
+    REFUSE,
+    VOID,
+    Context,
+    Finding,
+    Row,
+    Tuning,
+    finished,
+)
+from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
+from metaseq_lm.reporting.settings import differing_suite_options, show
+
+PARITY = 0.02  # share of the budget by which FLOPs may differ from it
+
+
+def missing(row: Row, context: Context) -> Iterator[Finding]:
+    """Runs failed, have no score, or are fewer than the plan says."""
+    metric = context.primary
+    reasons = [f"{run.name}: {reason}" for run in row.runs if (reason := run.why_unscored(metric))]
+    seeds = Counter(run.seed for run in row.runs if run.why_unscored(metric) is None)
+    of_runs = f"; {'; '.join(reasons)}" if reasons else ""
+    if not seeds:
+        yield Finding("missing", VOID, f"no run has a score of {metric}{of_runs}")
+    elif len(seeds) < context.seeds:
+        yield Finding("missing", FLAG, f"{len(seeds)} of {context.seeds} seeds{of_runs}")
+    elif reasons:
+        yield Finding("missing", FLAG, f"runs without a score{of_runs}")
+    repeated = sorted(str(seed) for seed, count in seeds.items() if count > 1)
+    if repeated:
+        yield Finding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")
+
+
+def budget(row: Row, context: Context) -> Iterator[Finding]:
+    """A run took other FLOPs than its budget, those of pre-training included."""
+    wrong = [run for run in row.scored if is_off(run, row.budget)]
+    if wrong:
+        spent = ", ".join(dict.fromkeys(flops_text(run.costs["flops"]) for run in wrong))
+        yield Finding(
+            "budget",
+            REFUSE,
+            f"{len(wrong)} of {len(row.scored)} runs took other FLOPs than the budget of "
+            f"{flops_text(row.budget)}: {spent}",
+        )
+
+
+def same_data(row: Row, context: Context) -> Iterator[Finding]:
+    """Runs were trained on other data than those of the baseline, or with another tokenizer."""
+    base = context.baseline_of(row) or row
+    for key in sorted({k for run in row.scored for k in run.values if bare_key(k) == "data_hash"}):
+        # A baseline without pre-training tells the data that others may be pre-trained on.
+        expected = data_hashes(base, key) or data_hashes(base, "data_hash")
+        hashes = list(dict.fromkeys([*expected, *data_hashes(row, key)]))
+        if len(hashes) > 1:
+            yield Finding("data", REFUSE, f"the data differ ({key} {', '.join(hashes)})")
+
+
+def data_hashes(row: Row, key: str) -> list[str]:
+    """Return the distinct hashes of data that the runs of a row have under a key."""
+    return known_values(run.values.get(key) for run in row.scored)
+
+
+def same_suites(row: Row, context: Context) -> Iterator[Finding]:
+    """Runs were scored with other items or options of a suite than those of the baseline."""
+    base = context.baseline_of(row) or row
+    for metric in context.metrics:
+        differing = differing_suite_options(metric, [*base.scored, *row.scored])
+        if differing:
+            values = "; ".join(f"{key}: {value}" for key, value in differing.items())
+            yield Finding("suites", REFUSE, f"{metric} is of other suites ({values})", metric)
+
+
+def same_code(row: Row, context: Context) -> Iterator[Finding]:
+    """Runs were trained with other code than the baseline; a note for an added objective.
+
+    An added objective cannot have the code of the rows that it is placed among.
+    """
+    base = context.baseline_of(row) or row
+    runs = [*base.scored, *row.scored]
+    codes = known_values((run.results or {}).get("code") for run in runs)
+    if len(codes) > 1:
+        reason = f"the hashes of the code differ ({', '.join(codes)})"
+        yield Finding("code", NOTE if row.added else REFUSE, reason)
+
+
+def known_values(values: Iterable[Any]) -> list[str]:
+    """Return the distinct values but None as texts, in order."""
+    return list(dict.fromkeys(show(value) for value in values if value is not None))
+
+
+def controls(row: Row, context: Context) -> Iterator[Finding]:
+    """A control is of another size than the row, or has other FLOPs."""
+    sizes = known_values((run.results or {}).get("parameters") for run in row.scored)
+    for name, runs in (("untrained", row.untrained), ("shuffled", row.shuffled)):
+        others = known_values((run.results or {}).get("parameters") for run in finished(runs))
+        if set(others) - set(sizes):
+            reason = f"the {name} control has other parameters ({', '.join([*sizes, *others])})"
+            yield Finding("controls", FLAG, reason)
+    wrong = [run.costs["flops"] for run in finished(row.shuffled) if is_off(run, row.budget)]
+    if wrong:
+        reason = f"the shuffled control took other FLOPs, such as {flops_text(wrong[0])}"
+        yield Finding("controls", FLAG, reason)
+
+
+def is_off(run: Run, budget: float) -> bool:
+    """Return whether a run took other FLOPs than a budget, or none are recorded."""
+    flops = run.costs["flops"]
+    return flops is None or abs(flops / budget - 1) > PARITY
+
+
+def identical_runs(row: Row, context: Context) -> Iterator[Finding]:
+    """Runs of several seeds, or of several rows, are the same run.
+
+    What trained them ignored the seed, or the option in which the rows differ. The first row of a
+    plan with the runs keeps its number, so that a comparison counts once.
+    """
+    courses = Counter(run.course for run in row.scored)
+    seeds = {run.seed for run in row.scored if courses[run.course] > 1}
+    if len(seeds) > 1:
+        names = ", ".join(sorted(map(str, seeds)))
+        reason = f"the runs of seeds {names} are identical: what trained them ignores the seed"
+        yield Finding("identical runs", VOID, reason)
+    for other, runs in others_of(row, context).items():
+        same = courses.keys() & {run.course for run in runs}
+        if same:
+            yield Finding(
+                "identical runs",
+                FLAG,
+                f"{len(same)} of its {len(row.scored)} runs are identical with those of {other}",
+            )
+
+
+def others_of(row: Row, context: Context) -> Mapping[str, Sequence[Run]]:
+    """Return the runs, by name, that no run of a row may be equal to."""
+    others: dict[str, Sequence[Run]] = {}
+    for other in context.rows:
+        if other is row:
+            break
+        if other.budget == row.budget:
+            others[other.objective] = other.scored
+    return {**others, "its untrained control": row.untrained, "its shuffled control": row.shuffled}
+
+
+def shared_encoder(row: Row, context: Context) -> Iterator[Finding]:
+    """Seeds share a pre-trained encoder, so that they are not as many pre-trainings."""
+    ancestors = {run.seed: ancestor_of(run) for run in row.scored if run.was_pretrained}
+    distinct = len(set(ancestors.values()))
+    if distinct < len(ancestors):
+        yield Finding(
+            "shared encoder",
+            FLAG,
+            f"{len(ancestors)} seeds start from {distinct} pre-trained "
+            f"encoder{'s' * (distinct > 1)}: the spread is not that of pre-trainings",
+        )
+
+
+def ancestor_of(run: Run) -> tuple[Any, ...]:
+    """Return what tells the runs apart that runs of one setting started from.
+
+    The seeds of the ancestors; where these are not known, as the paths.
+    """
+    seeds = [run.values[key] for key in run.values if key != "seed" and bare_key(key) == "seed"]
+    paths = [str(run.values[key]) for key in sorted(run.sources) if key in run.values]
+    return tuple(map(identity, seeds or paths))
+
+
+def tuned(row: Row, context: Context) -> Iterator[Finding]:
+    """Options were not tuned, or otherwise than those of the baseline, or at the edge of a grid."""
+    tuning = row.tuning
+    if tuning is None or not any(len(set(map(show, v))) > 1 for v in tuning.grid.values()):
+        others = sum(other.tuning is not None for other in context.rows if other is not row)
+        reason = "its options were not tuned" + (f", those of {others} rows were" if others else "")
+        yield Finding("tuning", FLAG if others else NOTE, reason)
+        return
+    for key, value in tuning.chosen.items():
+        if is_at_edge(value, tuning.grid.get(key, ())):
+            tried = ", ".join(show(v) for v in sorted(tuning.grid[key]))
+            reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
+            yield Finding("edge of the grid", FLAG, reason)
+        trained = known_values(run.values.get(key) for run in row.scored)
+        if trained not in ([], [show(value)]):
+            reason = f"{key}={show(value)} was chosen, but {', '.join(trained)} trained"
+            yield Finding("tuning", FLAG, reason)
+    yield from tuned_elsewhere(row, tuning, context.baseline_of(row))
+
+
+def is_at_edge(value: Any, grid: Sequence[Any]) -> bool:
+    """Return whether a number is the least or the largest of several that were tried."""
+    if not is_number(value) or not all(map(is_number, grid)) or len(set(grid)) < 2:
+        return False
+    return bool(value <= min(grid) or value >= max(grid))
+
+
+def tuned_elsewhere(row: Row, tuning: Tuning, baseline: Row | None) -> Iterator[Finding]:
+    """Yield findings on seeds, budget and cost of a tuning."""
+    common = {run.seed for run in tuning.runs} & {run.seed for run in row.scored}
+    if common:
+        seeds = ", ".join(sorted(map(str, common)))
+        reason = f"seed {seeds} tuned the options and is among the final ones"
+        yield Finding("tuning", FLAG, reason)
+    if tuning.budget and abs(tuning.budget / row.budget - 1) > PARITY:
+        reason = f"the options were tuned at {flops_text(tuning.budget)} FLOPs"
+        yield Finding("tuning", NOTE, reason)
+    other = baseline.tuning if baseline else None
+    if other is None or not other.flops or not tuning.flops:
+        return
+    if abs(tuning.flops / other.flops - 1) > PARITY:
+        yield Finding(
+            "tuning",
+            NOTE,
+            f"tuning took {flops_text(tuning.flops)} FLOPs, {number(tuning.flops / other.flops)} "
+            "times those of the baseline",
+        )

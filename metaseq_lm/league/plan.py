@@ -1,0 +1,447 @@
+"""The plan of a league: what is compared, and by which rules, fixed before anything runs.
+
+A plan is a YAML file; docs/how_to/league.md describes its keys. It is read, checked and hashed
+here. The hash stands in every report, so that a plan that was changed after a look at the results
+shows as another plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.sweeps.definition import (
+    absolute,
+    check_keys,
+    mapping,
+    parse_override_text,
+    parse_seed,
+    read_mapping,
+    sequence,
+    text_of,
+)
+
+# The plan that ships with the package.
+LAPTOP = Path(__file__).with_name("laptop.yaml")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
+SET_BY_LEAGUE = {
+    "label": "the league labels runs by their objective",
+    "data": "give the plan's `data`",
+    "task.shuffle_tokens": "give `controls: {shuffled: ...}`",
+    "trainer.max_flops": "give the plan's `budgets`",
+    "trainer.max_update": "runs end with their budget",
+    "trainer.final_suites": "give `comparison: {suites: ...}`",
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective: options of `train`, and the grid that they are tuned on.
+
+    Attributes:
+        name: Its name, also that of its folders.
+        options: key=value options, beside those that all objectives have.
+        grid: The values of each tuned option, all combinations are tried; empty: not tuned.
+        control: The objective that is its matched control; None without one.
+        note: One line for reports.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    control: str | None = None
+    note: str = ""
+
+    @property
+    def trials(self) -> int:
+        """The number of combinations of the grid, before it is widened."""
+        return math.prod(map(len, self.grid.values())) if self.grid else 0
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The budgets and seeds of the runs that are compared.
+
+    Attributes:
+        budgets: FLOPs of a run, ascending.
+        usual: The budgets that run unless others are asked for.
+        seeds: The seeds of each objective at each budget.
+    """
+
+    budgets: tuple[float, ...]
+    usual: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How options are chosen.
+
+    Attributes:
+        budgets: FLOPs of a trial, ascending; a run has the values of the nearest of them.
+        grid: The grid of objectives that have none of their own.
+        seeds: The seeds of each trial; none of those that are compared.
+        metric: What chooses, of the run itself.
+        widen: How often a grid gets a value beyond its end when that end is the best.
+    """
+
+    budgets: tuple[float, ...]
+    seeds: tuple[int, ...]
+    grid: Mapping[str, tuple[Any, ...]]
+    metric: str = "valid.loss"
+    widen: int = 2
+
+    def nearest(self, budget: float) -> float:
+        """Return the tuned budget whose ratio to `budget` is nearest to 1."""
+        return min(self.budgets, key=lambda tuned: abs(math.log(tuned / budget)))
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The controls of every objective.
+
+    Attributes:
+        untrained: Whether the model without training is scored.
+        shuffled: The budgets at which the objective is trained on shuffled tokens.
+        seeds: The seeds of controls.
+    """
+
+    untrained: bool
+    shuffled: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is measured, and how a verdict is reached.
+
+    Attributes:
+        baseline: The objective that the others are compared with.
+        suites: Entries of trainer.final_suites.
+        metric: The primary metric, which decides.
+        secondary: Further metrics, which are shown.
+        smallest_effect: The smallest difference of the primary metric that matters.
+        level: Of the tests.
+        solved: The score from which on a seed counts as having solved a task.
+        means: Metrics that are means of others, by their names.
+    """
+
+    baseline: str
+    suites: tuple[str, ...]
+    metric: str
+    secondary: tuple[str, ...]
+    smallest_effect: float
+    level: float = 0.05
+    solved: float = 0.9
+    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A league's plan.
+
+    Attributes:
+        name: Its name in reports.
+        data: Options of preprocess by name, such as `world`; or `folder`, of data that are there.
+        options: key=value options of every run.
+        objectives: What is compared.
+        ladder: Budgets and seeds.
+        tuning: How options are chosen.
+        controls: The controls of every objective.
+        comparison: Metrics and rules of the verdict.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    options: tuple[str, ...]
+    objectives: tuple[Objective, ...]
+    ladder: Ladder
+    tuning: Tuning
+    controls: Controls
+    comparison: Comparison
+
+    @property
+    def hash(self) -> str:
+        """A hash of all that the plan says, 16 hexadecimal digits.
+
+        Of a data folder only the name counts: its content is compared by the fingerprint that every
+        run records.
+        """
+        content = asdict(self)
+        if "folder" in self.data:
+            content["data"] = {"folder": Path(self.data["folder"]).name}
+        text = json.dumps(content, sort_keys=True, default=list)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics, the primary one first."""
+        return (self.comparison.metric, *self.comparison.secondary)
+
+    @property
+    def comparisons(self) -> int:
+        """How many verdicts there are if every row has one, which Holm's correction is for."""
+        return max(1, (len(self.objectives) - 1) * len(self.ladder.budgets))
+
+    def objective(self, name: str) -> Objective:
+        """Return an objective by its name."""
+        return next(objective for objective in self.objectives if objective.name == name)
+
+
+KEYS = (
+    *("name", "data", "options", "objectives", "budgets", "usual_budgets", "seeds"),
+    *("tuning", "controls", "comparison"),
+)
+TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen")
+CONTROL_KEYS = ("untrained", "shuffled", "seeds")
+COMPARISON_KEYS = (
+    *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
+)
+OBJECTIVE_KEYS = ("options", "grid", "control", "note")
+
+
+def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a file, and its content with an absolute path of the data.
+
+    Raises UsageError, which names the file, if it is wrong.
+    """
+    content = read_mapping(path, "a plan", KEYS)
+    try:
+        if isinstance(content.get("data"), dict):
+            content["data"] = parse_data(content["data"], path.parent)
+        plan = parse_plan(content)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    return plan, content
+
+
+def parse_plan(content: Mapping[str, Any]) -> Plan:
+    """Return the checked plan; raises UsageError."""
+    for key in ("data", "objectives", "budgets", "seeds", "tuning", "controls", "comparison"):
+        if key not in content:
+            raise UsageError(f"the plan has no {key}")
+    sections = {
+        "tuning": TUNING_KEYS,
+        "controls": CONTROL_KEYS,
+        "comparison": COMPARISON_KEYS,
+    }
+    for key, known in sections.items():
+        check_keys(mapping(content[key], key), known, key)
+    budgets = parse_budgets(content["budgets"], "budgets")
+    tuning, controls = content["tuning"], content["controls"]
+    seeds = parse_seeds(content["seeds"], "seeds")
+    shuffled = controls.get("shuffled", [])
+    if isinstance(shuffled, bool):
+        shuffled = list(budgets) if shuffled else []
+    grid = parse_grid(tuning.get("grid", {}))
+    objectives = mapping(content["objectives"], "objectives")
+    plan = Plan(
+        name=text_of(content.get("name", "league"), "name"),
+        data=parse_data(content["data"], Path()),
+        options=parse_options(content.get("options", []), "options"),
+        objectives=tuple(parse_objective(name, objectives[name], grid) for name in objectives),
+        ladder=Ladder(
+            budgets,
+            parse_budgets(content.get("usual_budgets", list(budgets)), "usual_budgets"),
+            seeds,
+        ),
+        tuning=Tuning(
+            budgets=parse_budgets(tuning.get("budgets", list(budgets)), "tuning.budgets"),
+            seeds=parse_seeds(tuning.get("seeds"), "tuning.seeds"),
+            grid=grid,
+            metric=text_of(tuning.get("metric", Tuning.metric), "tuning.metric"),
+            widen=parse_count(tuning.get("widen", Tuning.widen), "tuning.widen"),
+        ),
+        controls=Controls(
+            untrained=parse_switch(controls.get("untrained", True), "controls.untrained"),
+            shuffled=parse_budgets(shuffled, "controls.shuffled"),
+            seeds=parse_seeds(controls.get("seeds", list(seeds[:3])), "controls.seeds"),
+        ),
+        comparison=parse_comparison(content["comparison"]),
+    )
+    check_plan(plan)
+    return plan
+
+
+def parse_objective(name: str, content: Any, grid: Mapping[str, tuple[Any, ...]]) -> Objective:
+    """Return a checked objective; without a grid of its own it is tuned on `grid`."""
+    where = f"objectives.{name}"
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"objective {name!r}: it names folders, so use at most 50 letters, digits, _ and -"
+        )
+    content = mapping(content, where)
+    check_keys(dict(content), OBJECTIVE_KEYS, where)
+    control = content.get("control")
+    return Objective(
+        name,
+        parse_options(content.get("options", []), f"{where}.options"),
+        parse_grid(content["grid"]) if "grid" in content else grid,
+        None if control is None else text_of(control, f"{where}.control"),
+        text_of(content.get("note", ""), f"{where}.note"),
+    )
+
+
+def parse_comparison(content: Mapping[str, Any]) -> Comparison:
+    """Return the checked metrics and rules."""
+    for key in ("baseline", "metric", "smallest_effect"):
+        if content.get(key) is None:
+            raise UsageError(f"comparison has no {key}")
+    suites = sequence(content.get("suites", []), "comparison.suites", True)
+    secondary = sequence(content.get("secondary", []), "comparison.secondary", True)
+    effect = parse_number(content["smallest_effect"], "comparison.smallest_effect")
+    level = parse_number(content.get("level", Comparison.level), "comparison.level")
+    if not effect > 0:
+        raise UsageError("comparison.smallest_effect: it must be positive")
+    if not 0 < level < 0.5:
+        raise UsageError("comparison.level: it must be between 0 and 0.5")
+    return Comparison(
+        baseline=text_of(content["baseline"], "comparison.baseline"),
+        suites=tuple(text_of(suite, "comparison.suites") for suite in suites),
+        metric=text_of(content["metric"], "comparison.metric"),
+        secondary=tuple(text_of(metric, "comparison.secondary") for metric in secondary),
+        smallest_effect=effect,
+        level=level,
+        solved=parse_number(content.get("solved", Comparison.solved), "comparison.solved"),
+        means=parse_means(content.get("means", {})),
+    )
+
+
+def parse_means(content: Any) -> dict[str, tuple[str, ...]]:
+    """Return the checked metrics that are means of others."""
+    means = {}
+    for name, parts in mapping(content, "comparison.means").items():
+        where = f"comparison.means.{name}"
+        means[name] = tuple(text_of(part, where) for part in sequence(parts, where))
+    return means
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise UsageError for parts of a plan that contradict each other."""
+    names = [objective.name for objective in plan.objectives]
+    if len({name.lower() for name in names}) < len(names):
+        raise UsageError(f"objectives: two have the same name ({', '.join(names)})")
+    named = {"comparison.baseline": plan.comparison.baseline}
+    for objective in plan.objectives:
+        if objective.control is not None:
+            named[f"objectives.{objective.name}.control"] = objective.control
+        if objective.control == objective.name:
+            raise UsageError(f"objectives.{objective.name}.control: it names itself")
+    for where, name in named.items():
+        if name not in names:
+            raise UsageError(
+                f"{where}: there is no objective {name!r}. Objectives: {', '.join(names)}."
+            )
+    for where, budgets in (
+        ("usual_budgets", plan.ladder.usual),
+        ("controls.shuffled", plan.controls.shuffled),
+    ):
+        if other := sorted(set(budgets) - set(plan.ladder.budgets)):
+            raise UsageError(f"{where}: {other[0]:g} is not one of the budgets")
+    if shared := sorted(set(plan.tuning.seeds) & set(plan.ladder.seeds)):
+        raise UsageError(
+            f"tuning.seeds: {shared[0]} is also one of the seeds; values that were chosen by a "
+            "seed's luck must be compared on other seeds"
+        )
+    if len(set(plan.metrics)) < len(plan.metrics):
+        raise UsageError("comparison.secondary: a metric is named twice")
+
+
+def parse_data(content: Any, base: Path) -> dict[str, Any]:
+    """Return options of preprocess, or the absolute path of a data folder."""
+    data = dict(mapping(content, "data"))
+    if "folder" in data:
+        check_keys(data, ("folder",), "data")
+        return {"folder": absolute(text_of(data["folder"], "data.folder"), base)}
+    for key, value in data.items():
+        text_of(value, f"data.{key}")
+    if not data:
+        raise UsageError("data: give a folder, or options of preprocess such as world: quad")
+    return data
+
+
+def parse_options(content: Any, where: str) -> tuple[str, ...]:
+    """Return key=value options; raises UsageError for those that the league sets."""
+    options = []
+    for value in sequence(content, where, True):
+        option = parse_override_text(value)
+        key = str(parse_override(option).key_or_group)
+        if key in SET_BY_LEAGUE:
+            raise UsageError(f"{where}: '{option}': {SET_BY_LEAGUE[key]}")
+        options.append(option)
+    return tuple(options)
+
+
+def parse_grid(content: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each key, numbers ascending."""
+    grid = {}
+    for key, values in mapping(content, "grid").items():
+        parse_options([f"{key}=0"], "grid")
+        items = sequence(values, f"grid of {key}")
+        for value in items:
+            text_of(value, f"grid of {key}")
+        if len(set(map(str, items))) < len(items):
+            raise UsageError(f"grid of {key}: a value is given twice")
+        grid[key] = tuple(sorted(items)) if all(map(is_number, items)) else tuple(items)
+    return grid
+
+
+def parse_budgets(content: Any, where: str) -> tuple[float, ...]:
+    """Return FLOPs, ascending."""
+    budgets = [parse_number(value, where) for value in sequence(content, where, True)]
+    if any(budget <= 0 for budget in budgets) or len(set(budgets)) < len(budgets):
+        raise UsageError(f"{where}: different positive FLOPs are needed, such as [2e10, 6e10]")
+    if not budgets and where != "controls.shuffled":
+        raise UsageError(f"{where}: the list is empty")
+    return tuple(sorted(budgets))
+
+
+def parse_seeds(content: Any, where: str) -> tuple[int, ...]:
+    """Return different seeds."""
+    if content is None:
+        raise UsageError(f"the plan has no {where}")
+    seeds = [parse_seed(seed) for seed in sequence(content, where)]
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{where}: a seed is given twice")
+    return tuple(seeds)
+
+
+def parse_number(value: Any, where: str) -> float:
+    """Return a finite number."""
+    if not is_number(value) or not math.isfinite(value):
+        raise UsageError(f"{where}: {value!r} is not a number")
+    return float(value)
+
+
+def parse_count(value: Any, where: str) -> int:
+    """Return a whole number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{where}: {value!r} is not a whole number from 0 on")
+    return value
+
+
+def parse_switch(value: Any, where: str) -> bool:
+    """Return true or false."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}: {value!r} is neither true nor false")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def flops_text(budget: float) -> str:
+    """Return FLOPs as an option has them, such as 6e10: short names of runs."""
+    mantissa, _, exponent = f"{budget:.10e}".partition("e")
+    text = f"{float(mantissa):g}e{int(exponent)}"
+    return text if float(text) == budget else repr(budget)

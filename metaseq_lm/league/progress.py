@@ -1,0 +1,109 @@
+"""How far a league is, over all of its phases, and what time is left."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from metaseq_lm.core.output import seconds_text, show_progress
+from metaseq_lm.league.expansion import BUDGET, PHASES, TUNE, LeagueSweep
+from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import read_json_if_valid
+from metaseq_lm.sweeps.states import ACTIVE, State, states
+
+Key = tuple[str, str]  # the folder of a sweep, and the name of a run
+
+
+class Progress:
+    """Counts runs that are over and estimates the time of the others.
+
+    A run takes as long as its FLOPs at the rate of the finished runs, and a time on top for start
+    and scoring, the mean of the runs that were watched from start to end.
+    """
+
+    def __init__(self, planned: Counter[tuple[str, float]], slots: int) -> None:
+        # Planned runs by phase and budget; those of sweeps that are known are counted there.
+        self.planned = planned
+        self.slots = slots
+        self.budgets: dict[Key, tuple[str, float]] = {}
+        self.over: dict[Key, str] = {}
+        self.begun: dict[Key, float] = {}
+        self.seconds = self.flops = 0.0
+        self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of scored runs
+
+    def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[Run]) -> None:
+        """Add runs of a sweep, with the states of its runs."""
+        states_of = {state.run: state for state in known}
+        for run in runs:
+            key = (str(sweep.folder), run.name)
+            if key in self.budgets:
+                continue
+            kind = sweep.phase, float(run.values.get(BUDGET) or 0)
+            self.budgets[key] = kind
+            if self.planned[kind]:
+                self.planned[kind] -= 1
+            state = states_of[run.name].state
+            if state in ("finished", "diverged"):
+                self._end(key, sweep.folder / run.folder, state)
+
+    def report(self, folder: SweepFolder, run: Run) -> None:
+        """Take note of a run that started or ended; print a line for one that ended."""
+        key = (str(folder.path), run.name)
+        if key in self.over:  # its process still had to end
+            return
+        (state,) = states(folder, [run])
+        if state.state in ACTIVE:
+            self.begun.setdefault(key, time.monotonic())
+            return
+        self._end(key, folder.path / run.folder, state.state)
+        phase, objective = folder.path.parts[-2:]
+        reason = f"  {state.reason}" if state.reason else ""
+        name = f"{phase}/{objective}/{run.name}"
+        show_progress(f"{name}  {state.state}{reason}  ({self.text()})")
+
+    def _end(self, key: Key, folder: Path, state: str) -> None:
+        if state != "interrupted":
+            self.over[key] = state
+        results = read_json_if_valid(folder / "results.json")
+        if state != "finished" or not results.get("flops"):
+            return
+        phase, budget = self.budgets[key]
+        if budget:  # an untrained run's update says nothing of the rate
+            self.seconds += results["seconds"]
+            self.flops += results["flops"]
+        if key in self.begun:
+            watched = time.monotonic() - self.begun[key]
+            self.extra[phase == TUNE].append(max(0.0, watched - results["seconds"]))
+
+    def text(self) -> str:
+        """Return the runs that are over in each phase, and the time that is left."""
+        total, done = self.totals(), Counter(self.budgets[key][0] for key in self.over)
+        counts = [f"{phase} {done[phase]}/{total[phase]}" for phase in PHASES if total[phase]]
+        left = self.remaining()
+        return ", ".join([*counts, f"about {seconds_text(left)} left"] if left else counts)
+
+    def totals(self) -> Counter[str]:
+        """Return the number of runs of each phase, planned ones with them."""
+        total = Counter(phase for phase, _ in self.budgets.values())
+        for (phase, _), count in self.planned.items():
+            total[phase] += count
+        return total
+
+    def remaining(self) -> float | None:
+        """Return the seconds that all runs which are not over will take; None if unknown."""
+        if not self.flops:
+            return None
+        open_runs = Counter(self.planned)
+        open_runs.update(kind for key, kind in self.budgets.items() if key not in self.over)
+        left = 0.0
+        for (phase, budget), count in open_runs.items():
+            left += count * (self.start(phase == TUNE) + budget * self.seconds / self.flops)
+        return left / self.slots
+
+    def start(self, trial: bool) -> float:
+        """Return the seconds that a run takes beside its training, 0 if none was watched."""
+        watched = self.extra[trial] or self.extra[not trial]
+        return sum(watched) / len(watched) if watched else 0.0

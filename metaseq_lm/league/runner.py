@@ -1,0 +1,357 @@
+"""The phases of a league: untrained models, tuning with widened grids, training, shuffled text."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show, show_progress
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.league.expansion import (
+    FINAL,
+    SHUFFLED,
+    TUNE,
+    UNTRAINED,
+    LeagueSweep,
+    Source,
+    Values,
+    budget_values,
+    build_sweep,
+    stored_settings,
+    tuning_values,
+)
+from metaseq_lm.league.plan import Objective, Plan, flops_text
+from metaseq_lm.league.progress import Progress
+from metaseq_lm.league.standings import finished
+from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
+from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.sweeps.configs import Check, check_configs, composed
+from metaseq_lm.sweeps.expansion import Run as Planned
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import Code, code_at
+from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
+from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.states import ACTIVE, states
+from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.training.suites import parse_entry
+
+WAIT = 15.0  # seconds between looks at jobs on Slurm
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command runs of a league.
+
+    Attributes:
+        objectives: The objectives.
+        budgets: The budgets of the final runs.
+        source: Their data and plug-in.
+    """
+
+    objectives: tuple[Objective, ...]
+    budgets: tuple[float, ...]
+    source: Source
+
+
+@dataclass
+class Runner:
+    """Runs the phases of a request, each as sweeps in the folder of the league.
+
+    Attributes:
+        plan: The plan.
+        request: What to run.
+        out: The folder of the league.
+        launch: Where and with what resources.
+        check: Raises UsageError for a configuration that must not be launched.
+    """
+
+    plan: Plan
+    request: Request
+    out: Path
+    launch: Launch
+    check: Check | None = None
+    progress: Progress = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.planned(), self.launch.max_parallel or 1)
+
+    # ---------------------------------------------------------------- what there is to run
+
+    @property
+    def tuned_budgets(self) -> list[float]:
+        """The budgets of trials that the budgets of the request need."""
+        return sorted({self.plan.tuning.nearest(budget) for budget in self.request.budgets})
+
+    @property
+    def shuffled_budgets(self) -> list[float]:
+        """The budgets of the request at which there is a control on shuffled tokens."""
+        return [b for b in self.request.budgets if b in self.plan.controls.shuffled]
+
+    def planned(self) -> Counter[tuple[str, float]]:
+        """Return the number of runs by phase and budget, before any grid is widened."""
+        plan = self.plan
+        count: Counter[tuple[str, float]] = Counter()
+        for objective in self.request.objectives:
+            for budget in self.tuned_budgets:
+                count[TUNE, budget] += objective.trials * len(plan.tuning.seeds)
+            for budget in self.request.budgets:
+                count[FINAL, budget] += len(plan.ladder.seeds)
+            for budget in self.shuffled_budgets:
+                count[SHUFFLED, budget] += len(plan.controls.seeds)
+            count[UNTRAINED, 0.0] += len(plan.controls.seeds) * plan.controls.untrained
+        return count
+
+    def sweep(self, objective: Objective, phase: str, settings: Sequence[Values]) -> LeagueSweep:
+        """Return the sweep of an objective in a phase."""
+        return build_sweep(self.plan, objective, phase, settings, self.request.source, self.out)
+
+    def first_grids(self, objective: Objective) -> dict[float, Grid]:
+        """Return the grid of the plan for each tuned budget."""
+        return {budget: dict(objective.grid) for budget in self.tuned_budgets}
+
+    def check_all(self) -> None:
+        """Raise UsageError for the first configuration that could not start.
+
+        All trials are composed; final runs and controls are built with the first of their values.
+        """
+        for objective in self.request.objectives:
+            first = {key: values[0] for key, values in objective.grid.items()}
+            settings = budget_values(dict.fromkeys(self.request.budgets, first))
+            try:
+                if objective.grid:
+                    trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
+                    for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
+                        pass
+                built = [self.sweep(objective, FINAL, settings)]
+                if self.plan.controls.untrained:
+                    built.append(self.sweep(objective, UNTRAINED, []))
+                for sweep in built:
+                    check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
+            except UsageError as error:
+                raise UsageError(f"objective {objective.name}: {error}") from error
+
+    # ---------------------------------------------------------------- the phases
+
+    def run(self) -> bool:
+        """Run all phases; return whether every run finished, or diverged.
+
+        The untrained models come first: they cost little and show whether the metrics exist.
+        """
+        over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
+        self.check_metrics()
+        self.tune()
+        over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
+        return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
+
+    def check_metrics(self) -> None:
+        """Raise UsageError for a metric of the plan that the untrained models do not have.
+
+        A secondary metric may be one of an optional suite.
+        """
+        comparison = self.plan.comparison
+        entries = [parse_entry(entry, self.request.source.data) for entry in comparison.suites]
+        optional = tuple(f"{entry.name}." for entry in entries if entry.is_optional)
+        for sweep in self.untrained_sweeps():
+            for begun_run in finished(list(begun(sweep))):
+                run = replace(begun_run, means=comparison.means)
+                for name in self.plan.metrics:
+                    may_lack = name.startswith(optional) and name != comparison.metric
+                    if name not in run.metrics and not may_lack:
+                        raise UsageError(
+                            f"comparison: no run of {sweep.objective} has the metric '{name}'."
+                            f"{nearest(name, list(run.metrics))} Metrics: "
+                            f"{', '.join(run.metrics)}. The plan names it, so correct the plan and "
+                            "choose another --out"
+                        )
+
+    def tune(self) -> None:
+        """Run the trials, and further ones until no best value is at an end of its grid."""
+        grids = {}
+        for objective in self.request.objectives:
+            if objective.grid:
+                grids[objective.name] = self.first_grids(objective)
+        while grids:
+            sweeps = [
+                self.sweep(self.plan.objective(name), TUNE, tuning_values(of_budgets))
+                for name, of_budgets in grids.items()
+            ]
+            self.run_sweeps(sweeps, self.tuned_budgets)
+            grids = {}
+            for sweep in sweeps:
+                if wider := self.wider_grids(sweep):
+                    grids[sweep.objective] = wider
+
+    def wider_grids(self, sweep: LeagueSweep) -> dict[float, Grid]:
+        """Return the grids of budgets whose best value is at an end, with a value beyond it."""
+        objective = self.plan.objective(sweep.objective)
+        grids = {}
+        for budget, trials in self.trials(objective, sweep).items():
+            grid = widened(trials, self.plan.tuning.widen)
+            if grid is not None and self.is_possible(objective, budget, grid):
+                grids[budget] = grid
+                show_progress(f"{objective.name} at {flops_text(budget)}: {describe(trials, grid)}")
+        return grids
+
+    def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
+        """Return whether all settings of a wider grid are in the range of their options."""
+        sweep = self.sweep(objective, TUNE, tuning_values({budget: grid}))
+        try:
+            for _ in composed(of_one_seed(sweep.runs), sweep.definition, self.check):
+                pass
+        except UsageError as error:
+            show(f"{objective.name}: its grid is not widened: {error}")
+            return False
+        return True
+
+    def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials]:
+        """Return the trials of an objective by budget, those of the request."""
+        trials = trials_of(self.plan, objective, begun(sweep))
+        return {budget: trials[budget] for budget in self.tuned_budgets if budget in trials}
+
+    def chosen(self, objective: Objective) -> dict[float, Values]:
+        """Return the values of each budget; of runs that have begun they stay.
+
+        Raises UsageError if no trial at a budget has a score.
+        """
+        chosen = self.stored_choice(objective)
+        if objective.grid:
+            sweep = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
+            trials = self.trials(objective, sweep)
+        for budget in self.request.budgets:
+            if budget in chosen:
+                continue
+            chosen[budget] = {}
+            if objective.grid:
+                nearest = self.plan.tuning.nearest(budget)
+                best = trials[nearest].best() if nearest in trials else None
+                if best is None:
+                    raise UsageError(
+                        f"objective {objective.name}: no trial at {flops_text(nearest)} FLOPs has "
+                        f"{self.plan.tuning.metric}; see 'metaseq-lm sweep status {sweep.folder}'"
+                    )
+                chosen[budget] = best
+        return {budget: chosen[budget] for budget in self.request.budgets}
+
+    def stored_choice(self, objective: Objective) -> dict[float, Values]:
+        """Return the values of the final sweep that is there, by budget."""
+        chosen: dict[float, Values] = {}
+        for settings in stored_settings(self.out / FINAL / objective.name):
+            (_, budget), *values = settings.items()
+            chosen[float(budget)] = dict(values)
+        return chosen
+
+    def final_sweeps(self) -> list[LeagueSweep]:
+        """Return the sweeps of the runs that are compared."""
+        return [
+            self.sweep(objective, FINAL, budget_values(self.chosen(objective)))
+            for objective in self.request.objectives
+        ]
+
+    def untrained_sweeps(self) -> list[LeagueSweep]:
+        """Return the sweeps of the models without training."""
+        if not self.plan.controls.untrained:
+            return []
+        return [self.sweep(objective, UNTRAINED, []) for objective in self.request.objectives]
+
+    def shuffled_sweeps(self) -> list[LeagueSweep]:
+        """Return the sweeps of the objectives on shuffled tokens."""
+        sweeps = []
+        for objective in self.request.objectives if self.shuffled_budgets else ():
+            chosen = self.chosen(objective)
+            settings = {budget: chosen[budget] for budget in self.shuffled_budgets}
+            sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
+        return sweeps
+
+    # ---------------------------------------------------------------- launching
+
+    def run_sweeps(self, sweeps: Sequence[LeagueSweep], budgets: Sequence[float]) -> bool:
+        """Launch what is open of the runs at budgets, wait; return whether all are over."""
+        folders = [SweepFolder(sweep.folder) for sweep in sweeps]
+        with contextlib.ExitStack() as stack:
+            batches = []
+            for sweep, folder in zip(sweeps, folders):
+                folder.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder.lock())
+                current = adopt(folder, sweep.definition, sweep.runs, self.launch)
+                requested = sweep.at(budgets)
+                self.progress.add(sweep, current, requested)
+                names = {state.run for state in current if state.state in OPEN}
+                todo = [run for run in requested if run.name in names]
+                if todo:
+                    batches.append(Batch(folder, todo, self.code(folder)))
+            if batches and self.launch.executor != "slurm":
+                run_locally(batches, self.launch, self.progress.report)
+            for batch in batches if self.launch.executor == "slurm" else ():
+                submit_slurm(batch.folder, batch.runs, self.launch, batch.code)
+        if self.launch.executor == "slurm":
+            self.wait(list(zip(folders, sweeps)), budgets)
+        return all(
+            state.state in ("finished", "diverged")
+            for folder, sweep in zip(folders, sweeps)
+            for state in states(folder, sweep.at(budgets))
+        )
+
+    def code(self, folder: SweepFolder) -> Code:
+        """Return the snapshot of the code that a sweep runs from.
+
+        A new sweep gets a copy of what other sweeps with the same plug-in have: rows that
+        ran from different code are not compared.
+        """
+        if folder.last_code() is None:
+            user_dir = folder.definition().user_dir
+            for file in sorted(self.out.glob("*/*/jobs.jsonl")):
+                other = SweepFolder(file.parent)
+                last = other.last_code()
+                if last is None or other.definition().user_dir != user_dir:
+                    continue
+                copy = folder.path / "code" / last
+                shutil.copytree(other.path / "code" / last, copy, dirs_exist_ok=True)
+                definition = folder.definition()
+                return code_at(copy, definition.user_dir, definition.config_dir)
+        return take_code(folder)
+
+    def wait(
+        self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
+    ) -> None:
+        """Wait for jobs on Slurm; they go on when this command is stopped."""
+        over: set[tuple[str, str]] = set()
+        while True:
+            active = 0
+            for folder, sweep in pairs:
+                for run, state in zip(sweep.at(budgets), states(folder, sweep.at(budgets))):
+                    key = (str(folder.path), run.name)
+                    active += state.state in ACTIVE
+                    if state.state not in ("pending", "unknown") and key not in over:
+                        self.progress.report(folder, run)
+                        over |= {key} if state.state not in ACTIVE else set()
+            if not active:
+                return
+            time.sleep(WAIT)
+
+
+def begun(sweep: LeagueSweep) -> Iterator[Run]:
+    """Yield the runs of a sweep that have begun."""
+    for run in sweep.runs:
+        if (sweep.folder / run.folder / "config.yaml").is_file():
+            yield read_run(sweep.folder / run.folder)
+
+
+def of_one_seed(runs: Sequence[Planned]) -> list[Planned]:
+    """Return the runs of the first seed: configurations of others differ in nothing else."""
+    return [run for run in runs if run.seed == runs[0].seed]
+
+
+def describe(trials: Trials, grid: Grid) -> str:
+    """Return which values are added to a grid, and why."""
+    parts = []
+    for key, values in grid.items():
+        if further := sorted(set(values) - set(trials.grid[key])):
+            best = (trials.best() or {})[key]
+            parts.append(f"{key} {best} is the best and the last of its grid, so {further[0]} too")
+    return "; ".join(parts)

@@ -1,0 +1,109 @@
+"""Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.loss_gates import by_share, number
+from metaseq_lm.league.standings import (
+    FLAG,
+    NOTE,
+    VOID,
+    Context,
+    Finding,
+    Row,
+    lower_is_better,
+    seed_scores,
+)
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.runs import Run
+
+TIES = 0.01  # share of the items
+ROUNDING = 1e-6  # mean soft accuracy minus a half of margins that are rounding errors
+RANK = ".last.effective_rank"  # metrics of the suite probe
+FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
+SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
+FEWEST = 3  # seeds that show a spread
+
+
+def sibling(metric: str, name: str) -> str:
+    """Return another metric of the group of items of a metric: pairs.copy.ties."""
+    return f"{metric.rpartition('.')[0]}.{name}"
+
+
+def values_of(runs: Sequence[Run], metric: str) -> list[float]:
+    """Return the values of a metric that runs have."""
+    return [run.metrics[metric] for run in runs if metric in run.metrics]
+
+
+def ties(row: Row, context: Context) -> Iterator[Finding]:
+    """More than one item in a hundred is a tie."""
+    for metric in context.metrics:
+        count, n = (values_of(row.scored, sibling(metric, name)) for name in ("ties", "n"))
+        share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
+        if share > TIES:
+            yield Finding("ties", FLAG, f"{share:.0%} of the items of {metric} are ties", metric)
+
+
+def constant(row: Row, context: Context) -> Iterator[Finding]:
+    """All items are ties but for rounding: the model gives every sentence the same score."""
+    for metric in context.metrics:
+        soft = values_of(row.scored, sibling(metric, "soft_accuracy"))
+        flat = sum(abs(value - 0.5) < ROUNDING for value in soft)
+        reason = f"{metric} comes from ties, up to rounding: the outputs are constant"
+        for finding in by_share("constant", flat, len(soft), (VOID, FLAG), reason):
+            yield Finding(finding.gate, finding.action, finding.reason, metric)
+
+
+def left_out(row: Row, context: Context) -> Iterator[Finding]:
+    """Items were left out that other rows were scored with."""
+    for metric in context.metrics:
+        name = sibling(metric, "n")
+        most = max((n for other in context.rows for n in values_of(other.scored, name)), default=0)
+        least = min(values_of(row.scored, name), default=most)
+        if least < most:
+            reason = f"{least:,.0f} of {most:,.0f} items of {metric} are scored"
+            yield Finding("left out", FLAG, reason, metric)
+
+
+def collapse(row: Row, context: Context) -> Iterator[Finding]:
+    """The hidden states of the last layer vary in few directions, see the suite `probe`.
+
+    Of several probes that with the largest rank counts: means over a text vary less than states.
+    """
+    ranks: list[float] = []
+    for run in row.scored:
+        of_run = [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
+        ranks += [max(of_run)] if of_run else []
+    count = sum(rank < FEWEST_DIRECTIONS for rank in ranks)
+    if count:
+        reason = f"collapsed: the effective rank of states is {min(ranks):.1%} of the most possible"
+        yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
+
+
+def transition(row: Row, context: Context) -> Iterator[Finding]:
+    """The seeds spread as in a change of phase: some solve a task, others do not."""
+    for metric in context.metrics:
+        scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
+        if len(scores) < FEWEST or not Metric.of(metric, scores).percent or lower_is_better(metric):
+            continue
+        levels = references(row.scored, metric)
+        floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
+        share = float(np.std(scores, ddof=1)) / max(levels.get("bayes", 1.0) - floor, 1e-9)
+        usual = float(np.std(untrained, ddof=1)) if len(untrained) > 1 else 0.0
+        if share > SPREAD and np.std(scores, ddof=1) > 2 * usual:
+            yield Finding(
+                "in transition",
+                NOTE,
+                f"in transition: {metric} spreads over seeds from {number(min(scores))} to "
+                f"{number(max(scores))} (sd {share:.0%} of the way from chance to the best "
+                f"possible); {solved_text(scores, context)}",
+                metric,
+            )
+
+
+def solved_text(scores: Sequence[float], context: Context) -> str:
+    """Return how many seeds reach the score from which on a task counts as solved."""
+    count = sum(score >= context.solved for score in scores)
+    return f"{count} of {len(scores)} seeds reach {number(context.solved)}"

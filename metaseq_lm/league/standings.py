@@ -1,0 +1,177 @@
+"""What a league consists of: rows of runs, what is known of its data, and what gates say of a row.
+
+A row is an objective at a budget, trained with several seeds. `gates.examine` makes the standings
+of a context: each row with its findings. Scores of a row are those of seeds, the mean of the runs
+of a seed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.runs import Run
+
+# What a finding does, the strongest first.
+VOID = "void"  # there is no number, only the reason
+REFUSE = "refuse"  # the row is not comparable with the others and is not ranked
+FLAG = "flag"  # the number stands with a letter, outside the ranking and the tests
+NOTE = "note"  # a sentence below the table
+ACTIONS = (VOID, REFUSE, FLAG, NOTE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a gate says of a row.
+
+    Attributes:
+        gate: The name of the gate, such as "ceiling".
+        action: VOID, REFUSE, FLAG or NOTE.
+        reason: One sentence with the numbers, without the full stop.
+        metric: The metric that the finding is about; "" for all of the row.
+    """
+
+    gate: str
+    action: str
+    reason: str
+    metric: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """How the options of a row were chosen.
+
+    Attributes:
+        grid: The values that were tried of each option, in all rounds; several are a choice.
+        chosen: The value of each option that the row has.
+        runs: The trials.
+        budget: The FLOPs of a trial; not that of the row where it was tuned at another one.
+    """
+
+    grid: Mapping[str, Sequence[Any]]
+    chosen: Mapping[str, Any]
+    runs: tuple[Run, ...] = field(default=(), repr=False)
+    budget: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """The FLOPs of all trials, as far as they are recorded."""
+        return sum(run.costs["flops"] or 0.0 for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """An objective at a budget, with its controls.
+
+    Attributes:
+        objective: The name of the objective in the plan.
+        budget: The FLOPs of a run.
+        runs: The final runs, those that failed too.
+        untrained: Runs of the same model with one update at rate 0.
+        shuffled: Runs of the same objective at this budget on shuffled rows (task.shuffle_tokens).
+        control: The row of the matched control, another objective of the plan, at this budget; None
+            if the plan names none.
+        tuning: How its options were chosen; None if they were not tuned.
+        added: Whether the objective was added to a frozen plan.
+    """
+
+    objective: str
+    budget: float
+    runs: tuple[Run, ...] = field(repr=False)
+    untrained: tuple[Run, ...] = field(default=(), repr=False)
+    shuffled: tuple[Run, ...] = field(default=(), repr=False)
+    control: "Row | None" = field(default=None, repr=False)
+    tuning: Tuning | None = field(default=None, repr=False)
+    added: bool = False
+
+    @property
+    def scored(self) -> list[Run]:
+        """The final runs that finished."""
+        return finished(self.runs)
+
+    def scores(self, metric: str) -> list[float]:
+        """Return the score of each seed, by seed; only finite ones of runs that finished."""
+        return seed_scores(self.runs, metric)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """All rows of a league, and what gates need to judge one.
+
+    Attributes:
+        rows: The rows, in the order of the plan.
+        baseline: The name of the objective that the others are compared with.
+        metrics: The names of the metrics, the primary one first.
+        seeds: How many final runs the plan asks for a row.
+        vocabulary: The number of symbols of the data, 0 if not known.
+        unigram: The cross-entropy of the valid split under the word frequencies of the train split,
+            in nats a token; None if not known.
+        solved: The score from which on a seed counts as having solved a task.
+    """
+
+    rows: tuple[Row, ...]
+    baseline: str
+    metrics: tuple[str, ...]
+    seeds: int
+    vocabulary: int = 0
+    unigram: float | None = None
+    solved: float = 0.9
+
+    @property
+    def primary(self) -> str:
+        """The metric that decides."""
+        return self.metrics[0]
+
+    @cached_property
+    def by_name(self) -> dict[tuple[str, float], Row]:
+        """The rows by objective and budget."""
+        return {(row.objective, row.budget): row for row in self.rows}
+
+    def baseline_of(self, row: Row) -> Row | None:
+        """Return the baseline at the budget of a row; None for a baseline, or if there is none."""
+        base = self.by_name.get((self.baseline, row.budget))
+        return None if base is row else base
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """A row and what the gates say of it."""
+
+    row: Row
+    findings: tuple[Finding, ...] = ()
+
+    def about(self, metric: str) -> list[Finding]:
+        """Return the findings about a metric or the whole row, the strongest first."""
+        chosen = [finding for finding in self.findings if finding.metric in ("", metric)]
+        return sorted(chosen, key=lambda finding: ACTIONS.index(finding.action))
+
+    def action(self, metric: str) -> str:
+        """Return the strongest action of the findings about a metric, "" if there is none."""
+        findings = self.about(metric)
+        return findings[0].action if findings else ""
+
+    def is_ranked(self, metric: str) -> bool:
+        """Return whether the row may be ranked and tested by a metric."""
+        return self.action(metric) in (NOTE, "") and bool(self.row.scores(metric))
+
+
+def finished(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that finished."""
+    return [run for run in runs if run.why_unended() is None]
+
+
+def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
+    """Return the mean score of each seed, by seed; only finite ones of runs that finished."""
+    by_seed: dict[Any, list[float]] = {}
+    for run in runs:
+        if run.why_unscored(metric) is None:
+            by_seed.setdefault(run.seed, []).append(run.metrics[metric])
+    seeds = sorted(by_seed, key=lambda seed: seed or 0)
+    return [math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether a smaller value of a metric is the better one, by its name."""
+    return Metric.of(metric, ()).lower_is_better

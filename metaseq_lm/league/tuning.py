@@ -1,0 +1,124 @@
+"""Tuning: the grid of each budget, the choice by validation, and the step beyond a grid's end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.league.expansion import BUDGET, Values
+from metaseq_lm.league.plan import Objective, Plan, is_number
+from metaseq_lm.league.standings import lower_is_better
+from metaseq_lm.reporting.runs import Run
+
+Grid = dict[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of an objective at a budget.
+
+    Attributes:
+        objective: The objective.
+        budget: FLOPs of a trial.
+        runs: The runs, those that failed too.
+        metric: The validation metric that chooses.
+    """
+
+    objective: Objective
+    budget: float
+    runs: tuple[Run, ...]
+    metric: str
+
+    @property
+    def grid(self) -> Grid:
+        """The values of each tuned option that were tried, numbers ascending."""
+        grid: Grid = {}
+        for key in self.objective.grid:
+            values = dict.fromkeys(run.values.get(key) for run in self.runs)
+            numeric = all(map(is_number, values))
+            grid[key] = tuple(sorted(values)) if numeric else tuple(values)
+        return grid
+
+    def means(self) -> list[tuple[Values, float]]:
+        """Return the settings whose runs all have a score, with its mean over seeds."""
+        settings: dict[tuple[str, ...], list[Run]] = {}
+        for run in self.runs:
+            key = tuple(repr(run.values.get(name)) for name in self.objective.grid)
+            settings.setdefault(key, []).append(run)
+        means: list[tuple[Values, float]] = []
+        for runs in settings.values():
+            if any(run.why_unscored(self.metric) for run in runs):
+                continue
+            values = {key: runs[0].values[key] for key in self.objective.grid}
+            score = math.fsum(run.metrics[self.metric] for run in runs) / len(runs)
+            means.append((values, score))
+        return means
+
+    def best(self) -> Values | None:
+        """Return the setting with the best mean, the first of equals; None without any score."""
+        sign = 1 if lower_is_better(self.metric) else -1
+        means = self.means()
+        return min(means, key=lambda pair: sign * pair[1])[0] if means else None
+
+
+def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials]:
+    """Return the trials of an objective by their budget, from its runs of the phase `tune`."""
+    by_budget: dict[float, list[Run]] = {}
+    for run in runs:
+        by_budget.setdefault(float(run.values.get(BUDGET) or 0), []).append(run)
+    return {
+        budget: Trials(objective, budget, tuple(of_budget), plan.tuning.metric)
+        for budget, of_budget in sorted(by_budget.items())
+    }
+
+
+def widened(trials: Trials, most: int) -> Grid | None:
+    """Return the grid with a value beyond each end that is the best; None if there is none.
+
+    A grid gets `most` values beyond its ends at most.
+    """
+    best, grid = trials.best(), trials.grid
+    if best is None:
+        return None
+    wider = dict(grid)
+    for key, values in grid.items():
+        further = len(values) - len(trials.objective.grid[key])
+        if further >= most or not all(map(is_number, values)):
+            continue
+        if (value := beyond(values, best[key])) is not None:
+            wider[key] = tuple(sorted((*values, value)))
+    return wider if wider != grid else None
+
+
+def beyond(values: Sequence[float], best: float) -> float | None:
+    """Return the value one step beyond the end that `best` is; None if it is within the others.
+
+    The step is the ratio of the last two values. None, too, for a single value, for an end that is
+    not positive, and for whole numbers without one between.
+    """
+    if len(values) < 2 or best not in (values[0], values[-1]):
+        return None
+    end, inner = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
+    if not end * inner > 0:
+        return None
+    step = end * end / inner
+    value = round(step) if all(isinstance(x, int) for x in values) else float(f"{step:.4g}")
+    return None if value in (0, *values) else value
+
+
+def chosen_values(
+    plan: Plan, budgets: Iterable[float], trials: Mapping[float, Trials]
+) -> dict[float, Values]:
+    """Return the best setting for each budget, of the trials at the nearest tuned budget.
+
+    Budgets without any scored trial are left out.
+    """
+    chosen = {}
+    for budget in budgets:
+        nearest = trials.get(plan.tuning.nearest(budget))
+        best = nearest.best() if nearest else None
+        if best is not None:
+            chosen[budget] = best
+    return chosen

@@ -1,0 +1,380 @@
+"""Verdicts: is an objective better than the baseline, equivalent, worse, or is it undecided?
+
+Pure functions of scores, one for each seed. A difference has to pass two tests: a permutation test,
+which needs no normal distribution but equal spreads, and Welch's t test, which needs no equal
+spreads. A row in the middle of a transition scatters more than a baseline at chance: there the
+permutation test alone is wrong twice too often (docs/results/league.md has the simulation).
+Equivalence is decided by Welch's interval of the difference (two one-sided tests: Schuirmann 1987,
+doi:10.1007/BF01068419).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain, combinations
+
+import numpy as np
+
+from metaseq_lm.reporting.numbers import p_text
+from metaseq_lm.reporting.significance import LEVEL, POWER, holm, rounding_error
+
+BETTER, EQUIVALENT, WORSE, UNDECIDED = "better", "equivalent", "worse", "undecided"
+VERDICTS = (BETTER, EQUIVALENT, WORSE, UNDECIDED)
+# Up to so many assignments of the scores are enumerated (10 seeds against 10 have 184,756).
+ASSIGNMENTS = 200_000
+MOST_SEEDS = 200  # where the search for a number of seeds ends
+SIMULATIONS = 2000  # of a power
+PERMUTED_SEEDS = 8  # up to which a simulation of power has the permutation test, too
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a verdict rests on, fixed before the runs.
+
+    Attributes:
+        smallest_effect: The smallest difference that matters, positive, in units of the metric.
+        level: Of the tests; verdicts of a difference are corrected for `comparisons`.
+        lower_is_better: The direction of the metric.
+        comparisons: The number of planned comparisons with the baseline.
+
+    Raises ValueError for an effect, a level or a number outside its range.
+    """
+
+    smallest_effect: float
+    level: float = LEVEL
+    lower_is_better: bool = False
+    comparisons: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.smallest_effect > 0 and math.isfinite(self.smallest_effect)):
+            raise ValueError(f"smallest_effect={self.smallest_effect}: it must be positive")
+        if not 0 < self.level < 0.5:
+            raise ValueError(f"level={self.level}: it must be between 0 and 0.5")
+        if self.comparisons < 1:
+            raise ValueError(f"comparisons={self.comparisons}: there must be one at least")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on one row, with its numbers.
+
+    Attributes:
+        verdict: One of VERDICTS.
+        difference: Mean of the scores minus that of the baseline, not turned by the direction.
+        interval: The 1 - 2 level interval of the difference; None if a side has one seed only.
+        p: Two-sided, the larger of those of the permutation test and of Welch's t test.
+        corrected: `p` after Holm's correction.
+        sd: Pooled over the two sides; None if no side has two seeds.
+        sizes: The number of seeds of the row and of the baseline.
+        rule: What was decided by.
+    """
+
+    verdict: str
+    difference: float
+    interval: tuple[float, float] | None
+    p: float
+    corrected: float
+    sd: float | None
+    sizes: tuple[int, int]
+    rule: Rule
+
+    @property
+    def is_negligible(self) -> bool:
+        """Whether the whole interval lies within the smallest effect that matters."""
+        return within(self.interval, self.rule.smallest_effect)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the whole interval lies beyond the smallest effect, on one side."""
+        if self.interval is None:
+            return False
+        low, high = self.interval
+        return low > self.rule.smallest_effect or high < -self.rule.smallest_effect
+
+    @property
+    def can_differ(self) -> bool:
+        """Whether any scores of so many seeds could have been called better or worse."""
+        return least_p(*self.sizes) * self.rule.comparisons < self.rule.level
+
+    @property
+    def seeds(self) -> int | None:
+        """The seeds of each side that would decide, see `seeds_to_decide`.
+
+        None for a decided row, without a spread, or if MOST_SEEDS would not do.
+        """
+        if self.verdict != UNDECIDED or self.sd is None:
+            return None
+        return seeds_to_decide(self.sd, self.rule)
+
+    @property
+    def text(self) -> str:
+        """The verdict in words."""
+        if self.verdict == EQUIVALENT:
+            return self.verdict
+        if self.verdict == UNDECIDED:
+            return f"undecided: {self.remedy}"
+        if self.is_negligible:
+            return f"{self.verdict}, but by less than matters"
+        return self.verdict if self.is_large else f"{self.verdict}, perhaps by less than matters"
+
+    @property
+    def remedy(self) -> str:
+        """What would decide an undecided row."""
+        if self.sd is None:
+            return "one seed of each has no spread"
+        seeds = self.seeds
+        if seeds is None:
+            return f"more than {MOST_SEEDS} seeds each would be needed"
+        if seeds <= min(self.sizes):
+            return f"{seeds} seeds each decide in 4 of 5 cases, here they did not"
+        return f"{seeds} seeds each would decide"
+
+    @property
+    def p_texts(self) -> tuple[str, str]:
+        """The texts of `p` and `corrected`."""
+        return p_text(self.p), p_text(self.corrected)
+
+
+def decide_all(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rule: Rule
+) -> list[Decision]:
+    """Return the verdict on each pair (scores of a row, scores of its baseline).
+
+    *better* and *worse*: p, see `difference_p`, is below the level after Holm's correction for all
+    pairs. *equivalent*: not so, and the 1 - 2 level interval of the difference lies
+    within the smallest effect. Otherwise *undecided*. If the rule has more comparisons than there
+    are pairs, the correction counts those.
+
+    Raises ValueError for a side without scores, or with one that is not finite.
+    """
+    sides = []
+    for scores, baseline in pairs:
+        sides.append((checked(scores), checked(baseline)))
+    rule = replace(rule, comparisons=max(rule.comparisons, len(pairs)))
+    p_values = [difference_p(x, y) for x, y in sides]
+    missing = [1.0] * (rule.comparisons - len(pairs))
+    decisions = []
+    for (x, y), p, corrected in zip(sides, p_values, holm([*p_values, *missing])):
+        difference = float(x.mean() - y.mean())
+        interval = welch_interval(x, y, rule.level)
+        verdict = UNDECIDED
+        if corrected < rule.level:
+            verdict = WORSE if (difference > 0) == rule.lower_is_better else BETTER
+        elif within(interval, rule.smallest_effect):
+            verdict = EQUIVALENT
+        sizes = len(x), len(y)
+        decisions.append(
+            Decision(verdict, difference, interval, p, corrected, pooled_sd(x, y), sizes, rule)
+        )
+    return decisions
+
+
+def decide(scores: Sequence[float], baseline: Sequence[float], rule: Rule) -> Decision:
+    """Return the verdict on one row, see `decide_all`; p is multiplied by `rule.comparisons`."""
+    return decide_all([(scores, baseline)], rule)[0]
+
+
+def checked(scores: Sequence[float]) -> np.ndarray:
+    """Return scores as an array; raises ValueError if there are none, or one is not finite."""
+    x = np.asarray(scores, dtype=float)
+    if not x.size or not np.isfinite(x).all():
+        raise ValueError(f"a verdict needs finite scores, not {list(scores)}")
+    return x
+
+
+def within(interval: tuple[float, float] | None, effect: float) -> bool:
+    """Return whether an interval lies strictly between -effect and effect."""
+    return interval is not None and -effect < interval[0] and interval[1] < effect
+
+
+def pooled_sd(x: np.ndarray, y: np.ndarray) -> float | None:
+    """Return the sd pooled over two sides, None without a degree of freedom."""
+    freedom = len(x) + len(y) - 2
+    if not freedom:
+        return None
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y))
+    return math.sqrt(squares / freedom)
+
+
+# ---------------------------------------------------------------- tests and interval
+
+
+def difference_p(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the two-sided p of the difference of means: no less than that of either test."""
+    return max(permutation_p(x, y), welch_p(x, y))
+
+
+def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the two-sided p of the difference of means over the assignments of the scores.
+
+    It is twice the smaller one-sided p, at most 1: over all assignments, so exactly, up to
+    ASSIGNMENTS of them, else over as many random ones with the observed one counted.
+    """
+    pooled = np.concatenate([x, y])
+    # Of a total that is fixed, the sum of the first side decides on the difference of means.
+    sums = assignments(len(x), len(y)) @ pooled
+    observed, tolerance = x.sum(), len(pooled) * rounding_error(x, y)
+    at_least = np.count_nonzero(sums >= observed - tolerance)
+    at_most = np.count_nonzero(sums <= observed + tolerance)
+    return min(1.0, 2 * float(min(at_least, at_most)) / len(sums))
+
+
+@lru_cache(maxsize=8)
+def assignments(n: int, m: int) -> np.ndarray:
+    """Return ways to draw the first `n` of `n` + `m` scores, (ways, n + m) of 0 and 1.
+
+    All of them, or ASSIGNMENTS random ones after the observed one, which is the first.
+    """
+    count = math.comb(n + m, n)
+    if count <= ASSIGNMENTS:
+        flat = chain.from_iterable(combinations(range(n + m), n))
+        drawn = np.fromiter(flat, dtype=np.intp, count=count * n).reshape(count, n)
+    else:
+        order = np.random.default_rng(0).random((ASSIGNMENTS, n + m)).argsort(axis=1)
+        drawn = np.concatenate([np.arange(n)[None], order[:, :n]])
+    ways = np.zeros((len(drawn), n + m))
+    np.put_along_axis(ways, drawn, 1.0, axis=1)
+    return ways
+
+
+def least_p(n: int, m: int) -> float:
+    """Return the smallest two-sided p that `n` against `m` scores can have."""
+    return min(1.0, 2 / min(math.comb(n + m, n), ASSIGNMENTS + 1))
+
+
+def welch_error(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error of differences of means and Welch's degrees of freedom.
+
+    `x` and `y` are (..., n) and (..., m) with n, m > 1, and a spread in one at least.
+    """
+    n, m = x.shape[-1], y.shape[-1]
+    first, second = x.var(axis=-1, ddof=1) / n, y.var(axis=-1, ddof=1) / m
+    freedom = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
+    return np.sqrt(first + second), freedom
+
+
+def welch_p(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the two-sided p of Welch's t test.
+
+    0 where it says nothing against a difference: for a side of one score, and for different sides
+    without spread.
+    """
+    from scipy.stats import t as student_t
+
+    difference, tolerance = abs(float(x.mean() - y.mean())), rounding_error(x, y)
+    if difference <= tolerance:
+        return 1.0
+    if min(len(x), len(y)) < 2 or np.ptp(x) + np.ptp(y) <= tolerance:
+        return 0.0
+    error, freedom = welch_error(x, y)
+    return float(2 * student_t.sf(difference / error, freedom))
+
+
+def welch_interval(x: np.ndarray, y: np.ndarray, level: float) -> tuple[float, float] | None:
+    """Return Welch's 1 - 2 `level` interval of the difference of means.
+
+    None if a side has one score only. Two sides without spread have an interval of width zero: it
+    knows nothing of a seed that would differ.
+    """
+    from scipy.stats import t as student_t
+
+    if min(len(x), len(y)) < 2:
+        return None
+    difference = float(x.mean() - y.mean())
+    if np.ptp(x) + np.ptp(y) <= rounding_error(x, y):
+        return difference, difference
+    error, freedom = welch_error(x, y)
+    half_width = float(student_t.isf(level, freedom) * error)
+    return difference - half_width, difference + half_width
+
+
+# ---------------------------------------------------------------- plans
+
+
+def power(n: int, effect: float, sd: float, level: float = LEVEL, comparisons: int = 1) -> float:
+    """Return the probability that `n` seeds each show a true difference of `effect`.
+
+    In its direction, at `level` / `comparisons` (Holm's first step, so for one difference among
+    `comparisons` without any other). Scores are taken as normal with equal spreads, and simulated:
+    the result has an error of about 1 point. For more than PERMUTED_SEEDS seeds the permutation
+    test is left out, which makes it up to 5 points too high for as many as 28 comparisons.
+    """
+    limits = significant_from(n, level / (2 * comparisons))
+    if sd == 0:
+        return float(effect > 0 and np.isfinite(limits[0]))
+    return float((limits <= effect / sd).mean())
+
+
+def detectable(n: int, sd: float, level: float = LEVEL, comparisons: int = 1) -> float | None:
+    """Return the true difference for which `power` is POWER; None if none is enough."""
+    limits = significant_from(n, level / (2 * comparisons))
+    effect = float(np.quantile(limits, POWER, method="higher"))
+    return effect * sd if math.isfinite(effect) else None
+
+
+@lru_cache(maxsize=256)
+def significant_from(n: int, level: float) -> np.ndarray:
+    """Return, for simulated scores, the true difference in sd from which on it is significant.
+
+    For SIMULATIONS times two samples of `n` standard normal scores; one-sided at `level`. Infinite
+    if `n` against `n` scores never are.
+    """
+    from scipy.stats import t as student_t
+
+    rank = math.ceil(level * math.comb(2 * n, n)) - 1  # so many assignments may be as extreme
+    if n < 2 or rank < 1:
+        return np.full(SIMULATIONS, np.inf)
+    half = np.random.default_rng(0).standard_normal((SIMULATIONS // 2, 2 * n))
+    scores = np.concatenate([half, -half])  # so that their mean difference is exactly 0
+    x, y = scores[:, :n], scores[:, n:]
+    error, freedom = welch_error(x, y)
+    limits: np.ndarray = student_t.isf(level, freedom) * error - x.mean(axis=1) + y.mean(axis=1)
+    if n <= PERMUTED_SEEDS:
+        ways = assignments(n, n)[1:]
+        swapped = n - ways[:, :n].sum(axis=1)
+        for rows in np.array_split(np.arange(SIMULATIONS), 10):
+            # A difference d lifts the observed sum by n d and others by (n - swapped) d.
+            sums = scores[rows] @ ways.T - x[rows].sum(axis=1, keepdims=True)
+            lifts = np.partition(sums / swapped, -rank, axis=1)[:, -rank]
+            limits[rows] = np.maximum(limits[rows], lifts)
+    return limits
+
+
+def equivalence_power(n: int, effect: float, sd: float, level: float = LEVEL) -> float:
+    """Return the probability that `n` seeds each of equal objectives are called equivalent.
+
+    That is, that the 1 - 2 `level` interval (Student's, scores normal) lies within ± `effect`.
+    """
+    from scipy.stats import chi2, norm
+    from scipy.stats import t as student_t
+
+    if n < 2:
+        return 0.0
+    if sd == 0:
+        return float(effect > 0)
+    freedom, error = 2 * n - 2, sd * math.sqrt(2 / n)
+    # The mean over the distribution of the estimated error, by its quantiles.
+    quantiles = chi2.ppf((np.arange(1000) + 0.5) / 1000, freedom)
+    half_width = student_t.isf(level, freedom) * error * np.sqrt(quantiles / freedom)
+    return float(np.clip(2 * norm.cdf((effect - half_width) / error) - 1, 0, None).mean())
+
+
+def seeds_to_decide(sd: float, rule: Rule) -> int | None:
+    """Return the least seeds each with which no case of interest is undecided too often.
+
+    With them a difference of the smallest effect is shown, and equal objectives are called
+    equivalent, each with a probability of POWER. None if more than MOST_SEEDS are needed.
+    """
+
+    def is_enough(n: int) -> bool:
+        shown = power(n, rule.smallest_effect, sd, rule.level, rule.comparisons)
+        return min(shown, equivalence_power(n, rule.smallest_effect, sd, rule.level)) >= POWER
+
+    if not is_enough(MOST_SEEDS):
+        return None
+    low, high = 1, MOST_SEEDS  # low is not enough, high is
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

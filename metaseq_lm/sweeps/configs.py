@@ -1,0 +1,93 @@
+"""The configurations of a sweep's runs, composed and checked before anything is launched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from metaseq_lm.core.config import RunConfig, as_dict, flatten
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import Compositions, load_config
+from metaseq_lm.core.secrets import mask_options
+from metaseq_lm.sweeps.definition import Definition
+from metaseq_lm.sweeps.expansion import Run, StageRun
+
+NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
+Check = Callable[[RunConfig], None]
+
+
+def composed(
+    runs: Sequence[Run], definition: Definition, check: Check | None = None
+) -> Iterator[tuple[Run, StageRun, RunConfig]]:
+    """Yield every run, its stages and their configuration; UsageError names the run.
+
+    `check` may raise UsageError for a configuration.
+    """
+    compositions: Compositions = {}
+    for run in runs:
+        for stage in run.stages:
+            try:
+                config_name, overrides = stage.configuration()
+                config = load_config(overrides, definition.config_dir, config_name, compositions)
+                check_no_secret(config)
+                if check is not None:
+                    check(config)
+            except UsageError as error:
+                raise UsageError(f"{name_of(run, stage)}: {error}") from error
+            yield run, stage, config
+
+
+def name_of(run: Run, stage: StageRun) -> str:
+    """Return the name of a stage of a run in messages."""
+    return f"{run.name}, {stage.name}" if stage.name else run.name
+
+
+def check_no_secret(config: RunConfig) -> None:
+    """Raise UsageError for an option with a secret, which the sweep's files would contain."""
+    options = as_dict(config)
+    shown = flatten(mask_options(options))
+    for key, value in flatten(options).items():
+        if value != shown[key]:
+            raise UsageError(
+                f"{key} looks like a secret, which a sweep would write into its folder for all to "
+                "read; put it into a variable of the environment and let the plug-in read that"
+            )
+
+
+def check_each_value(
+    runs: Sequence[Run], definition: Definition, check: Check | None = None
+) -> None:
+    """Compose runs until every value of every key was in one; UsageError names the run."""
+    seen: set[tuple[str, str]] = set()
+    fresh: list[Run] = []
+    for run in runs:
+        values = {(key, str(value)) for key, value in run.values.items()}
+        if not fresh or values - seen:
+            fresh.append(run)
+            seen |= values
+    for _ in composed(fresh, definition, check):
+        pass
+
+
+def check_configs(runs: Sequence[Run], definition: Definition, check: Check | None = None) -> None:
+    """Raise UsageError naming the first run that could not start; the plug-ins are loaded.
+
+    Every configuration is composed. Of those that differ only in what neither task nor networks are
+    built from, one is built.
+    """
+    # These import torch: other mistakes show before.
+    from metaseq_lm.training.parts import check_parts
+    from metaseq_lm.training.suites import check_final_suites
+
+    checked = set()
+    for run, stage, config in composed(runs, definition, check):
+        options = as_dict(config)
+        content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
+        if content in checked:
+            continue
+        checked.add(content)
+        try:
+            check_parts(config)
+            check_final_suites(config)
+        except UsageError as error:
+            raise UsageError(f"{name_of(run, stage)}: {error}") from error

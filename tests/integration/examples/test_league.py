@@ -1,0 +1,83 @@
+"""The simulated verdicts of examples/league: what the archive says, and a part of it anew."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
+LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
+SCATTER = "rows scatter 4 times as much"
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Any:
+    """The module examples/league/verdicts.py."""
+    spec = importlib.util.spec_from_file_location("league_verdicts", LEAGUE / "verdicts.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def line_of(**values: Any) -> dict[str, Any]:
+    """Return the line of the archive with some values."""
+    return next(line for line in LINES if values.items() <= line.items())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"population": "normal", "seeds": 5, "comparisons": 1, "effect": 2.0},
+        {"population": SCATTER, "seeds": 8, "comparisons": 1, "effect": 0.0},
+    ],
+)
+def test_the_archive_is_what_the_simulation_makes(verdicts: Any, values: dict[str, Any]) -> None:
+    line = line_of(**values)
+    again = verdicts.simulate(*values.values(), line["leagues"])
+    assert again["first"] == pytest.approx(line["first"], abs=2)
+    assert again["wrong_leagues"] == pytest.approx(line["wrong_leagues"], abs=2)
+
+
+def error(share: float, count: int) -> float:
+    """Return three standard errors of a share of a number of leagues."""
+    return 3 * math.sqrt(share * (1 - share) / count)
+
+
+def test_leagues_without_an_effect_err_at_the_level() -> None:
+    for line in LINES:
+        if line.get("effect") == 0 and "comparisons" in line:
+            share = line["wrong_leagues"] / line["leagues"]
+            assert share <= 0.05 + error(0.05, line["leagues"]), line
+
+
+def test_the_smallest_effect_is_seldom_called_equivalent() -> None:
+    for line in LINES:
+        if line.get("effect") == 2.0 and "comparisons" in line:
+            share = line["first"].get("equivalent", 0) / line["leagues"]
+            assert share <= 0.05 + error(0.05, line["leagues"]), line
+            assert "better" not in line["first"]
+
+
+def test_power_is_what_is_claimed(verdicts: Any) -> None:
+    checked = 0
+    for line in LINES:
+        if line.get("population") == "normal" and line.get("effect") and "comparisons" in line:
+            seeds, comparisons = line["seeds"], line["comparisons"]
+            claim = verdicts.power(seeds, line["effect"], 1.0, comparisons=comparisons)
+            share = line["first"].get("worse", 0) / line["leagues"]
+            # The error of the claim itself, and Holm's gain beside the first step.
+            assert abs(share - claim) <= 0.04 + error(max(claim, 0.05), line["leagues"]), line
+            checked += 1
+    assert checked >= 16
+
+
+def test_a_permutation_test_alone_errs_where_spreads_differ() -> None:
+    lines = [line for line in LINES if "tests" in line and line["population"] == SCATTER]
+    counts = next(line["tests"] for line in lines if not line["effect"])
+    assert counts["permutation"] > 80 and counts["both"] < 72  # of 1,000; 3 sd from 50

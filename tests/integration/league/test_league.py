@@ -1,0 +1,309 @@
+"""The command: phases, growth, what is refused; runs are trained in this process, but for one."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from league_plans import SMALL, in_process, plan_with, write_plan
+from sweeping import ROOT, states_of, wait_until
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import Interrupted
+from metaseq_lm.league.folder import LeagueFolder
+from metaseq_lm.sweeps.expansion import Run
+
+PLUG_IN = '''
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions.masked_lm import MaskedLM
+
+@register_criterion("twice")
+class Twice(MaskedLM):
+    """Masked LM under another name."""
+'''
+
+
+def league(*arguments: object) -> int:
+    return main(["league", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def played(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a league that has run, the plan beside it."""
+    place = tmp_path_factory.mktemp("league")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trained = in_process(monkeypatch)
+        assert league(write_plan(place / "plan.yaml", moons), "--out", place / "L") == 0
+    (place / "trained.json").write_text(json.dumps(trained))
+    return place
+
+
+def copy_of(played: Path, place: Path) -> Path:
+    """Return a copy of the league's folder at the same path: sweeps know theirs."""
+    shutil.copytree(played, place, symlinks=True)
+    for file in place.glob("L/*/*/sweep.json"):
+        text = file.read_text().replace(str(played), str(place))
+        content = {key: v for key, v in json.loads(text).items() if key != "checksum"}
+        file.write_text(json.dumps(content))
+    return place / "L"
+
+
+def test_the_phases_run_in_order_on_the_seeds_of_the_plan(played: Path) -> None:
+    trained = json.loads((played / "trained.json").read_text())
+    phases = [name.split("/")[0] for name in trained]
+    assert list(dict.fromkeys(phases)) == ["untrained", "tune", "final", "shuffled"]
+    seeds = {}
+    for name in trained:
+        seeds.setdefault(name.split("/")[0], set()).add(re.search(r"seed=(\d+)", name)[1])
+    assert seeds == {"untrained": {"1"}, "tune": {"101"}, "final": {"1", "2"}, "shuffled": {"1"}}
+    # The larger rate is the best here, so each grid got one value more, once.
+    rates = [re.search(r"lr=([\d.e-]+)-", n)[1] for n in trained if n.startswith("tune/masked")]
+    assert rates == ["0.0001", "0.001", "0.01"]
+    assert not [name for name in trained if "max_flops=6e7" in name]
+
+
+def test_runs_have_the_chosen_rate_and_what_the_phase_sets(played: Path) -> None:
+    runs = LeagueFolder(played / "L").runs()
+    trials = [run for run in runs if run.values["label"] == "dense, tuning"]
+    best = min(trials, key=lambda run: run.metrics["valid.loss"]).values["optimizer.lr"]
+    for run in runs:
+        label = run.values["label"]
+        if not label.startswith("dense") or label.endswith("tuning"):
+            continue
+        is_untrained = label == "dense, untrained"
+        assert run.values["optimizer.lr"] == (0 if is_untrained else best)
+        assert run.values["task.shuffle_tokens"] == (label == "dense, shuffled")
+        assert (run.results["updates"] == 1) == is_untrained
+        assert run.results["flops"] <= 1.1 * SMALL
+    start, end = (
+        next(r for r in runs if r.values["label"] == f"dense{s}") for s in (", untrained", "")
+    )
+    assert start.metrics["valid.mlm"] > end.metrics["valid.mlm"]
+
+
+def test_its_parts_are_ordinary_sweeps(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "status", str(played / "L/final/dense")]) == 0
+    assert "2 runs: 2 finished" in capsys.readouterr().out
+    assert {s.state for s in states_of(played / "L/tune/dense").values()} == {"finished"}
+
+
+def test_the_report_has_rows_controls_and_the_hash(
+    played: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert league("report", played / "L") == 0
+    shown = capsys.readouterr().out
+    contents = LeagueFolder(played / "L").read()
+    assert contents.plan.hash in shown
+    assert re.search(r"3\.0e7 +masked +2 ", shown) and re.search(r"3\.0e7 +dense +2 ", shown)
+    assert "dense 3 trials" in shown and "1 of them beyond the first grid" in shown
+    assert "6e7" not in shown
+    files = {file.name for file in (played / "L/report").iterdir()}
+    assert {"standings.txt", "standings.csv", "standings.html", "standings.png"} <= files
+
+
+def test_the_same_command_runs_nothing_again_and_a_larger_budget_only_what_is_new(
+    played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_of(played, tmp_path / "copy")
+    trained = in_process(monkeypatch)
+    assert league(played / "plan.yaml", "--out", folder) == 0
+    assert trained == []
+    assert league("--out", folder, "--budgets", "6e7", "--objectives", "dense") == 0
+    assert {name.partition("-")[0] for name in trained} == {"final/dense/max_flops=6e7"}
+    assert len(trained) == 2
+    assert league("--out", folder, "--budgets", "3e7") == 0  # the larger budget stays
+    assert len(trained) == 2 and len(states_of(folder / "final/dense")) == 4
+
+
+def test_an_interrupted_league_goes_on(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = write_plan(tmp_path / "plan.yaml", moons)
+    count = 0
+
+    def stop(run: Run) -> None:
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise Interrupted("stopped")
+
+    first = in_process(monkeypatch, stop)
+    assert league(plan, "--out", tmp_path / "L") == 75
+    rest = in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 0
+    assert len(first) == 5
+    assert not set(first) & set(rest)
+    assert len(first + rest) == len(set(first + rest)) == 2 + 6 + 4 + 2
+
+
+def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
+    played: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copy_of(played, tmp_path / "copy")
+    (tmp_path / "twice.py").write_text(PLUG_IN)
+    trained = in_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    mine = ["--with", "criterion=twice", "task.mask_prob=0.3", "--control", "masked"]
+    grid = ["--grid", "optimizer.lr=1e-3,1e-4", "--name", "twice"]
+    assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
+    shown = capsys.readouterr().out
+    assert {name.split("/")[1] for name in trained} == {"twice"}
+    contents = LeagueFolder(folder).read()
+    assert f"plan {contents.plan.hash} + twice" in shown
+    assert re.search(r"3\.0e7 +dense +2 ", shown) and re.search(r"3\.0e7 +twice +2 ", shown)
+    assert contents.extended.objective("twice").control == "masked"
+    before = len(trained)
+    assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
+    assert len(trained) == before
+    # Code is run only if the command line names it, and a name stands for one objective.
+    assert league("--out", folder, "--objectives", "twice") == 2
+    assert league("--out", folder, "--with", "task.mask_prob=0.2", "--name", "twice") == 2
+    assert league("--out", folder, "--with", "task.mask_prob=0.2", "--name", "dense") == 2
+    assert league("--out", folder, "--with", "lr", "--name", "other") == 2
+    assert len(trained) == before
+
+
+def test_an_archive_beside_the_plan_stands_in_for_its_runs(
+    played: Path,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archive = tmp_path / "plan.jsonl"
+    assert league("report", played / "L", "--archive", archive) == 0
+    plan = write_plan(tmp_path / "plan.yaml", moons)
+    trained = in_process(monkeypatch)
+    mine = ["--with", "task.mask_prob=0.3", "--name", "mine"]
+    capsys.readouterr()
+    assert league(plan, "--out", tmp_path / "L", *mine) == 0
+    shown = capsys.readouterr().out
+    assert {name.split("/")[1] for name in trained} == {"mine"}
+    for name in ("masked", "dense", "mine"):
+        assert re.search(rf"3\.0e7 +{name} +2 ", shown)
+    assert "dense 3 trials" in shown
+    # Runs of another plan are no rows of this one.
+    other = write_plan(tmp_path / "other.yaml", moons, seeds=[1, 2, 3])
+    archive.rename(tmp_path / "other.jsonl")
+    assert league(other, "--out", tmp_path / "L2", *mine) == 0
+    shown = capsys.readouterr()
+    assert "another plan" in shown.err and "masked" not in shown.out.split("\n\n")[1]
+
+
+def test_a_dry_run_says_what_it_takes_and_leaves_nothing(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path / "plan.yaml", moons, seeds=list(range(1, 9)))
+    trained = in_process(monkeypatch)
+    assert main(["sweep", "--plan", str(plan)]) == 0
+    by_sweep = capsys.readouterr().out
+    assert league(plan, "--out", tmp_path / "L", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert by_sweep.splitlines()[:5] == shown.splitlines()[:5]
+    assert re.search(r"tune +4 runs +1\.2e8 FLOPs", shown)
+    assert re.search(r"final +16 runs +4\.8e8 FLOPs", shown)
+    assert re.search(r"all +24 runs", shown) and "80 % power" in shown
+    assert not trained and not (tmp_path / "L").exists()
+
+
+WRONG = {
+    "an unknown budget": (["--budgets", "5e7"], "5e\\+07"),
+    "an unknown objective": (["--objectives", "rtd"], "'rtd'"),
+    "an unknown option": (["--with", "task.mask_porb=1"], "mask_porb"),
+    "an unknown control": (["--with", "task.mask_prob=1", "--control", "rtd"], "rtd"),
+    "an archive": (["--archive", "x.jsonl"], "report"),
+}
+
+
+@pytest.mark.parametrize("words, message", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_command_is_refused_before_anything_runs(
+    words: list[str],
+    message: str,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained = in_process(monkeypatch)
+    plan = write_plan(tmp_path / "plan.yaml", moons)
+    assert league(plan, "--out", tmp_path / "L", *words) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not trained and not (tmp_path / "L").exists()
+
+
+def test_a_metric_that_no_run_has_is_seen_before_tuning(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path / "plan.yaml", moons, comparison__metric="valid.mlmm")
+    trained = in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 2
+    assert "Did you mean 'valid.mlm'" in capsys.readouterr().err
+    assert {name.split("/")[0] for name in trained} == {"untrained"}
+
+
+def test_a_folder_is_of_one_plan_and_of_one_hash(
+    played: Path, moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_plan(tmp_path / "plan.yaml", moons, comparison__level=0.01)
+    assert league(other, "--out", played / "L") == 2
+    assert "another plan" in capsys.readouterr().err
+    assert league("report", tmp_path) == 2
+    file = copy_of(played, tmp_path / "copy") / "league.json"
+    text = file.read_text()
+    file.write_text(text.replace("0.05", "0.01"))
+    assert league("report", file.parent) == 1
+    assert "changed after" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_league_in_the_small_world_is_stopped_and_goes_on(tmp_path: Path) -> None:
+    """Real processes, the world and a suite; after SIGTERM the same command ends it."""
+    content = plan_with(
+        data={"world": "quad", "world_documents": 400, "world_held_out": 50, "world_pairs": 10},
+        comparison__suites=["pairs pairs compare=changed"],
+        comparison__metric="pairs.brackets.accuracy",
+        seeds=[1],
+    )
+    content["options"] = [o for o in content["options"] if "tokens_per_sample" not in o]
+    content["options"] = [o for o in content["options"] if "max_positions" not in o]
+    content["options"] += ["task.tokens_per_sample=64", "model.max_positions=64"]
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(yaml.safe_dump(content, sort_keys=False))
+    command = [
+        sys.executable,
+        "-m",
+        "metaseq_lm",
+        "league",
+        str(plan),
+        "--out",
+        str(tmp_path / "L"),
+    ]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    try:
+        wait_until(lambda: list(tmp_path.glob("L/tune/*/*/results.json")), 300)
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 75
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("L/*/*/*/results.json")}
+    finished = [f for f in before if json.loads(f.read_text())["status"] == "finished"]
+    assert len(finished) < 12
+    assert league(plan, "--out", tmp_path / "L", "--max-parallel", "2") == 0
+    assert all(file.stat().st_mtime_ns == before[file] for file in finished)
+    runs = LeagueFolder(tmp_path / "L").runs()
+    assert len(runs) == 2 + 6 + 2 + 2
+    scored = [run for run in runs if "pairs.brackets.accuracy" in run.metrics]
+    assert {run.values["label"] for run in runs} - {run.values["label"] for run in scored} == {
+        "masked, tuning",
+        "dense, tuning",
+    }
+    codes = {run.results["code"] for run in runs}
+    assert len(codes) == 1

@@ -1,0 +1,197 @@
+"""Linear probes: the regression in closed form, the choice of the layer, what is compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.labelled.baselines import class_of_word
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, part_of
+from metaseq_lm.evaluation.suites import OVERALL, Results, Rows, build_suite
+
+SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 40 --world-pairs 5"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of a small draw of the world quad."""
+    folder = tmp_path_factory.mktemp("probe") / "quad"
+    assert main(["preprocess", "--world", "quad", *SIZES.split(), "--destdir", str(folder)]) == 0
+    return folder
+
+
+def test_the_regression_is_that_of_the_least_cross_validation_error() -> None:
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 3, 60)
+    inputs = rng.normal(size=(60, 7)) + 0.7 * np.eye(3, 7)[labels]
+    inputs[:, 5] *= 100  # standardised
+    inputs[:, 6] = 2.5  # constant
+    ridge = Ridge.fit(inputs, labels, 3)
+    x, y = inputs[:, :6], np.eye(3)[labels]
+    x = (x - x.mean(0)) / x.std(0)
+    errors, fits = [], []
+    for penalty in 60 * RIDGES:
+        solve = np.linalg.solve(x.T @ x + penalty * np.eye(6), x.T)
+        hat = x @ solve + 1 / 60
+        residuals = y - hat @ y
+        errors.append((residuals**2).sum() / 60 / (1 - np.trace(hat) / 60) ** 2)
+        fits.append(solve @ y)
+    best = int(np.argmin(errors))
+    assert 0 < best < len(RIDGES) - 1 and ridge.ridge == RIDGES[best]
+    assert ridge.weights[:6] == pytest.approx(fits[best], abs=1e-10)
+    assert ridge.weights[6] == pytest.approx(0, abs=1e-12)
+    assert ridge.intercept == pytest.approx(y.mean(0))
+    predicted = (x @ fits[best] + y.mean(0)).argmax(1)
+    assert ridge.predict(inputs).tolist() == predicted.tolist()
+
+
+def test_more_inputs_than_items() -> None:
+    rng = np.random.default_rng(4)
+    labels = np.arange(12) % 2
+    inputs = rng.normal(size=(12, 40)).astype(np.float32)
+    inputs[:, 0] += 10 * labels
+    assert (Ridge.fit(inputs, labels, 2).predict(inputs) == labels).all()
+
+
+def test_the_effective_rank_is_a_share_of_the_directions() -> None:
+    axes = np.concatenate([np.eye(6), -np.eye(6)])
+    assert effective_rank(axes) == pytest.approx(1, abs=1e-12)
+    assert effective_rank(axes + 7) == pytest.approx(1, abs=1e-12)
+    assert effective_rank(axes[:, :3] @ np.ones((3, 6))) == pytest.approx(1 / 6, abs=1e-12)
+    # Singular values in the proportion 3 to 1: exp(H) = 4 / 3^(3/4).
+    assert effective_rank(axes[:, :2] * [3, 1]) == pytest.approx(2 / 3**0.75, abs=1e-12)
+    assert effective_rank(np.eye(3, 50)) == pytest.approx(1, abs=1e-12)  # three points, a plane
+    assert effective_rank(np.full((9, 6), 0.1, np.float32)) == 0
+    assert effective_rank(np.ones((1, 6))) == 0
+
+
+def test_the_class_of_a_word() -> None:
+    words, labels = np.array([4, 4, 4, 7, 7, 2]), np.array([1, 1, 0, 0, 1, 1])
+    # 7 has a tie and 9 does not occur: the majority.
+    assert class_of_word(words, labels, np.array([4, 7, 9, 2, 1]), 3).tolist() == [1, 1, 1, 1, 1]
+    assert class_of_word(words, labels[::-1].copy(), np.array([2, 9]), 3).tolist() == [1, 1]
+
+
+class Labels:
+    """Layers of states that are labels, of some splits shifted by one: wrong for a probe."""
+
+    longest = 64
+
+    def __init__(self, *shifted: tuple[str, ...]) -> None:
+        self.shifted = shifted
+        self.read: list[tuple[str, int]] = []
+
+    def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        assert isinstance(rows, TaggedRows)
+        labels = rows.targets[rows.words(samples)]
+        self.read.append((rows.data.split, len(samples)))
+        return self.layers(labels[labels >= 0], rows.data.split, len(rows.classes))
+
+    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        data = rows.data  # type: ignore[attr-defined]
+        return self.layers(data.labels[samples], data.split, len(data.label_names))
+
+    def layers(self, labels: np.ndarray, split: str, count: int) -> list[np.ndarray]:
+        return [np.eye(count)[(labels + (split in splits)) % count] for splits in self.shifted]
+
+
+@pytest.mark.parametrize("name", ["state", "topic"])
+def test_the_layer_is_chosen_on_the_valid_split(world: Path, name: str) -> None:
+    def score(*shifted: tuple[str, ...], options: tuple[str, ...] = ()) -> Results:
+        suite = build_suite("probe", options)
+        results: Results = suite.score(suite.read(world / name), Labels(*shifted))
+        return results
+
+    results = score(("valid",), ("test",), ())
+    accuracies = {group: result.metrics["accuracy"] for group, result in results.items()}
+    # Layers 1 and 2 are equal on valid: the first of them, whatever test says.
+    assert results[OVERALL].metrics == {"accuracy": accuracies["layer_1"], "layer": 1}
+    assert accuracies["layer_1"] < 0.5 and accuracies["layer_0"] == accuracies["layer_2"] == 1
+    assert list(results) == [OVERALL, "layer_0", "layer_1", "layer_2", "last"]
+    assert accuracies["last"] == 1
+    labels = Manifest.load(world).details["world"]["constants"]["labelled"][name]["labels"]
+    assert {result.n for result in results.values()} == {labels}
+    # Scored on valid, the last fifth of train chooses, and there all layers are right.
+    assert score(("valid",), (), options=("split=valid",))[OVERALL].metrics["layer"] == 0
+
+
+def test_the_first_items_can_be_read_alone(world: Path) -> None:
+    for options, sizes in (
+        ([], {"train": 40, "valid": 40, "test": 40}),
+        (["train=8", "test=5"], {"train": 8, "valid": 5, "test": 5}),
+    ):
+        suite, states = build_suite("probe", options), Labels(())
+        suite.score(suite.read(world / "depth"), states)
+        assert dict(states.read) == sizes
+    # Without a valid split one in five of the items of train chooses the layer.
+    suite, states = build_suite("probe", ["train=10", "split=valid"]), Labels(())
+    suite.score(suite.read(world / "depth"), states)
+    assert states.read == [("train", 8), ("train", 2), ("valid", 40)]
+
+
+@pytest.mark.parametrize("name", ["topic", "state", "depth", "head_number"])
+def test_references_are_those_of_the_world(world: Path, name: str) -> None:
+    constants = Manifest.load(world).details["world"]["constants"]["labelled"][name]
+    suite = build_suite("probe")
+    references = suite.references(suite.read(world / name), world / name)
+    expected = {key: value for key, value in constants.items() if key != "labels"}
+    assert references == {OVERALL: {"accuracy": pytest.approx(expected)}}
+    part = build_suite("probe", ["test=5"])
+    scores = part.references(part.read(world / name), world / name)[OVERALL]["accuracy"]
+    assert "bayes" not in scores and "majority" in scores
+
+
+def test_pairs_have_the_references_of_the_world(world: Path) -> None:
+    constants = Manifest.load(world).details["world"]["constants"]["pairs"]
+
+    def references(*options: str) -> dict[str, dict[str, float]]:
+        suite = build_suite("pairs", options)
+        items = suite.read(world / "pairs")
+        groups = suite.references(items, world / "pairs")
+        return {group: metrics["accuracy"] for group, metrics in groups.items()}
+
+    for kind, expected in constants.items():
+        del expected["pairs"]
+        assert references()[kind] == expected
+    ngram = np.mean([expected["ngram"] for expected in constants.values()])
+    assert references()[OVERALL] == {"chance": 0.5, "ngram": pytest.approx(ngram), "bayes": 1.0}
+    assert references("first=3")["copy"] == {"chance": 0.5}
+
+
+MISTAKES: list[tuple[str, Callable[[Path], Path], str]] = [
+    ("split=dev", lambda world: world / "depth", "no split 'dev', only"),
+    ("split=train", lambda world: world / "depth", "is fitted to it"),
+    ("train=8", lambda world: world, "tagged sets"),
+    ("train=8", lambda world: world / "pairs", "tagged sets"),
+    ("train=8", lambda world: world / "nowhere", "no such folder"),
+]
+
+
+@pytest.mark.parametrize("option, folder, reason", MISTAKES)
+def test_other_data_are_refused(
+    world: Path, option: str, folder: Callable[[Path], Path], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        build_suite("probe", [option]).check(folder(world))
+
+
+def test_the_hash_of_the_data_does_not_depend_on_their_place(world: Path, tmp_path: Path) -> None:
+    """The manifest of a set has the command that made it, with the folder."""
+    again = tmp_path / "again"
+    assert main(["preprocess", "--world", "quad", *SIZES.split(), "--destdir", str(again)]) == 0
+    suite = build_suite("probe")
+    for name in ("topic", "state"):
+        assert suite.data_hash(world / name) == suite.data_hash(again / name)
+    assert suite.data_hash(world / "topic") != suite.data_hash(world / "state")
+
+
+def test_words_without_a_label_are_left_out(world: Path) -> None:
+    rows = TaggedRows(world / "depth", "test", 64)
+    part = part_of(rows, 0, 3)
+    assert part.samples.tolist() == [0, 1, 2]
+    assert 0 < len(part.labels) < rows.lengths[:3].sum() and part.labels.max() < 4

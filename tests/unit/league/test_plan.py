@@ -1,0 +1,109 @@
+"""Plans: what is refused, what the hash covers, and the one that ships."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from league_plans import LARGE, SMALL, plan_with
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league.plan import LAPTOP, flops_text, parse_plan, read_plan
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no data": ({"data": None}, "no data"),
+    "no comparison": ({"comparison": None}, "no comparison"),
+    "an unknown key": ({"tuning__budget": [SMALL]}, "budgets"),
+    "an unknown baseline": ({"comparison__baseline": "rtd"}, "comparison.baseline.*'rtd'"),
+    "an unknown control": (
+        {"objectives": {"masked": {"control": "noise"}}},
+        "objectives.masked.control.*'noise'",
+    ),
+    "an objective that controls itself": (
+        {"objectives": {"masked": {"control": "masked"}}},
+        "names itself",
+    ),
+    "names that are one folder": ({"objectives": {"masked": {}, "Masked": {}}}, "same name"),
+    "a name that is no folder": ({"objectives": {"../masked": {}}}, "letters"),
+    "seeds that tuned": ({"tuning__seeds": [2]}, "tuning.seeds: 2"),
+    "a budget of zero": ({"budgets": [0]}, "positive"),
+    "a usual budget of none": ({"usual_budgets": [1.0]}, "usual_budgets: 1 "),
+    "shuffled at another budget": ({"controls__shuffled": [1.0]}, "controls.shuffled: 1 "),
+    "no effect": ({"comparison__smallest_effect": 0}, "positive"),
+    "a level of one half": ({"comparison__level": 0.5}, "0 and 0.5"),
+    "a metric named twice": ({"comparison__secondary": ["valid.mlm"]}, "twice"),
+    "the budget as an option": ({"options": ["trainer.max_flops=1e9"]}, "budgets"),
+    "the seed as an option": ({"options": ["seed=3"]}, "seeds"),
+    "shuffled tokens as an option": ({"options": ["task.shuffle_tokens=true"]}, "shuffled"),
+    "the budget in a grid": ({"tuning__grid": {"trainer.max_flops": [1]}}, "budgets"),
+    "a value twice": ({"tuning__grid": {"optimizer.lr": [1, 1]}}, "twice"),
+    "an effect that is a word": ({"comparison__smallest_effect": "small"}, "not a number"),
+    "a fraction of a step": ({"tuning__widen": 0.5}, "whole number"),
+}
+
+
+@pytest.mark.parametrize("changes, message", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_plan_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_plan(plan_with(**changes))
+
+
+def test_a_plan_has_its_values_in_order() -> None:
+    plan = parse_plan(plan_with(budgets=[LARGE, SMALL], tuning__grid={"optimizer.lr": [2, 1e-3]}))
+    assert plan.ladder.budgets == (SMALL, LARGE)
+    assert plan.objective("dense").grid == {"optimizer.lr": (1e-3, 2)}
+    assert plan.objective("dense").trials == 2
+    assert plan.controls.shuffled == (SMALL,)
+    assert parse_plan(plan_with(controls__shuffled=True)).controls.shuffled == (SMALL, LARGE)
+    assert parse_plan(plan_with(controls__shuffled=False)).controls.shuffled == ()
+    several = {"optimizer.lr": [1, 2, 3], "task.mask_prob": [0.1, 0.2]}
+    objectives = {"masked": {"grid": several}, "dense": {"grid": {}}}
+    plan = parse_plan(plan_with(objectives=objectives))
+    assert [objective.trials for objective in plan.objectives] == [6, 0]
+
+
+def test_a_budget_takes_the_values_of_the_tuned_one_that_is_nearest_by_ratio() -> None:
+    tuning = parse_plan(plan_with(tuning__budgets=[1e10, 1e12])).tuning
+    assert [tuning.nearest(b) for b in (1e9, 0.9e11, 1.1e11, 1e15)] == [1e10, 1e10, 1e12, 1e12]
+
+
+CHANGES: list[dict[str, Any]] = [
+    *({"seeds": [1, 3]}, {"budgets": [SMALL]}, {"usual_budgets": [LARGE]}, {"options": []}),
+    *({"name": "other"}, {"data": {"world": "quad", "world_seed": 2}}, {"tuning__widen": 2}),
+    *({"tuning__grid": {"optimizer.lr": [1e-4, 2e-3]}}, {"controls__untrained": False}),
+    *({"comparison__level": 0.01}, {"comparison__smallest_effect": 0.06}),
+    *({"comparison__metric": "valid.loss"}, {"comparison__suites": ["pairs pairs"]}),
+    {"objectives": {"masked": {"options": ["task.mask_prob=0.2"]}}},
+]
+
+
+def test_the_hash_covers_all_that_a_plan_says() -> None:
+    hashes = {parse_plan(plan_with(**change)).hash for change in [{}, *CHANGES]}
+    assert len(hashes) == 1 + len(CHANGES)
+    assert all(len(digest) == 16 for digest in hashes)
+
+
+def test_the_hash_does_not_depend_on_the_folder_above_the_data() -> None:
+    plans = [parse_plan(plan_with(data={"folder": f})) for f in ("/a/moons", "/b/moons", "/a/x")]
+    assert plans[0].hash == plans[1].hash != plans[2].hash
+
+
+def test_a_relative_data_folder_is_that_beside_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(LAPTOP.read_text().replace("{world: quad,", "{folder: moons} #"))
+    plan, content = read_plan(file)
+    assert plan.data["folder"] == content["data"]["folder"] == str(tmp_path / "moons")
+
+
+def test_the_division_that_ships_is_a_plan() -> None:
+    plan, content = read_plan(LAPTOP)
+    assert parse_plan(content) == plan
+    assert len(plan.ladder.seeds) == 8 and len(plan.ladder.usual) == 3
+    assert all(objective.trials >= 4 for objective in plan.objectives)
+
+
+@pytest.mark.parametrize(
+    "budget, text", [(6e10, "6e10"), (2.5e11, "2.5e11"), (2e9, "2e9"), (1.0, "1e0")]
+)
+def test_budgets_are_short_texts(budget: float, text: str) -> None:
+    assert flops_text(budget) == text
+    assert float(flops_text(budget * 1.2345678901)) == budget * 1.2345678901

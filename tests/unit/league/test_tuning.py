@@ -1,0 +1,113 @@
+"""Tuning: the choice by validation and the step beyond the end of a grid."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from league_plans import LARGE, SMALL, plan_with
+
+from metaseq_lm.league.plan import Objective, Plan, parse_plan
+from metaseq_lm.league.tuning import Trials, beyond, trials_of, widened
+from metaseq_lm.reporting.runs import Run
+
+LR = "optimizer.lr"
+OBJECTIVE = Objective("masked", (), {LR: (1.0, 2.0, 4.0)})
+
+
+def run(loss: float | None, budget: float = SMALL, **values: Any) -> Run:
+    """Return a trial with a loss; None for one that diverged."""
+    options = {
+        "trainer.max_flops": budget,
+        **{key.replace("_", "."): v for key, v in values.items()},
+    }
+    metrics = {"valid": {"loss": loss, "accuracy": loss}}
+    status = (
+        {"status": "finished", "metrics": metrics} if loss is not None else {"status": "diverged"}
+    )
+    return Run(Path("run"), options, [], status)
+
+
+def trials(
+    losses: Mapping[float, list[float | None]],
+    objective: Objective = OBJECTIVE,
+    metric: str = "valid.loss",
+) -> Trials:
+    """Return trials with the losses of each rate, one for each seed."""
+    runs = [run(loss, optimizer_lr=lr) for lr, of_seeds in losses.items() for loss in of_seeds]
+    return Trials(objective, SMALL, tuple(runs), metric)
+
+
+def test_the_best_is_by_the_mean_over_seeds() -> None:
+    made = trials({1.0: [3, 3], 2.0: [1, 4], 4.0: [2.9, 3.2]})
+    assert made.best() == {LR: 2.0}
+    assert trials({1.0: [3], 2.0: [3]}).best() == {LR: 1.0}
+    assert trials({1.0: [3], 2.0: [5]}, metric="valid.accuracy").best() == {LR: 2.0}
+
+
+def test_a_value_with_a_run_that_did_not_finish_is_not_chosen() -> None:
+    assert trials({1.0: [3, 3], 2.0: [1, None]}).best() == {LR: 1.0}
+    assert trials({1.0: [None]}).best() is None
+    assert widened(trials({1.0: [None]}), 2) is None
+
+
+@pytest.mark.parametrize(
+    "values, best, value",
+    [
+        ((1.0, 2.0, 4.0), 4.0, 8.0),
+        ((1.0, 2.0, 4.0), 1.0, 0.5),
+        ((1.0, 2.0, 4.0), 2.0, None),
+        ((1e-3, 1.5e-3), 1.5e-3, 2.25e-3),
+        ((2, 4, 8), 8, 16),
+        ((2, 3), 2, 1),
+        ((1, 2), 1, None),  # 0.5 rounds to 0
+        ((0.0, 1.0), 0.0, None),
+        ((0.0, 1.0), 1.0, None),
+        ((-1.0, 1.0), 1.0, None),
+        ((3.0,), 3.0, None),
+    ],
+)
+def test_the_step_beyond_an_end_is_the_ratio_of_the_last_two(
+    values: tuple[float, ...], best: float, value: float | None
+) -> None:
+    assert beyond(values, best) == (None if value is None else pytest.approx(value))
+
+
+def test_a_grid_is_widened_at_the_end_that_is_best_and_so_often_at_most() -> None:
+    losses: dict[float, list[float | None]] = {1.0: [3], 2.0: [2], 4.0: [1]}
+    assert widened(trials(losses), 2) == {LR: (1.0, 2.0, 4.0, 8.0)}
+    assert widened(trials(losses), 0) is None
+    losses[8.0] = [0.5]
+    assert widened(trials(losses), 2) == {LR: (1.0, 2.0, 4.0, 8.0, 16.0)}
+    assert widened(trials(losses), 1) is None
+    losses[8.0] = [None]  # beyond the end it diverged, so the end stays
+    assert widened(trials(losses), 2) is None
+
+
+def test_each_of_several_keys_is_widened_and_words_are_not() -> None:
+    objective = Objective(
+        "rtd", (), {LR: (1.0, 2.0), "model.size": (8, 16), "model.init": ("a", "b")}
+    )
+    runs = []
+    for lr in (1.0, 2.0):
+        for size in (8, 16):
+            runs += [
+                run(lr + size, optimizer_lr=lr, model_size=size, model_init=init) for init in "ab"
+            ]
+    made = Trials(objective, SMALL, tuple(runs), "valid.loss")
+    assert made.best() == {LR: 1.0, "model.size": 8, "model.init": "a"}
+    assert widened(made, 1) == {
+        LR: (0.5, 1.0, 2.0),
+        "model.size": (4, 8, 16),
+        "model.init": ("a", "b"),
+    }
+
+
+def test_trials_are_of_the_budget_that_they_have() -> None:
+    plan: Plan = parse_plan(plan_with())
+    runs = [run(1, optimizer_lr=1.0), run(2, LARGE, optimizer_lr=2.0)]
+    made = trials_of(plan, OBJECTIVE, runs)
+    assert {budget: of.best() for budget, of in made.items()} == {
+        SMALL: {LR: 1.0},
+        LARGE: {LR: 2.0},
+    }
