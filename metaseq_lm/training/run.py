@@ -11,6 +11,7 @@ from typing import Any
 from metaseq_lm.core.config import RunConfig, TrainerConfig
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import show
+from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
@@ -208,6 +209,7 @@ class TrainingRun:
                 "metrics": metrics or {},
                 "losses": sorted(self.engine.record.loss_terms),
                 "data": self.parts.data_fingerprint,
+                "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),
                 "replicas": process_group.world_size(),
                 "pretraining": lineage_cost.total(ancestors, config.init_from),

@@ -40,6 +40,7 @@ def make_run(
         "metrics": {"valid": {"loss": loss[-1], "mlm": loss[-1]}},
         "losses": ["mlm"],
         "code": "c1",
+        "corpus": "k1",
     }
     values = {"label": "row", "seed": seed, "data_hash": "h1", "optimizer.lr": 2e-3}
     for key, value in top.items():

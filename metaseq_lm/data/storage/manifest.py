@@ -272,6 +272,14 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     return _checksum(prints)[:16] if names else prints[0]
 
 
+def corpus_fingerprint(folder: str | Path) -> str | None:
+    """Return the fingerprint of a data folder without the sets in it; None if it holds no tokens.
+
+    It is the same for runs on a corpus of which some read labelled sets, too.
+    """
+    return fingerprint(folder) if holds_tokens(Path(folder)) else None
+
+
 def holds_tokens(folder: Path) -> bool:
     """Return whether a data folder holds data itself, besides the sets in it."""
     return (folder / MANIFEST_FILE).is_file() or any(

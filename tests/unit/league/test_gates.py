@@ -128,8 +128,14 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         *("control", NOTE, "twin has no score"),
     ),
     "another world": (
-        lambda row: make.change(row, make.with_values(data_hash="h2")),
+        lambda row: make.change(
+            make.change(row, make.with_values(data_hash="h2")), make.with_results(corpus="k2")
+        ),
         *("data", REFUSE, "data_hash h1, h2"),
+    ),
+    "a labelled set beside the corpus": (
+        lambda row: make.change(row, make.with_values(data_hash="h2")),
+        *("data", NOTE, "labelled sets"),
     ),
     "an encoder of another world": (
         lambda row: make.change(row, make.with_values(pretraining__data_hash="h2"), [0]),
