@@ -3,6 +3,7 @@
   metaseq-lm league --out L
   metaseq-lm league --out L --with criterion=mine --user-dir my_plugin
   metaseq-lm league PLAN.yaml --out L --budgets 2e10,6e10 --objectives causal,masked_15
+  metaseq-lm league --out L --text corpus.txt --probe train.conllu --probe-test test.conllu
   metaseq-lm league report L             print the standings again, write L/report
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
@@ -64,6 +65,13 @@ class LeagueOptions:
     objectives: tuple[str, ...] = option(
         (), "only these objectives (default: all, or the one of --with)", metavar="A,B"
     )
+    text: str | None = option(
+        None, "the text arm: objectives on this text, a document a line, instead of the small world"
+    )
+    probe: str | None = option(
+        None, "with --text: labelled data, CoNLL-U or a table with the columns text and label"
+    )
+    probe_test: str | None = option(None, "with --text: the same, for the score")
     user_dir: str | None = option(None, "plug-in folder or file to load")
     dry_run: bool = option(
         False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
@@ -168,17 +176,22 @@ def contents_of(
     Raises UsageError for another plan than that of the folder.
     """
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import LAPTOP, read_plan
+    from metaseq_lm.league.plan import FILES, LAPTOP, TEXT_ARM, read_plan
 
+    files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
+    if files and (words or set(files) != set(FILES)):
+        raise UsageError("--text, --probe and --probe-test go together, without PLAN.yaml")
     if len(words) > 1:
         raise UsageError(f"give one PLAN.yaml, got {' '.join(words)}; options go with --with")
     stored = folder.read() if folder.exists() else None
-    if stored is not None and not words:
+    if stored is not None and not words and not files:
         contents = stored
     else:
-        file = Path(words[0]) if words else LAPTOP
+        file = Path(words[0]) if words else TEXT_ARM if files else LAPTOP
         archive = file.with_suffix(".jsonl").absolute()
-        contents = Contents(*read_plan(file), archive=str(archive) if archive.exists() else None)
+        contents = Contents(
+            *read_plan(file, files), archive=str(archive) if archive.exists() else None
+        )
         if stored is not None and stored.plan.hash != contents.plan.hash:
             raise UsageError(
                 f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
