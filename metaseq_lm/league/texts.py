@@ -79,7 +79,6 @@ def split_lines(text: Path, folder: Path, most: int | None) -> dict[str, list[Pa
                 break
     if count < 2 * HELD_OUT:
         raise UsageError(
-            f"--{TEXT} {text}: {count} lines; a document is a line, and {2 * HELD_OUT} or more are "
-            "needed"
+            f"--{TEXT} {text}: {count} lines; a document is a line, and {2 * HELD_OUT} are needed"
         )
     return {split: [path] for split, path in paths.items()}
