@@ -188,12 +188,15 @@ def has_data(plan: Plan, folder: Path) -> bool:
     return "folder" in plan.data or has_set(folder)
 
 
+def data_folder(plan: Plan, folder: Path) -> Path:
+    """Return the data folder of a plan: `folder`, unless the plan names one."""
+    return Path(plan.data.get("folder", folder))
+
+
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     """Return the data folder of a plan, made in `folder` unless it is there."""
-    if "folder" in plan.data:
-        return Path(plan.data["folder"])
     if has_data(plan, folder):
-        return folder
+        return data_folder(plan, folder)
     if TEXT in plan.data:
         make_text(plan.data, folder, FEW_LINES if small else None)
         return folder
