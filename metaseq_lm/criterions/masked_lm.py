@@ -95,8 +95,8 @@ class MaskedLM(Criterion):
             targets = tokens[row].gather(1, column)  # (R, 1)
             hidden = tokens[row].scatter(1, column, batch.mask_id)  # (R, S)
             kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
-            _, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
-            first = torch.empty_like(kind[: int(kind.max()) + 1])
+            different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
+            first = kind.new_empty(len(different))
             first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
             logits = model(
                 hidden[first],

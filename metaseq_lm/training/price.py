@@ -39,6 +39,7 @@ from metaseq_lm.training.suites import check_final_suites
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
 DRY_ROWS = 8
+PRICED_SEED = 1  # of the batches whose cost says how many updates a budget pays for
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def dry_run(config: RunConfig) -> Parts:
 def resolve_flops_budget(config: RunConfig) -> RunConfig:
     """Return the configuration, with trainer.max_update=0 replaced by the updates for max_flops.
 
-    A dry run measures the cost of an update. A resumed run reads the number of updates from its
+    A dry run measures the cost of an update, with the batches of one seed for all, so that all
+    seeds of a setting make as many updates. A resumed run reads the number of updates from its
     folder, because the cost depends a little on engine.*, which may change. A call of all replicas.
     """
     options = config.trainer
@@ -220,7 +222,7 @@ def resolve_flops_budget(config: RunConfig) -> RunConfig:
     cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options.max_flops))
     if cached:
         return with_updates(config, cached)
-    price = estimate_price(config).flops
+    price = estimate_price(replace(config, seed=PRICED_SEED)).flops
     if price > options.max_flops:
         raise UsageError(
             f"one update costs {price:.3g} FLOPs, more than "

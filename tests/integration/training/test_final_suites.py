@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from agreement import SIZES, make_data, make_pairs
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.distributed import signals
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.reporting.runs import BOOKKEEPING
+from metaseq_lm.training import suites
 from metaseq_lm.training.suites import final_suites
 
 ENTRIES = ["pairs pairs compare=changed", "pairs pairs/far.jsonl name=far first=10"]
@@ -83,6 +86,27 @@ def test_a_finished_run_scores_what_is_missing(data: Path, tmp_path: Path) -> No
     assert train(data, run, [ENTRIES[0], "pairs pairs/near.jsonl name=far first=11"]) == 0
     assert results_in(run)["far"]["groups"]["near"]["n"] == 11
     assert (run / "suites/pairs/update_000000003.json").stat().st_mtime_ns == first
+
+
+def test_an_interrupted_run_scores_the_rest_when_it_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, scored = tmp_path / "run", []
+    score_suite = suites.score_suite
+
+    def interrupted(request: suites.SuiteRequest, *args: Any, **more: Any) -> Any:
+        scored.append(request.name)
+        if len(scored) == 2:
+            raise signals.interruption(signal.SIGTERM, "while scoring")
+        return score_suite(request, *args, **more)
+
+    monkeypatch.setattr(suites, "score_suite", interrupted)
+    assert train(data, run, ENTRIES) != 0
+    assert scored == ["pairs", "far"] and results_in(run).keys() == {"pairs"}
+    status = json.loads((run / "results.json").read_text())["status"]
+    assert status == "interrupted"
+    assert train(data, run, ENTRIES) == 0
+    assert scored == ["pairs", "far", "far"] and results_in(run).keys() == {"pairs", "far"}
 
 
 MISTAKES = [
