@@ -16,7 +16,7 @@ from sweeping import ROOT, states_of, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
-from metaseq_lm.league import runner
+from metaseq_lm.league import runner, tuning
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import Run
@@ -175,6 +175,35 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert league("--out", folder, "--with", "task.mask_prob=0.2", "--name", "dense") == 2
     assert league("--out", folder, "--with", "lr", "--name", "other") == 2
     assert len(trained) == before
+
+
+def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The largest share of targets is 1, so only the rate gets a further value."""
+    grid = {"task.mask_prob": [0.5, 0.9], "optimizer.lr": [1e-4, 1e-3]}
+    objectives = {"masked": {"grid": grid}}
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        objectives=objectives,
+        tuning__metric="valid.accuracy",
+        controls__untrained=False,
+        controls__shuffled=False,
+    )
+    trained = in_process(monkeypatch)
+    monkeypatch.setattr(
+        tuning.Trials, "best", lambda trials: {k: v[-1] for k, v in trials.grid.items()}
+    )
+    assert league(plan, "--out", tmp_path / "L") == 0
+    assert "not widened: " in capsys.readouterr().out
+    assert len([name for name in trained if name.startswith("tune")]) == 2 * 3
+    assert [name for name in trained if name.startswith("final")] == [
+        f"final/masked/max_flops=3e7-mask_prob=0.9-lr=0.01-seed={seed}" for seed in (1, 2)
+    ]
 
 
 def test_an_archive_beside_the_plan_stands_in_for_its_runs(
