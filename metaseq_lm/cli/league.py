@@ -3,6 +3,7 @@
   metaseq-lm league --out L
   metaseq-lm league --out L --with criterion=mine --user-dir my_plugin
   metaseq-lm league PLAN.yaml --out L --budgets 2e10,6e10 --objectives causal,masked_15
+  metaseq-lm league --out L --text corpus.txt --probe train.conllu --probe-test test.conllu
   metaseq-lm league report L             print the standings again, write L/report
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
@@ -32,7 +33,6 @@ from metaseq_lm.core.output import show
 if TYPE_CHECKING:
     from metaseq_lm.league.folder import Contents, LeagueFolder
     from metaseq_lm.league.plan import Plan
-    from metaseq_lm.league.runner import Request
     from metaseq_lm.sweeps.configs import Check
     from metaseq_lm.sweeps.options import Launch
 
@@ -64,6 +64,13 @@ class LeagueOptions:
     objectives: tuple[str, ...] = option(
         (), "only these objectives (default: all, or the one of --with)", metavar="A,B"
     )
+    text: str | None = option(
+        None, "the text arm: objectives on this text, a document a line, instead of the small world"
+    )
+    probe: str | None = option(
+        None, "with --text: labelled data, CoNLL-U or a table with the columns text and label"
+    )
+    probe_test: str | None = option(None, "with --text: the same, for the score")
     user_dir: str | None = option(None, "plug-in folder or file to load")
     dry_run: bool = option(
         False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
@@ -123,9 +130,10 @@ def report(folder: "LeagueFolder", archive: Path | None) -> int:
 
 def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
     """Run what is open of a league, then report; or show what it would take."""
+    from metaseq_lm.league.expansion import Source
     from metaseq_lm.league.folder import LeagueFolder
     from metaseq_lm.league.forecast import forecast
-    from metaseq_lm.league.runner import Runner
+    from metaseq_lm.league.runner import Request, Runner
 
     if not options.out and not options.dry_run:
         raise UsageError("no --out given; it is the folder of the league")
@@ -133,9 +141,12 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     launch = launch_of(args, folder.path, options.dry_run)
     contents = contents_of(words, args.added, options, folder)
     names = names_of(contents, options, bool(args.added))
+    budgets = budgets_of(contents.plan, options)
     check = plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
-        request = request_of(contents, names, options, data)
+        source = Source(data, user_dir_of(options))
+        objectives = tuple(map(contents.extended.objective, names))
+        request = Request(objectives, budgets, source)
         runner = Runner(contents.extended, request, folder.path, launch, check)
         runner.check_all()
         if options.dry_run:
@@ -168,17 +179,21 @@ def contents_of(
     Raises UsageError for another plan than that of the folder.
     """
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import LAPTOP, read_plan
+    from metaseq_lm.league.plan import FILES, LAPTOP, TEXT_ARM, read_plan
 
+    files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
+    if files and (words or set(files) != set(FILES)):
+        raise UsageError("--text, --probe and --probe-test go together, without PLAN.yaml")
     if len(words) > 1:
         raise UsageError(f"give one PLAN.yaml, got {' '.join(words)}; options go with --with")
     stored = folder.read() if folder.exists() else None
-    if stored is not None and not words:
+    if stored is not None and not words and not files:
         contents = stored
     else:
-        file = Path(words[0]) if words else LAPTOP
+        file = Path(words[0]) if words else TEXT_ARM if files else LAPTOP
         archive = file.with_suffix(".jsonl").absolute()
-        contents = Contents(*read_plan(file), archive=str(archive) if archive.exists() else None)
+        has_archive = archive.exists() and file not in (LAPTOP, TEXT_ARM)
+        contents = Contents(*read_plan(file, files), archive=str(archive) if has_archive else None)
         if stored is not None and stored.plan.hash != contents.plan.hash:
             raise UsageError(
                 f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
@@ -192,7 +207,7 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
     """Return the contents with the objective of --with; the same one may be there already."""
     from metaseq_lm.core.overrides import split_overrides
     from metaseq_lm.league.folder import Added
-    from metaseq_lm.sweeps.definition import axis, plugin
+    from metaseq_lm.sweeps.definition import axis
 
     words, overrides = split_overrides(added)
     if words:
@@ -202,8 +217,7 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
         content["grid"] = dict(map(axis, options.grid))
     if options.control:
         content["control"] = options.control
-    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
-    objective = Added(options.name, content, user_dir)
+    objective = Added(options.name, content, user_dir_of(options))
     for other in contents.added:
         if other.name == objective.name and other != objective:
             raise UsageError(
@@ -221,14 +235,13 @@ def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[s
     Raises UsageError for an unknown one, and for one whose plug-in the command line does not name.
     """
     from metaseq_lm.league.folder import objective_of
-    from metaseq_lm.sweeps.definition import plugin
 
     plan = contents.extended
     names = [objective.name for objective in contents.plan.objectives]
     if adds:
         names = [options.name]
     names = list(options.objectives) or names
-    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
+    user_dir = user_dir_of(options)
     plugins_of = {item.name: item.user_dir for item in contents.added}
     for name in names:
         objective_of(plan, name)
@@ -263,22 +276,17 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
         yield data
 
 
-def request_of(
-    contents: "Contents", names: list[str], options: LeagueOptions, data: Path
-) -> "Request":
-    """Return what is to run; raises UsageError for a budget that the plan has not."""
-    from metaseq_lm.league.expansion import Source
-    from metaseq_lm.league.runner import Request
-    from metaseq_lm.sweeps.definition import plugin
-
-    plan = contents.extended
+def budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
+    """Return the budgets to run; raises UsageError for one that the plan has not."""
     for budget in options.budgets:
         if budget not in plan.ladder.budgets:
             listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)
             raise UsageError(f"--budgets {budget:g}: not one of the plan, {listed}")
-    user_dir = plugin(options.user_dir, Path.cwd()) if options.user_dir else None
-    return Request(
-        tuple(map(plan.objective, names)),
-        tuple(sorted(options.budgets)) or plan.ladder.usual,
-        Source(data, user_dir),
-    )
+    return tuple(sorted(set(options.budgets))) or plan.ladder.usual
+
+
+def user_dir_of(options: LeagueOptions) -> str | None:
+    """Return the plug-in of the command line as an absolute path, or as it is if it is a module."""
+    from metaseq_lm.sweeps.definition import plugin
+
+    return plugin(options.user_dir, Path.cwd()) if options.user_dir else None

@@ -11,7 +11,7 @@ from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder, make_data
+from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
 from metaseq_lm.league.frequencies import read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
@@ -187,7 +187,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     local = {setting_of(run) for run in runs}
     archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
     return LeagueRuns(
-        contents, with_means(contents, [*archived, *runs]), make_data(contents.plan, folder.data)
+        contents, with_means(contents, [*archived, *runs]), data_folder(contents.plan, folder.data)
     )
 
 

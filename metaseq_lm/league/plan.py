@@ -29,8 +29,12 @@ from metaseq_lm.sweeps.definition import (
     text_of,
 )
 
-# The plan that ships with the package.
-LAPTOP = Path(__file__).with_name("laptop.yaml")
+# The plans that ship with the package; that of a text gets its data from the command line.
+LAPTOP, TEXT_ARM = (Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "text"))
+TEXT = "text"
+FILES = (TEXT, "probe", "probe_test")  # of the data of a text
+CONLLU = (".conllu", ".conllu.gz")
+LABELLED = "labels"  # the set of a table of labelled texts
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 SET_BY_LEAGUE = {
     "label": "the league labels runs by their objective",
@@ -150,7 +154,8 @@ class Plan:
 
     Attributes:
         name: Its name in reports.
-        data: Options of preprocess by name, such as `world`; or `folder`, of data that are there.
+        data: Options of preprocess by name, such as `world`; `folder`, of data that are there; or a
+            `text` with `probe` and `probe_test`, see `texts.make_text`.
         options: key=value options of every run.
         objectives: What is compared.
         ladder: Budgets and seeds.
@@ -172,12 +177,13 @@ class Plan:
     def hash(self) -> str:
         """A hash of all that the plan says, 16 hexadecimal digits.
 
-        Of a data folder only the name counts: its content is compared by the fingerprint that every
-        run records.
+        Of files and folders of data only the names count: their content is compared by the
+        fingerprint that every run records.
         """
         content = asdict(self)
-        if "folder" in self.data:
-            content["data"] = {"folder": Path(self.data["folder"]).name}
+        for key in ("folder", *FILES):
+            if key in self.data:
+                content["data"][key] = Path(self.data[key]).name
         text = json.dumps(content, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -208,12 +214,19 @@ COMPARISON_KEYS = (
 OBJECTIVE_KEYS = ("options", "grid", "control", "note")
 
 
-def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan of a file, and its content with an absolute path of the data.
+def read_plan(path: Path, files: Mapping[str, str] | None = None) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of a file, and its content with absolute paths of the data.
 
-    Raises UsageError, which names the file, if it is wrong.
+    Args:
+        path: The file.
+        files: The files of FILES, for the plan of a text that has none.
+
+    Raises:
+        UsageError: It is wrong; the message names the file.
     """
     content = read_mapping(path, "a plan", KEYS)
+    if files:
+        content = with_text(content, {k: absolute(file, Path.cwd()) for k, file in files.items()})
     try:
         if isinstance(content.get("data"), dict):
             content["data"] = parse_data(content["data"], path.parent)
@@ -221,6 +234,19 @@ def read_plan(path: Path) -> tuple[Plan, dict[str, Any]]:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     return plan, content
+
+
+def with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """Return the content of the plan of a text with the files of a user.
+
+    Of a table of labelled texts the labels are the metric.
+    """
+    content = {**content, "data": {**content.get("data", {}), **files}}
+    if not files["probe"].endswith(CONLLU):
+        suites = [f"probe {LABELLED} name={LABELLED}"]
+        metrics = {"metric": f"{LABELLED}.accuracy", "secondary": []}
+        content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
+    return content
 
 
 def parse_plan(content: Mapping[str, Any]) -> Plan:
@@ -361,10 +387,15 @@ def parse_data(content: Any, base: Path) -> dict[str, Any]:
     if "folder" in data:
         check_keys(data, ("folder",), "data")
         return {"folder": absolute(text_of(data["folder"], "data.folder"), base)}
+    if TEXT in data:
+        for key in FILES:
+            if key not in data:
+                raise UsageError(f"data: a text needs {', '.join(FILES)}")
+            data[key] = absolute(text_of(data[key], f"data.{key}"), base)
     for key, value in data.items():
         text_of(value, f"data.{key}")
     if not data:
-        raise UsageError("data: give a folder, or options of preprocess such as world: quad")
+        raise UsageError("data: give a folder, a text, or options such as world: quad")
     return data
 
 

@@ -192,8 +192,11 @@ class Runner:
         objective = self.plan.objective(sweep.objective)
         grids = {}
         for budget, trials in self.trials(objective, sweep).items():
-            grid = widened(trials, self.plan.tuning.widen)
-            if grid is not None and self.is_possible(objective, budget, grid):
+            grid = trials.grid
+            for key, values in widened(trials, self.plan.tuning.widen).items():
+                if self.is_possible(objective, budget, {**grid, key: values}):
+                    grid[key] = values
+            if grid != trials.grid:
                 grids[budget] = grid
                 show_progress(f"{objective.name} at {flops_text(budget)}: {describe(trials, grid)}")
         return grids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,22 +74,19 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
     }
 
 
-def widened(trials: Trials, most: int) -> Grid | None:
-    """Return the grid with a value beyond each end that is the best; None if there is none.
+def widened(trials: Trials, most: int) -> Grid:
+    """Return the values of the options whose best is at an end, with one beyond it.
 
-    A grid gets `most` values beyond its ends at most.
+    An option gets `most` values beyond the ends of its grid at most.
     """
-    best, grid = trials.best(), trials.grid
-    if best is None:
-        return None
-    wider = dict(grid)
-    for key, values in grid.items():
+    best, wider = trials.best(), {}
+    for key, values in trials.grid.items():
         further = len(values) - len(trials.objective.grid[key])
-        if further >= most or not all(map(is_number, values)):
+        if best is None or further >= most or not all(map(is_number, values)):
             continue
         if (value := beyond(values, best[key])) is not None:
             wider[key] = tuple(sorted((*values, value)))
-    return wider if wider != grid else None
+    return wider
 
 
 def beyond(values: Sequence[float], best: float) -> float | None:
@@ -106,19 +103,3 @@ def beyond(values: Sequence[float], best: float) -> float | None:
     step = end * end / inner
     value = round(step) if all(isinstance(x, int) for x in values) else float(f"{step:.4g}")
     return None if value in (0, *values) else value
-
-
-def chosen_values(
-    plan: Plan, budgets: Iterable[float], trials: Mapping[float, Trials]
-) -> dict[float, Values]:
-    """Return the best setting for each budget, of the trials at the nearest tuned budget.
-
-    Budgets without any scored trial are left out.
-    """
-    chosen = {}
-    for budget in budgets:
-        nearest = trials.get(plan.tuning.nearest(budget))
-        best = nearest.best() if nearest else None
-        if best is not None:
-            chosen[budget] = best
-    return chosen

@@ -47,8 +47,9 @@ def class_of_word(
     table = np.zeros((len(known) + 1, n_classes))  # the last row is that of unknown words
     np.add.at(table, (number, labels), 1)
     table[:, majority(labels, n_classes)] += SMOOTHING
-    place = np.minimum(np.searchsorted(known, others), len(known) - 1)
-    return np.asarray(table.argmax(axis=1)[np.where(known[place] == others, place, len(known))])
+    position = np.minimum(np.searchsorted(known, others), len(known) - 1)
+    row = np.where(known[position] == others, position, len(known))
+    return np.asarray(table.argmax(axis=1)[row])
 
 
 def naive_bayes(

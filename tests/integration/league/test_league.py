@@ -16,8 +16,13 @@ from sweeping import ROOT, states_of, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
+from metaseq_lm.league import runner, tuning
 from metaseq_lm.league.folder import LeagueFolder
+from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import Code
+from metaseq_lm.sweeps.options import Launch
 
 PLUG_IN = '''
 from metaseq_lm.core.registry import register_criterion
@@ -172,6 +177,35 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert len(trained) == before
 
 
+def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The largest share of targets is 1, so only the rate gets a further value."""
+    grid = {"task.mask_prob": [0.5, 0.9], "optimizer.lr": [1e-4, 1e-3]}
+    objectives = {"masked": {"grid": grid}}
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        objectives=objectives,
+        tuning__metric="valid.accuracy",
+        controls__untrained=False,
+        controls__shuffled=False,
+    )
+    trained = in_process(monkeypatch)
+    monkeypatch.setattr(
+        tuning.Trials, "best", lambda trials: {k: v[-1] for k, v in trials.grid.items()}
+    )
+    assert league(plan, "--out", tmp_path / "L") == 0
+    assert "not widened: " in capsys.readouterr().out
+    assert len([name for name in trained if name.startswith("tune")]) == 2 * 3
+    assert [name for name in trained if name.startswith("final")] == [
+        f"final/masked/max_flops=3e7-mask_prob=0.9-lr=0.01-seed={seed}" for seed in (1, 2)
+    ]
+
+
 def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     played: Path,
     moons: Path,
@@ -262,6 +296,29 @@ def test_a_folder_is_of_one_plan_and_of_one_hash(
     file.write_text(text.replace("0.05", "0.01"))
     assert league("report", file.parent) == 1
     assert "changed after" in capsys.readouterr().err
+
+
+def test_on_slurm_each_sweep_is_an_array_and_phases_wait(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = []
+
+    def submit(folder: SweepFolder, runs: list[Run], launch: Launch, code: Code) -> list[str]:
+        for run in runs:
+            assert main(["train", *run.stages[0].arguments, "--quiet"]) == 0
+        arrays.append(("/".join(folder.path.parts[-2:]), len(runs), launch.partition))
+        return []
+
+    monkeypatch.setattr(submit_module, "need_slurm", lambda: None)
+    monkeypatch.setattr(runner, "submit_slurm", submit)
+    plan = write_plan(tmp_path / "plan.yaml", moons, controls__shuffled=False, tuning__widen=0)
+    launch = ["--executor", "slurm", "--partition", "cpu"]
+    assert league(plan, "--out", tmp_path / "L", *launch) == 0
+    assert arrays == [
+        *(("untrained/masked", 1, "cpu"), ("untrained/dense", 1, "cpu")),
+        *(("tune/masked", 2, "cpu"), ("tune/dense", 2, "cpu")),
+        *(("final/masked", 2, "cpu"), ("final/dense", 2, "cpu")),
+    ]
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_states_are_those_of_the_encoder(
     parts = open_case(moons, tmp_path, case)
     rows, states = SomeRows(parts), EncoderStates(parts)
     parts.model.train()  # dropout must be switched off
-    found = states.at_targets(rows, np.arange(6))
+    at_words = states.at_targets(rows, np.arange(6))
     means = states.means(rows, np.arange(6))
     encoder = getattr(parts.model, "student", parts.model).encoder
     causal = case[0] == "causal_lm"
@@ -82,14 +82,14 @@ def test_states_are_those_of_the_encoder(
             final = encoder.eval()(tokens, layout, torch.zeros_like(tokens))[0]
         assert means[-1][row] == pytest.approx(final[1 : length - 1].mean(0).numpy(), abs=1e-6)
         words.append(final[rows.targets[row, :length] >= 0])
-    assert found[-1] == pytest.approx(torch.cat(words).numpy(), abs=1e-6)
-    assert len(found) == len(encoder.stack.layers) + 1
+    assert at_words[-1] == pytest.approx(torch.cat(words).numpy(), abs=1e-6)
+    assert len(at_words) == len(encoder.stack.layers) + 1
     # In any order and batches.
     order = np.array([4, 0, 2])
     small = EncoderStates(parts, batch_tokens=9)
     assert small.means(rows, order)[1] == pytest.approx(means[1][order], abs=1e-6)
     again = small.at_targets(rows, np.arange(6)[::-1])[0]
-    assert np.sort(again, axis=0) == pytest.approx(np.sort(found[0], axis=0), abs=1e-6)
+    assert np.sort(again, axis=0) == pytest.approx(np.sort(at_words[0], axis=0), abs=1e-6)
 
 
 def test_a_causal_model_sees_the_left_only(moons: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 24 --world-pa
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("few") / "quad"
+    folder = tmp_path_factory.mktemp("labels") / "quad"
     assert main(["preprocess", "--world", "quad", *SIZES.split(), "--destdir", str(folder)]) == 0
     return folder
 

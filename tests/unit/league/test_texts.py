@@ -1,0 +1,86 @@
+"""The data of the text arm: a corpus with held-out lines, and the sets of its probe."""
+
+from pathlib import Path
+
+import pytest
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.league.plan import TEXT_ARM, read_plan
+from metaseq_lm.league.texts import HELD_OUT, has_text, make_text
+
+SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tcat\t_\tNOUN\t_\t_\t3\tnsubj\t_\t_
+3\tsees\t_\tVERB\t_\t_\t0\troot\t_\t_
+
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """A text of 125 lines with a blank one, and a probe in CoNLL-U."""
+    lines = [f"the cat sees line {number}" for number in range(125)]
+    (tmp_path / "corpus.txt").write_text("\n".join([*lines[:60], "", *lines[60:]]) + "\n")
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.conllu").write_text(SENTENCE * 3)
+    names = {"text": "corpus.txt", "probe": "train.conllu", "probe_test": "test.conllu"}
+    return {key: str(tmp_path / name) for key, name in names.items()}
+
+
+def test_every_fiftieth_line_is_held_out_and_the_probe_has_two_sets(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "L" / "data"
+    make_text(data, folder)
+    assert has_text(data, folder)
+    held_out = (tmp_path / "L/text/valid.txt").read_text().splitlines()
+    assert held_out == ["the cat sees line 49", "the cat sees line 99"]
+    splits = Manifest.load(folder).splits
+    assert (splits["train"]["documents"], splits["valid"]["documents"]) == (123, 2)
+    sets = {name: Manifest.load(folder / name) for name in ("upos", "relation")}
+    assert all(len(manifest.splits) == 2 for manifest in sets.values())
+    assert {m.tokenizer["hash"] for m in sets.values()} == {Manifest.load(folder).tokenizer["hash"]}
+
+
+def test_what_is_there_is_not_made_again(files: dict[str, str], tmp_path: Path) -> None:
+    data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "data"
+    make_text(data, folder)
+    corpus, relation = (folder / name / "manifest.json" for name in ("", "relation"))
+    before = corpus.stat().st_mtime_ns
+    relation.unlink()
+    for file in relation.parent.iterdir():
+        file.unlink()
+    assert not has_text(data, folder)
+    make_text(data, folder)
+    assert has_text(data, folder) and corpus.stat().st_mtime_ns == before
+
+
+def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    table = tmp_path / "labels.tsv"
+    table.write_text("text\tlabel\nthe cat\tgood\nline 4\tbad\n")
+    files |= {"probe": str(table), "probe_test": str(table)}
+    plan, content = read_plan(TEXT_ARM, files)
+    assert plan.metrics == ("labels.accuracy",)
+    assert plan.comparison.suites == ("probe labels name=labels",)
+    assert {key: plan.data[key] for key in files} == files
+    make_text(content["data"] | {"vocab_size": 300, "tokenizer": "byte_bpe"}, tmp_path / "data")
+    assert Manifest.load(tmp_path / "data/labels").splits["test"]["rows"] == 2
+
+
+def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -> None:
+    plan, _ = read_plan(TEXT_ARM, files)
+    assert plan.metrics == ("upos.accuracy", "relation.accuracy")
+    elsewhere = {key: file.replace("/tmp", "/other") for key, file in files.items()}
+    assert read_plan(TEXT_ARM, elsewhere)[0].hash == plan.hash
+    other = files | {"text": files["text"] + "2"}
+    assert read_plan(TEXT_ARM, other)[0].hash != plan.hash
+    with pytest.raises(UsageError, match="probe_test"):
+        read_plan(TEXT_ARM, {key: files[key] for key in ("text", "probe")})
+
+
+def test_a_text_of_few_lines_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    Path(files["text"]).write_text("a line\n" * (2 * HELD_OUT - 1))
+    with pytest.raises(UsageError, match="99 lines"):
+        make_text(files, tmp_path / "data")
