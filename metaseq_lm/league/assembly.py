@@ -32,11 +32,13 @@ class LeagueRuns:
         contents: The plan and what was added to it.
         runs: The runs, those of the archive too.
         data: The data folder.
+        shipped: Label and budget of the runs that are those of the archive.
     """
 
     contents: Contents
     runs: tuple[Run, ...]
     data: Path
+    shipped: frozenset[tuple[str, float]] = frozenset()
 
     @cached_property
     def plan(self) -> Plan:
@@ -82,15 +84,19 @@ class LeagueRuns:
             control=control,
             tuning=self.tuning(objective, budget, runs[0]),
             added=objective.name in {item.name for item in self.contents.added},
+            shipped=setting_of(runs[0]) in self.shipped,
         )
 
     def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
-        """Return how the options of a run were chosen; None if there were no trials."""
+        """Return how the options of a run were chosen; None if there were no trials.
+
+        Trials that failed since choose nothing: then the options are those that the run has.
+        """
         trials = trials_of(self.plan, objective, self.of(objective, TUNE))
         of_budget = trials.get(self.plan.tuning.nearest(budget))
         if of_budget is None:
             return None
-        chosen = {key: run.values.get(key) for key in objective.grid}
+        chosen = of_budget.best() or {key: run.values.get(key) for key in objective.grid}
         return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
 
     def context(self) -> Context:
@@ -187,7 +193,10 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     local = {setting_of(run) for run in runs}
     archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
     return LeagueRuns(
-        contents, with_means(contents, [*archived, *runs]), data_folder(contents.plan, folder.data)
+        contents,
+        with_means(contents, [*archived, *runs]),
+        data_folder(contents.plan, folder.data),
+        frozenset(map(setting_of, archived)),
     )
 
 

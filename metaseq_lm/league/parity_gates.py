@@ -90,16 +90,18 @@ def same_suites(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def same_code(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs were trained with other code than the baseline; a note for an added objective.
+    """Runs were trained with other code than the baseline.
 
-    An added objective cannot have the code of the rows that it is placed among.
+    A note for an added objective, and between shipped rows and others: they cannot have the code of
+    the rows that they are placed among.
     """
     base = context.baseline_of(row) or row
     runs = [*base.scored, *row.scored]
     codes = known_values((run.results or {}).get("code") for run in runs)
     if len(codes) > 1:
         reason = f"the hashes of the code differ ({', '.join(codes)})"
-        yield Finding("code", NOTE if row.added else REFUSE, reason)
+        is_expected = row.added or row.shipped != base.shipped
+        yield Finding("code", NOTE if is_expected else REFUSE, reason)
 
 
 def known_values(values: Iterable[Any]) -> list[str]:

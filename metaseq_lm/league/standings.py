@@ -75,6 +75,7 @@ class Row:
             if the plan names none.
         tuning: How its options were chosen; None if they were not tuned.
         added: Whether the objective was added to a frozen plan.
+        shipped: Whether its runs came with the plan and were not made here.
     """
 
     objective: str
@@ -85,6 +86,7 @@ class Row:
     control: "Row | None" = field(default=None, repr=False)
     tuning: Tuning | None = field(default=None, repr=False)
     added: bool = False
+    shipped: bool = False
 
     @property
     def scored(self) -> list[Run]:

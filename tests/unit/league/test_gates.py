@@ -149,6 +149,10 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         lambda row: make.change(replace(row, added=True), make.with_results(code="c2")),
         *("code", NOTE, "c1, c2"),
     ),
+    "other code than that of a shipped baseline": (
+        lambda row: make.change(replace(row, shipped=True), make.with_results(code="c2")),
+        *("code", NOTE, "c1, c2"),
+    ),
     "other items": (
         lambda row: make.change(
             row, make.with_suite("pairs", "brackets", data="d2", accuracy=0.9), [3]
