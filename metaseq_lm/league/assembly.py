@@ -17,6 +17,7 @@ from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, read_plan
 from metaseq_lm.league.standings import Context, Row, Standing, Tuning, finished, seed_scores
+from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
@@ -138,8 +139,15 @@ class LeagueRuns:
         ).decided()
 
     def metric(self, name: str) -> Metric:
-        """Return a metric, with its unit by the scores of the runs."""
-        return Metric.of(name, [run.metrics[name] for run in self.runs if name in run.metrics])
+        """Return a metric with its unit by the scores of the runs; a mean has that of its parts."""
+        parts = self.plan.comparison.means.get(name, (name,))
+        of_parts = [Metric.of(part, self.values(part)) for part in parts]
+        is_percent = all(part.percent for part in of_parts)
+        return replace(Metric.of(name, self.values(name)), percent=is_percent)
+
+    def values(self, metric: str) -> list[float]:
+        """Return the values of a metric that runs have."""
+        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
@@ -162,6 +170,7 @@ class LeagueRuns:
             scores["untrained"],
             scores["shuffled"],
             standing.findings,
+            row.shipped,
         )
 
     def notes(self) -> list[str]:
@@ -237,6 +246,6 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
 
 
 def write_report(league: LeagueRuns, folder: Path) -> str:
-    """Write the page of the standings into a folder and return its text."""
-    text, *_ = write_page(league.standings(), folder)
-    return text.read_text(encoding="utf-8")
+    """Write the page of the standings into a folder and return what a terminal shows of it."""
+    standings = league.standings()
+    return terminal_text(standings, write_page(standings, folder))

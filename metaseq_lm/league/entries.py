@@ -22,6 +22,7 @@ class Entry:
         untrained: The same of the model without training, of each metric.
         shuffled: The same of the objective on shuffled rows.
         findings: What the gates say.
+        shipped: Whether its runs came with the plan.
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
     """
 
@@ -31,6 +32,7 @@ class Entry:
     untrained: Scores = field(default_factory=dict)
     shuffled: Scores = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    shipped: bool = False
     decision: Decision | None = None
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
@@ -108,6 +110,11 @@ class Standings:
         if entry.objective == self.baseline:
             return "baseline"
         return entry.decision.text if entry.decision else "no baseline to compare with"
+
+    def marks(self, entry: Entry, metric: str) -> list[str]:
+        """Return the letters of what flags a row, of a metric."""
+        letters = self.letters(metric)
+        return sorted({letters[finding.gate] for finding in entry.about(metric, FLAG)})
 
     def letters(self, metric: str) -> dict[str, str]:
         """Return the letter of each gate that flags a row."""

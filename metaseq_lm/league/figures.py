@@ -29,18 +29,20 @@ VERDICT_COLOURS = {
     WORSE: COLOURS[1],
     UNDECIDED: "#8a6d00",
 }
-WIDTH, ROW, HEAD = 6.6, 0.34, 0.7  # inches: the figure, a row of a panel, a panel without rows
+WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
+ROW, LINE = 0.34, 0.15  # inches: a row of a panel at least, a line of its text
+BAND = 0.1  # inches: half the height of what is drawn of an untrained model
 
 
 def draw_standings(standings: Standings, path: Path) -> None:
     """Draw the primary metric, a panel for each budget and a line for each objective.
 
     Dots are seeds, a bar is their mean, grey are the controls; the verdict stands beside. A row
-    that is void or refused is hollow, a flagged one has its letters.
+    that is void or refused is hollow, a flagged one is grey.
     """
     metric = standings.primary
     panels = [standings.at(budget, metric) for budget in standings.budgets]
-    heights = [ROW * len(entries) + HEAD for entries in panels]
+    heights = [HEAD + sum(row_heights(standings, entries)) for entries in panels]
     with canvas(len(panels), path, shared=False, stacked=heights) as (figure, grid):
         figure.set_figwidth(WIDTH)
         for axes, budget, entries in zip(grid, standings.budgets, panels):
@@ -62,26 +64,26 @@ def axis_ends(standings: Standings) -> tuple[float, float]:
     for entry in standings.entries:
         for scores in (entry.scores, entry.untrained, entry.shuffled):
             values.extend(scores.get(metric.name, ()))
+        if summary := summarise(entry.untrained.get(metric.name, ())):
+            values += [summary.low, summary.high]
     low, high = metric.scale * min(values, default=0.0), metric.scale * max(values, default=1.0)
     margin = 0.04 * (high - low or 1.0)
     return low - margin, high + margin
 
 
 def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None:
-    """Draw the rows of one budget, the best at the top."""
+    """Draw the rows of one budget, the best at the top; the unit of y is an inch."""
     metric = standings.primary
-    letters = standings.letters(metric.name)
-    names, words = [], []
-    for y, entry in enumerate(entries):
+    heights = row_heights(standings, entries)
+    ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
+    for y, entry in zip(ys, entries):
         draw_row(axes, y, entry, metric, colour_of(entry, standings))
-        marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
-        names.append(fill(" ".join([entry.objective, *marks]), 20))
-        words.append(fill(standings.verdict_text(entry), 24))
-    axes.set_ylim(len(entries) - 0.4, -0.6)
+    axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(entries)), names)
+    names, words = zip(*(row_texts(standings, entry) for entry in entries))
+    axes.set_yticks(ys, names)
     beside = axes.secondary_yaxis("right")
-    beside.set_yticks(range(len(entries)), words)
+    beside.set_yticks(ys, words)
     beside.spines["right"].set_visible(False)
     for side in (axes.yaxis, beside.yaxis):
         side.set_tick_params(length=0, labelsize="small")
@@ -93,14 +95,25 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
         axes.axvline(value * metric.scale, zorder=1, **look)
 
 
-def draw_row(axes: "Axes", y: int, entry: Entry, metric: Metric, colour: str) -> None:
+def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
+    """Return the texts left and right of a row: its name, and its verdict."""
+    return fill(entry.objective, 20), fill(standings.verdict_text(entry), 26)
+
+
+def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
+    """Return the height of each row in inches: as high as its texts."""
+    counts = [max(text.count("\n") for text in row_texts(standings, e)) + 1 for e in entries]
+    return [max(ROW, LINE * count + 0.06) for count in counts]
+
+
+def draw_row(axes: "Axes", y: float, entry: Entry, metric: Metric, colour: str) -> None:
     """Draw the seeds of a row with their mean, over its controls."""
     if untrained := scaled(entry.untrained.get(metric.name, ()), metric):
         summary = summarise(untrained)
         assert summary is not None
         low, high, grey = summary.low, summary.high, CONTROL
-        axes.fill_betweenx([y - 0.32, y + 0.32], low, high, color=grey, alpha=0.3, linewidth=0)
-        axes.plot([summary.centre] * 2, [y - 0.32, y + 0.32], color=CONTROL, linewidth=1.2)
+        axes.fill_betweenx([y - BAND, y + BAND], low, high, color=grey, alpha=0.3, linewidth=0)
+        axes.plot([summary.centre] * 2, [y - BAND, y + BAND], color=CONTROL, linewidth=1.2)
     if shuffled := scaled(entry.shuffled.get(metric.name, ()), metric):
         axes.plot([sum(shuffled) / len(shuffled)], [y], "x", color=CONTROL, markersize=6)
     if scores := scaled(entry.scores.get(metric.name, ()), metric):
@@ -145,8 +158,6 @@ def describe_marks(standings: Standings, scores: str, with_shuffled: bool) -> st
         texts.append("cross: trained on shuffled rows")
     if any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries):
         texts.append("hollow: void or refused")
-    if any(entry.about(standings.primary.name, FLAG) for entry in standings.entries):
-        texts.append("letter: see the table")
     return "; ".join(texts)
 
 
@@ -176,6 +187,8 @@ def draw_ladder(standings: Standings, path: Path) -> None:
         if summary := summarise(untrained):
             axes.axhspan(summary.low, summary.high, color=CONTROL, alpha=0.3, linewidth=0)
         subject = describe_marks(standings, "small: a seed; large: mean", with_shuffled=False)
+        if any(entry.about(metric.name, FLAG) for entry in standings.entries):
+            subject += "; letter: see the table"
         legend(figure, styles | lines, subject)
 
 
@@ -184,7 +197,6 @@ def draw_steps(
 ) -> None:
     """Draw an objective over its budgets, times `shift`, so that it stands beside others."""
     metric = standings.primary
-    letters = standings.letters(metric.name)
     xs, means = [], []
     for entry in sorted(entries, key=lambda entry: entry.budget):
         scores = scaled(entry.scores.get(metric.name, ()), metric)
@@ -195,7 +207,7 @@ def draw_steps(
         if scores and not is_hollow:
             xs.append(x)
             means.append(sum(scores) / len(scores))
-            marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
+            marks = standings.marks(entry, metric.name)
             offset: Any = {"xytext": (5, 5), "textcoords": "offset points"}
             axes.annotate(" ".join(marks), (x, means[-1]), **offset, fontsize=7, color=style.colour)
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}

@@ -38,6 +38,33 @@ GATES: tuple[Gate, ...] = (
     score_gates.transition,
 )
 
+# What a finding says, by the name of its gate, for a screen; its reason has the numbers.
+MEANINGS = {
+    "missing": "runs without a score, or other seeds than the plan asks for",
+    "budget": "other FLOPs than the budget",
+    "data": "other data or another tokenizer than the baseline",
+    "suites": "other items or options of a suite than the baseline",
+    "code": "other code than the baseline",
+    "controls": "a control of another size or with other FLOPs",
+    "identical runs": "runs that should differ are the same",
+    "shared encoder": "seeds share a pre-trained encoder",
+    "tuning": "not tuned, or not as the others",
+    "edge of the grid": "the chosen value is the least or the largest that was tried",
+    "baseline": "the baseline has no number that it could be compared with",
+    "ceiling": "the loss is no better than that of a uniform guess",
+    "plateau": "the loss could be that of word frequencies",
+    "first best": "the first validation is the best one",
+    "collapse": "hidden states vary in few directions",
+    "constant": "all outputs are the same up to rounding",
+    "ties": "more than 1 % of the items are ties",
+    "left out": "fewer items than in other rows",
+    "untrained": "not above the untrained model",
+    "below untrained": "below the untrained model",
+    "shuffled": "not above the same objective on shuffled text",
+    "control": "below its matched control",
+    "guessing": "not above a guess",
+}
+
 
 def findings_of(row: Row, context: Context) -> tuple[Finding, ...]:
     """Return what the gates say of a row, in the order of GATES."""

@@ -4,7 +4,6 @@ Scores and verdict of a row stand beside its controls. A void row has no number,
 a flagged one has a letter and is neither ranked nor tested.
 """
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from metaseq_lm.league.entries import (
     Entry,
     Scores,
     Standings,
-    rank_key,
 )
 from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
@@ -53,16 +51,16 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
 
 def standings_table(standings: Standings) -> Table:
     """Return the rows by budget: primary metric, controls, difference, p, verdict; then reasons."""
-    metric, letters = standings.primary, standings.letters(standings.primary.name)
+    metric = standings.primary
     has_shuffled = any(entry.shuffled for entry in standings.entries)
     head = ["FLOPs", "objective", "seeds", metric.title, "untrained"]
     head += ["shuffled"] * has_shuffled
     head += ["difference", interval_title(standings.rule), "p (Holm)", "verdict"]
     rows, records = [], []
     for budget in standings.budgets:
-        best = best_text(standings.at(budget, metric), metric)
+        best = best_text(standings, budget, metric)
         for entry in standings.at(budget, metric):
-            text = score_text(entry, metric, letters)
+            text = score_text(standings, entry, metric)
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
             row.append(Cell(text, best=text == best))
@@ -73,7 +71,7 @@ def standings_table(standings: Standings) -> Table:
             rows.append(row)
             records.append(record(standings, entry))
     notes = [*summaries(standings), *reasons(standings, metric), *references(standings)]
-    notes += [describe_rule(standings), *standings.notes]
+    notes += [describe_rule(standings), *describe_origins(standings), *standings.notes]
     return Table(standings.title, head, rows, notes, records)
 
 
@@ -82,15 +80,13 @@ def secondary_table(standings: Standings) -> Table | None:
     metrics = standings.metrics[1:]
     if not metrics:
         return None
-    letters = {metric.name: standings.letters(metric.name) for metric in metrics}
     rows = []
     for budget in standings.budgets:
-        entries = standings.at(budget, standings.primary)
-        best = {metric.name: best_text(entries, metric) for metric in metrics}
-        for entry in entries:
+        best = {metric.name: best_text(standings, budget, metric) for metric in metrics}
+        for entry in standings.at(budget, standings.primary):
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             for metric in metrics:
-                text = score_text(entry, metric, letters[metric.name])
+                text = score_text(standings, entry, metric)
                 row.append(Cell(text, best=text == best[metric.name]))
             rows.append(row)
     titles = [metric.title for metric in metrics]
@@ -113,34 +109,33 @@ def summary_text(scores: Scores, metric: Metric) -> str:
     return summary.text(metric) if summary else "-"
 
 
-def score_text(entry: Entry, metric: Metric, letters: Mapping[str, str]) -> str:
+def score_text(standings: Standings, entry: Entry, metric: Metric) -> str:
     """Return the cell of a score: the number with its letters, or why there is none."""
     for action in (VOID, REFUSE):
         if entry.about(metric.name, action):
             return NOT_RANKED[action]
-    marks = sorted({letters[f.gate] for f in entry.about(metric.name, FLAG)})
-    return " ".join([summary_text(entry.scores, metric), *marks])
+    return " ".join([summary_text(entry.scores, metric), *standings.marks(entry, metric.name)])
 
 
-def best_text(entries: Sequence[Entry], metric: Metric) -> str | None:
-    """Return the cell of the best ranked row, None if less than two are ranked."""
-    ranked = [entry for entry in entries if entry.is_ranked(metric.name)]
-    if len(ranked) < 2:
-        return None
-    return score_text(min(ranked, key=lambda entry: rank_key(entry, metric)), metric, {})
+def best_text(standings: Standings, budget: float, metric: Metric) -> str | None:
+    """Return the cell of the best ranked row of a budget, None if less than two are ranked."""
+    ranked = [e for e in standings.at(budget, metric) if e.is_ranked(metric.name)]
+    return score_text(standings, ranked[0], metric) if len(ranked) > 1 else None
 
 
 def decision_texts(decision: Decision | None, metric: Metric) -> list[str]:
     """Return the cells difference, interval and p."""
     if decision is None:
         return ["", "", ""]
-    low, high = decision.interval or (decision.difference,) * 2
-    digits = metric.decimals(max(abs(low), abs(high)))
-    difference, low_text, high_text = (
-        f"{'+' * (x >= 0)}{metric.text(x, digits)}" for x in (decision.difference, low, high)
-    )
-    interval = f"{low_text} to {high_text}" if decision.interval else "-"
-    return [difference, interval, p_text(decision.corrected)]
+    difference, *ends = signed_texts(decision, metric)
+    return [difference, " to ".join(ends) or "-", p_text(decision.corrected)]
+
+
+def signed_texts(decision: Decision, metric: Metric, digits: int | None = None) -> list[str]:
+    """Return a difference and, if it has an interval, its ends, with `digits` after the point."""
+    numbers = [decision.difference, *(decision.interval or ())]
+    digits = metric.decimals(max(map(abs, numbers))) if digits is None else digits
+    return [f"{'+' * (x >= 0)}{metric.text(x, digits)}" for x in numbers]
 
 
 def summaries(standings: Standings) -> list[str]:
@@ -205,6 +200,20 @@ def describe_rule(standings: Standings) -> str:
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
     )
+
+
+def describe_origins(standings: Standings) -> list[str]:
+    """Return which rows were run and which ones shipped with the plan; [] if none did."""
+    if not any(entry.shipped for entry in standings.entries):
+        return []
+    parts = []
+    for budget in standings.budgets:
+        entries = standings.at(budget, standings.primary)
+        names = [entry.objective for entry in entries if not entry.shipped]
+        parts += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
+    others = "all other rows ship" if parts else "All rows ship"
+    own = f"Run here: {'; '.join(parts)}; " if parts else ""
+    return [f"{own}{others} with the plan."]
 
 
 def record(standings: Standings, entry: Entry) -> dict[str, Any]:

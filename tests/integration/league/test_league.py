@@ -105,9 +105,11 @@ def test_the_report_has_rows_controls_and_the_hash(
     shown = capsys.readouterr().out
     contents = LeagueFolder(played / "L").read()
     assert contents.plan.hash in shown
-    assert re.search(r"3\.0e7 +masked +2 ", shown) and re.search(r"3\.0e7 +dense +2 ", shown)
-    assert "dense 3 trials" in shown and "1 of them beyond the first grid" in shown
-    assert "6e7" not in shown
+    assert "3.0e7 FLOPs, beside masked: " in shown and "6.0e7" not in shown
+    assert re.search(r"^masked +2 ", shown, re.M) and re.search(r"^dense +2 ", shown, re.M)
+    assert f"in {played / 'L' / 'report'}:\nstandings.txt" in shown
+    page = (played / "L" / "report" / "standings.txt").read_text()
+    assert "dense 3 trials" in page and "1 of them beyond the first grid" in page
     files = {file.name for file in (played / "L/report").iterdir()}
     assert {"standings.txt", "standings.csv", "standings.html", "standings.png"} <= files
 
@@ -164,7 +166,7 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert {name.split("/")[1] for name in trained} == {"twice"}
     contents = LeagueFolder(folder).read()
     assert f"plan {contents.plan.hash} + twice" in shown
-    assert re.search(r"3\.0e7 +dense +2 ", shown) and re.search(r"3\.0e7 +twice +2 ", shown)
+    assert re.search(r"^dense +2 ", shown, re.M) and re.search(r"^twice +2 ", shown, re.M)
     assert contents.extended.objective("twice").control == "masked"
     before = len(trained)
     assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
@@ -223,14 +225,15 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     shown = capsys.readouterr().out
     assert {name.split("/")[1] for name in trained} == {"mine"}
     for name in ("masked", "dense", "mine"):
-        assert re.search(rf"3\.0e7 +{name} +2 ", shown)
-    assert "dense 3 trials" in shown
+        assert re.search(rf"^{name} +2 ", shown, re.M)
+    assert "dense 3 trials" in (tmp_path / "L" / "report" / "standings.txt").read_text()
+    assert "Run here: mine at 3.0e7; all other rows ship with the plan." in shown
     # Runs of another plan are no rows of this one.
     other = write_plan(tmp_path / "other.yaml", moons, seeds=[1, 2, 3])
     archive.rename(tmp_path / "other.jsonl")
     assert league(other, "--out", tmp_path / "L2", *mine) == 0
     shown = capsys.readouterr()
-    assert "another plan" in shown.err and "masked" not in shown.out.split("\n\n")[1]
+    assert "another plan" in shown.err and not re.search("^masked ", shown.out, re.M)
 
 
 def test_a_dry_run_says_what_it_takes_and_leaves_nothing(

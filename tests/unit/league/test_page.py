@@ -1,16 +1,20 @@
 import csv
+import inspect
 import io
+import re
 from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
 
+from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel
+from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights
 from metaseq_lm.league.page import secondary_table, standings_table, write_page
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
+from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, Rule
-from metaseq_lm.reporting.formats import to_csv
+from metaseq_lm.reporting.formats import to_csv, to_text
 from metaseq_lm.reporting.numbers import Metric
 
 PAIRS, PROBE = "pairs.accuracy", "probe.accuracy"
@@ -145,11 +149,90 @@ def test_lower_losses_are_ranked_first():
 def test_the_figure_has_hollow_dots_letters_and_verdicts(mixed):
     axes = Figure().subplots()
     draw_panel(axes, mixed, mixed.at(1e10, mixed.primary))
-    assert [t.get_text() for t in axes.get_yticklabels()][3:5] == ["rtd a", "electric"]
+    assert [t.get_text() for t in axes.get_yticklabels()][3:5] == ["rtd", "electric"]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     faces = [line.get_markerfacecolor() for line in dots]
     assert faces[0] == VERDICT_COLOURS[BETTER] and faces[4:] == ["none", "none"]
     means = [line for line in axes.lines if line.get_marker() == "|"]
     assert len(means) == 4
-    references = [line.get_xdata()[0] for line in axes.lines if line.get_ydata()[0] == 0]
+    references = [line.get_xdata()[0] for line in axes.lines if list(line.get_ydata()) == [0, 1]]
     assert 50.0 in references and 100.0 in references
+
+
+def test_a_row_of_the_figure_is_as_high_as_its_text(mixed):
+    gates = ("edge of the grid", "below untrained", "shuffled", "control")
+    findings = [Finding(gate, FLAG, "x") for gate in gates]
+    rows = [entry("masked", 0.6), entry("rtd", 0.95, findings=findings)]
+    low, high = row_heights(standings(*rows), rows)
+    assert high > low and high >= 3 * 0.15
+
+
+@pytest.fixture
+def large():
+    """Nine objectives at three budgets, all gates and verdicts, eight other metrics."""
+    names = [f"objective_{i}" for i in range(8)]
+    kinds = ("depth", "head_number", "state", "topic", "pairs.brackets", "pairs.copy")
+    kinds = [f"{kind}.accuracy" for kind in (*kinds, "pairs.agreement_plain", "pairs.attractor")]
+    findings = [(), (TRANSITION,), (EDGE, TRANSITION), (PLATEAU,), (WORLD,)]
+    rows = []
+    for budget in (2e10, 6e10, 2.5e11):
+        for i, name in enumerate(["masked", *names]):
+            row = entry(name, 0.5 + 0.03 * i, budget=budget, findings=findings[i % 5 if i else 0])
+            others = {kind: [x / 2 for x in row.scores[PAIRS]] for kind in kinds}
+            shuffled = {PAIRS: [0.5, 0.51]} if budget == 6e10 else {}
+            rows.append(replace(row, scores=row.scores | others, shuffled=shuffled))
+    metrics = [Metric.of(name, [0.5]) for name in (PAIRS, *kinds)]
+    references = {name: {"chance": 0.25, "bayes": 0.9} for name in kinds}
+    references["topic.accuracy"] = references["topic.accuracy"] | {"bag_of_words": 0.6}
+    return replace(standings(*rows), metrics=metrics, references=references)
+
+
+def test_the_terminal_shows_a_screen_of_nine_objectives_at_three_budgets(large, tmp_path):
+    text = terminal_text(large, [tmp_path / "standings.txt", tmp_path / "standings.png"])
+    lines = text.splitlines()
+    assert len(lines) <= 66 and max(map(len, lines[:-2])) <= 120
+    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("Better, worse"))]
+    assert sum(line.startswith("objective_1 ") for line in table) == 3
+    assert lines[-2].endswith(f"in {tmp_path}:") and lines[-1] == "standings.txt, standings.png"
+
+
+def test_the_terminal_has_verdicts_and_letters_and_no_reasons(mixed):
+    text = terminal_text(mixed)
+    assert "1.0e10 FLOPs, beside masked: better: causal; equivalent: hybrid; not ranked" in text
+    assert re.search(r"^causal +8 +90\.0 ± 1\.2 +51\.0 ± 1\.4 +\+30\.0 .* better$", text, re.M)
+    assert re.search(r"^rtd +8 +95\.0 ± 1\.2 .* not ranked: a$", text, re.M)
+    assert re.search(r"^electric +8 +void .* void: unigram plateau$", text, re.M)
+    assert re.search(r"^a +rate at the edge: ", text, re.M)
+    assert re.search(r"^refused +parity: ", text, re.M)
+    assert "in transition 1" in text
+    for finding in (EDGE, TRANSITION, BELOW, PLATEAU):
+        assert finding.reason not in text
+    for hidden in ("12.3", "45.6", "79"):
+        assert hidden not in text
+
+
+def test_the_terminal_marks_flagged_numbers_of_other_metrics(mixed):
+    lines = terminal_text(mixed).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Other metrics (%)"))
+    other = {line.split()[0]: line.split()[1:] for line in lines[at + 1 :] if line}
+    assert other["causal"] == ["50?", "50"]  # at 1e10 it is flagged, at 2e10 it is not
+    assert other["hybrid"] == ["70", "-"] and other["electric"] == ["-", "-"]
+
+
+def test_every_gate_that_hides_or_flags_has_a_meaning():
+    named = set()
+    for module in (control_gates, gates, loss_gates, parity_gates, score_gates):
+        source = inspect.getsource(module)
+        named |= set(re.findall(r'(?:Finding|by_share)\(\s*"([a-z ]+)"', source))
+    notes = {"validations", "still falling", "loss without score", "in transition"}
+    assert len(named) > 20 and named - notes <= gates.MEANINGS.keys()
+
+
+def test_rows_that_ship_with_the_plan_are_named(mixed):
+    shipped = [replace(e, shipped=e.objective != "rtd") for e in mixed.entries]
+    for text in (
+        to_text(standings_table(replace(mixed, entries=shipped))),
+        terminal_text(replace(mixed, entries=shipped)),
+    ):
+        assert "Run here: rtd at 1.0e10; all other rows ship with the plan." in text
+    assert "ship" not in terminal_text(mixed)

@@ -1,0 +1,202 @@
+"""The standings on a screen: verdicts and scores, findings as letters; reasons are in the files."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+
+from metaseq_lm.core.output import clean
+from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
+from metaseq_lm.league.gates import MEANINGS
+from metaseq_lm.league.page import (
+    describe_origins,
+    interval_title,
+    signed_texts,
+    summaries,
+)
+from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
+from metaseq_lm.reporting.formats import text_column
+from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.table import Cell
+
+COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
+GAP = "  "
+DOUBT = "?"  # behind a number of another metric that a gate flags
+Lines = list[str]
+
+
+def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
+    """Return standings as a terminal shows them; `paths` are the files with all of it."""
+    parts = [
+        [clean(f"{standings.title}: {standings.primary.title}")],
+        *main_table(standings),
+        [*findings(standings), *rule(standings), *wrapped(" ".join(describe_origins(standings)))],
+        *other_metrics(standings),
+        where(paths),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def where(paths: Sequence[Path]) -> Lines:
+    """Return where the files are: texts with all reasons, and figures."""
+    if not paths:
+        return []
+    names = ", ".join(path.name for path in paths)
+    return [f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:", names]
+
+
+def wrapped(sentence: str) -> Lines:
+    """Return a sentence as lines that fit."""
+    return wrap(clean(sentence), COLUMNS)
+
+
+def main_table(standings: Standings) -> Iterator[Lines]:
+    """Yield the head of the table, then each budget: its verdicts in a sentence, and its rows."""
+    metric = standings.primary
+    entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
+    head = ["objective", "seeds", "mean ± sd", "untrained", "shuffled", "difference", "verdict"]
+    rows = [main_row(standings, entry) for entry in entries]
+    columns = []
+    for title, *texts in zip(head, *rows):
+        if any(texts):  # there may be no control on shuffled text
+            cells = [Cell(text) for text in texts]
+            columns.append(text_column(title, cells, title not in ("objective", "verdict")))
+    top, *lines = (GAP.join(line).rstrip() for line in zip(*columns))
+    yield [top]
+    for budget, sentence in zip(standings.budgets, summaries(standings)):
+        count = sum(entry.budget == budget for entry in entries)
+        yield [*wrapped(sentence), *lines[:count]]
+        lines = lines[count:]
+
+
+def main_row(standings: Standings, entry: Entry) -> Lines:
+    """Return the texts of a row."""
+    metric = standings.primary
+    hidden = [NOT_RANKED[a] for a in (VOID, REFUSE) if entry.about(metric.name, a)]
+    score = hidden[0] if hidden else mean_text(entry.scores, metric)
+    row = [entry.objective, str(len(entry.scores.get(metric.name, ()))), score]
+    row += [mean_text(scores, metric) for scores in (entry.untrained, entry.shuffled)]
+    difference = ""
+    if entry.decision:
+        difference, *ends = signed_texts(entry.decision, metric, 1 if metric.percent else None)
+        difference += f" ({' to '.join(ends)})" if ends else ""
+    verdict = standings.verdict_text(entry)
+    if not hidden and (marks := standings.marks(entry, metric.name)):
+        verdict = f"{NOT_RANKED[FLAG]}: {' '.join(marks)}"
+    return [*row, difference, verdict]
+
+
+def mean_text(scores: Scores, metric: Metric) -> str:
+    """Return mean ± sd of a metric, per cent with one digit after the point; "" without scores."""
+    summary = summarise(scores.get(metric.name, ()))
+    if summary is None:
+        return ""
+    digits = 1 if metric.percent else metric.decimals(summary.centre)
+    mean, sd = (metric.text(x, digits) for x in (summary.centre, summary.high - summary.centre))
+    return mean if summary.n < 2 else f"{mean} ± {sd}"
+
+
+def findings(standings: Standings) -> Lines:
+    """Return what the letters and the names of gates mean, a line each, and how many notes are."""
+    name = standings.primary.name
+    letters = standings.letters(name)
+    flags: dict[str, str] = {}
+    others: dict[str, str] = {}
+    notes: Counter[str] = Counter()
+    for entry in standings.entries:
+        hiding = entry.about(name, VOID, REFUSE)
+        others |= {f.gate: NOT_RANKED[f.action] for f in hiding}
+        flags |= {} if hiding else {f.gate: letters[f.gate] for f in entry.about(name, FLAG)}
+        notes.update(finding.gate for finding in entry.findings if finding.action == NOTE)
+    lines = []
+    for gate, mark in [*sorted(flags.items(), key=lambda item: item[1]), *others.items()]:
+        lines.append(f"{mark:<7} {gate}: {MEANINGS.get(gate, 'see the reasons')}")
+    if notes:
+        texts = (f"{gate} {count}" for gate, count in notes.most_common())
+        lines += wrapped(f"notes   {', '.join(texts)}")
+    return lines
+
+
+def rule(standings: Standings) -> Lines:
+    """Return what verdicts mean."""
+    rule, metric = standings.rule, standings.primary
+    count = sum(entry.decision is not None for entry in standings.entries)
+    effect = metric.text(rule.smallest_effect, 1 if metric.percent else None)
+    return wrapped(
+        f"Better, worse: below {rule.level:g} after correction for {max(rule.comparisons, count)} "
+        f"comparisons. Equivalent: the {interval_title(rule)}, in brackets, lies within ± {effect}, "
+        "the smallest difference that matters."
+    )
+
+
+def other_metrics(standings: Standings) -> Iterator[Lines]:
+    """Yield tables of the other metrics, as many columns in each as fit: means at each budget."""
+    metrics = standings.metrics[1:]
+    if not metrics:
+        return
+    in_percent = all(metric.percent for metric in metrics)
+    budgets = ", ".join(map(flops_text, standings.budgets))
+    names = list(dict.fromkeys(entry.objective for entry in standings.entries))
+    levels = common_references(standings, metrics)
+    first = [Cell(name) for name in [*names, *levels]]
+    label = text_column("objective", first, False)
+    blocks: list[list[Lines]] = []
+    for metric in metrics:
+        cells = [means_text(standings, name, metric) for name in names]
+        cells += [number_text(metric, values[metric.name]) for values in levels.values()]
+        column = headed(metric.name if in_percent else metric.title, cells)
+        if not blocks or line_width([label, *blocks[-1], column]) > COLUMNS:
+            blocks.append([])
+        blocks[-1].append(column)
+    title = f"Other metrics{' (%)' * in_percent}: means at {budgets} FLOPs; {DOUBT} flagged"
+    for block in blocks:
+        height = max(len(column) for column in block)
+        padded = []
+        for column in [label, *block]:
+            padded.append([" " * len(column[0])] * (height - len(column)) + column)
+        yield [title, *(GAP.join(line).rstrip() for line in zip(*padded))]
+        title = f"Further metrics{' (%)' * in_percent}"
+
+
+def means_text(standings: Standings, objective: str, metric: Metric) -> str:
+    """Return the means of an objective at all budgets, such as "54  80? 97"."""
+    texts = []
+    for budget in standings.budgets:
+        here = [e for e in standings.entries if (e.objective, e.budget) == (objective, budget)]
+        summary = summarise(here[0].scores.get(metric.name, ())) if here else None
+        if not summary or here[0].about(metric.name, VOID, REFUSE):
+            texts.append("- ")
+            continue
+        doubt = DOUBT if here[0].about(metric.name, FLAG) else " "
+        texts.append(number_text(metric, summary.centre) + doubt)
+    longest = max(map(len, texts))
+    return " ".join(text.rjust(longest) for text in texts)
+
+
+def number_text(metric: Metric, value: float) -> str:
+    """Return a number of a narrow column: per cent without digits after the point."""
+    return metric.text(value, 0 if metric.percent else None)
+
+
+def headed(name: str, cells: Sequence[str]) -> Lines:
+    """Return a column with its name above it, in as many lines as the words of the name need."""
+    words = name.removesuffix(".accuracy").replace(".", " ").replace("_", " ").split()
+    width = max(map(len, [*words, *cells]))
+    return [text.rjust(width) for text in [*wrap(" ".join(words), width), *cells]]
+
+
+def line_width(columns: Sequence[Lines]) -> int:
+    """Return the width of a line of columns."""
+    return sum(len(column[0]) for column in columns) + len(GAP) * (len(columns) - 1)
+
+
+def common_references(
+    standings: Standings, metrics: Sequence[Metric]
+) -> dict[str, Mapping[str, float]]:
+    """Return the references that all metrics have, by their name and that of the metric."""
+    values = [standings.references.get(metric.name, {}) for metric in metrics]
+    names = [name for name in values[0] if all(name in other for other in values)]
+    levels: dict[str, Mapping[str, float]] = {}
+    for name in names:
+        levels[name] = {metric.name: value[name] for metric, value in zip(metrics, values)}
+    return levels
