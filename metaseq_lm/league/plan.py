@@ -214,6 +214,12 @@ COMPARISON_KEYS = (
 OBJECTIVE_KEYS = ("options", "grid", "control", "note")
 
 
+def archive_beside(plan: Path) -> Path | None:
+    """Return the archive of runs beside a plan: PLAN.jsonl.gz or PLAN.jsonl; None without one."""
+    files = [plan.with_suffix(ending).absolute() for ending in (".jsonl.gz", ".jsonl")]
+    return next((file for file in files if file.exists()), None)
+
+
 def read_plan(path: Path, files: Mapping[str, str] | None = None) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a file, and its content with absolute paths of the data.
 
