@@ -250,7 +250,7 @@ def with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str,
     content = {**content, "data": {**content.get("data", {}), **files}}
     if not files["probe"].endswith(CONLLU):
         suites = [f"probe {LABELLED} name={LABELLED}"]
-        metrics = {"metric": f"{LABELLED}.accuracy", "secondary": []}
+        metrics = {"metric": f"{LABELLED}.accuracy", "means": {}, "secondary": []}
         content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
     return content
 
