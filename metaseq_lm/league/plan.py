@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +178,13 @@ class Plan:
         """A hash of all that the plan says, 16 hexadecimal digits.
 
         Of files and folders of data only the names count: their content is compared by the
-        fingerprint that every run records.
+        fingerprint that every run records. Values that are the default do not count, so that a
+        later version with further keys gives a plan the same hash.
         """
-        content = asdict(self)
+        content = stated(self)
         for key in ("folder", *FILES):
             if key in self.data:
-                content["data"][key] = Path(self.data[key]).name
+                content["data"] = {**content["data"], key: Path(self.data[key]).name}
         text = json.dumps(content, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -200,6 +201,22 @@ class Plan:
     def objective(self, name: str) -> Objective:
         """Return an objective by its name."""
         return next(objective for objective in self.objectives if objective.name == name)
+
+
+def stated(value: Any) -> Any:
+    """Return a dataclass, at any depth, as a mapping without the fields that have their default."""
+    if isinstance(value, tuple):
+        return [stated(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    content = {}
+    for item in fields(value):
+        default = item.default
+        if item.default_factory is not MISSING:
+            default = item.default_factory()
+        if getattr(value, item.name) != default:
+            content[item.name] = stated(getattr(value, item.name))
+    return content
 
 
 KEYS = (
