@@ -76,7 +76,8 @@ class LeagueOptions:
         False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
     )
     archive: Path | None = option(
-        None, "report: keep all runs in a file that stands beside a plan as PLAN.jsonl"
+        None,
+        "report: keep all runs in a file, which stands in for them beside a plan as PLAN.jsonl.gz",
     )
 
 
@@ -179,7 +180,7 @@ def contents_of(
     Raises UsageError for another plan than that of the folder.
     """
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import FILES, LAPTOP, TEXT_ARM, read_plan
+    from metaseq_lm.league.plan import FILES, LAPTOP, TEXT_ARM, archive_beside, read_plan
 
     files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
     if files and (words or set(files) != set(FILES)):
@@ -191,9 +192,8 @@ def contents_of(
         contents = stored
     else:
         file = Path(words[0]) if words else TEXT_ARM if files else LAPTOP
-        archive = file.with_suffix(".jsonl").absolute()
-        has_archive = archive.exists() and file not in (LAPTOP, TEXT_ARM)
-        contents = Contents(*read_plan(file, files), archive=str(archive) if has_archive else None)
+        archive = None if file in (LAPTOP, TEXT_ARM) else archive_beside(file)
+        contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
         if stored is not None and stored.plan.hash != contents.plan.hash:
             raise UsageError(
                 f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "

@@ -15,7 +15,7 @@ from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
 from metaseq_lm.league.frequencies import read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
-from metaseq_lm.league.plan import LAPTOP, Objective, Plan, read_plan
+from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
 from metaseq_lm.league.standings import Context, Row, Standing, Tuning, finished, seed_scores
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import trials_of
@@ -221,10 +221,10 @@ def setting_of(run: Run) -> tuple[str, float]:
 
 def archived_runs(contents: Contents) -> list[Run]:
     """Return the runs of the archive beside a plan, none if it is of another plan."""
-    file = Path(contents.archive) if contents.archive else LAPTOP.with_suffix(".jsonl")
+    file = Path(contents.archive) if contents.archive else archive_beside(LAPTOP)
     if not contents.archive and contents.plan.hash != read_plan(LAPTOP)[0].hash:
         return []
-    if not file.exists():
+    if file is None or not file.exists():
         return []
     plan = archive.read_about(file).get("plan")
     if plan != contents.plan.hash:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +178,13 @@ class Plan:
         """A hash of all that the plan says, 16 hexadecimal digits.
 
         Of files and folders of data only the names count: their content is compared by the
-        fingerprint that every run records.
+        fingerprint that every run records. Values that are the default do not count, so that a
+        later version with further keys gives a plan the same hash.
         """
-        content = asdict(self)
+        content = stated(self)
         for key in ("folder", *FILES):
             if key in self.data:
-                content["data"][key] = Path(self.data[key]).name
+                content["data"] = {**content["data"], key: Path(self.data[key]).name}
         text = json.dumps(content, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -202,6 +203,22 @@ class Plan:
         return next(objective for objective in self.objectives if objective.name == name)
 
 
+def stated(value: Any) -> Any:
+    """Return a dataclass, at any depth, as a mapping without the fields that have their default."""
+    if isinstance(value, tuple):
+        return [stated(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    content = {}
+    for item in fields(value):
+        default = item.default
+        if item.default_factory is not MISSING:
+            default = item.default_factory()
+        if getattr(value, item.name) != default:
+            content[item.name] = stated(getattr(value, item.name))
+    return content
+
+
 KEYS = (
     *("name", "data", "options", "objectives", "budgets", "usual_budgets", "seeds"),
     *("tuning", "controls", "comparison"),
@@ -212,6 +229,12 @@ COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note")
+
+
+def archive_beside(plan: Path) -> Path | None:
+    """Return the archive of runs beside a plan: PLAN.jsonl.gz or PLAN.jsonl; None without one."""
+    files = [plan.with_suffix(ending).absolute() for ending in (".jsonl.gz", ".jsonl")]
+    return next((file for file in files if file.exists()), None)
 
 
 def read_plan(path: Path, files: Mapping[str, str] | None = None) -> tuple[Plan, dict[str, Any]]:
@@ -244,7 +267,7 @@ def with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str,
     content = {**content, "data": {**content.get("data", {}), **files}}
     if not files["probe"].endswith(CONLLU):
         suites = [f"probe {LABELLED} name={LABELLED}"]
-        metrics = {"metric": f"{LABELLED}.accuracy", "secondary": []}
+        metrics = {"metric": f"{LABELLED}.accuracy", "means": {}, "secondary": []}
         content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
     return content
 

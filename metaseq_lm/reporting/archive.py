@@ -2,11 +2,15 @@
 
 An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
 the config keys with the value that most runs have. Every other line is a run: its name, the config
-values that differ, its results, its validation log, and the results of suites if it has any.
+values that differ, its results, its validation log, and the results of suites if it has any. One
+whose name ends in .gz is packed.
 `metaseq-lm report` reads archives and run folders alike, so that seeds can be added later.
 """
 
+import gzip
+import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +31,7 @@ from metaseq_lm.reporting.runs import Run, check_results, is_log_line, with_numb
 from metaseq_lm.runs import suite_results
 
 KIND = "metaseq-lm runs "
+PACKED = ".gz"
 FORMAT = f"{KIND}1"
 RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
 
@@ -47,7 +52,8 @@ def write(path: Path, runs: Sequence[Run], about: Mapping[str, str] | None = Non
     rows = "".join(lines).encode()
     first = {"format": FORMAT, "runs": len(runs), "values": common, "rows": checksum(rows)}
     first |= {"about": dict(about)} if about else {}
-    write_atomic(path, (to_json(with_checksum(first)) + "\n").encode() + rows)
+    content = (to_json(with_checksum(first)) + "\n").encode() + rows
+    write_atomic(path, gzip.compress(content, mtime=0) if path.suffix == PACKED else content)
 
 
 def common_values(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def read(path: Path) -> list[Run]:
     archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
     following: list[bytes] = []
     try:
-        rows = read_bounded(path, LARGEST_LOG).splitlines() or [b""]
+        rows = read_content(path).splitlines() or [b""]
     except ValueError as error:
         raise UsageError(f"{path}: not an archive of runs: {error}") from error
     for number, row in enumerate(rows, start=1):
@@ -156,9 +162,23 @@ def read(path: Path) -> list[Run]:
 
 def read_about(path: Path) -> dict[str, str]:
     """Return the facts about the runs of an archive, those of the first header."""
-    with open(path, encoding="utf-8") as file:
-        first = json.loads(file.readline())
+    first = json.loads(read_content(path).partition(b"\n")[0])
     return {str(key): str(value) for key, value in first.get("about", {}).items()}
+
+
+def read_content(path: Path) -> bytes:
+    """Return the lines of an archive, unpacked; ValueError if they are too large or damaged."""
+    content = read_bounded(path, LARGEST_LOG)
+    if path.suffix != PACKED:
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(LARGEST_LOG + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    if len(content) > LARGEST_LOG:
+        raise ValueError(f"more than {LARGEST_LOG:,} bytes when unpacked")
+    return content
 
 
 def check_count(path: Path, count: int, expected: int | None) -> None:

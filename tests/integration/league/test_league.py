@@ -215,7 +215,7 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    archive = tmp_path / "plan.jsonl"
+    archive = tmp_path / "plan.jsonl.gz"
     assert league("report", played / "L", "--archive", archive) == 0
     plan = write_plan(tmp_path / "plan.yaml", moons)
     trained = in_process(monkeypatch)
@@ -230,7 +230,7 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     assert "Run here: mine at 3.0e7; all other rows ship with the plan." in shown
     # Runs of another plan are no rows of this one.
     other = write_plan(tmp_path / "other.yaml", moons, seeds=[1, 2, 3])
-    archive.rename(tmp_path / "other.jsonl")
+    archive.rename(tmp_path / "other.jsonl.gz")
     assert league(other, "--out", tmp_path / "L2", *mine) == 0
     shown = capsys.readouterr()
     assert "another plan" in shown.err and not re.search("^masked ", shown.out, re.M)

@@ -82,6 +82,11 @@ def test_the_hash_covers_all_that_a_plan_says() -> None:
     assert all(len(digest) == 16 for digest in hashes)
 
 
+def test_a_stated_default_does_not_change_the_hash() -> None:
+    stated = plan_with(comparison__means={}, comparison__level=0.05)
+    assert parse_plan(stated).hash == parse_plan(plan_with()).hash
+
+
 def test_the_hash_does_not_depend_on_the_folder_above_the_data() -> None:
     plans = [parse_plan(plan_with(data={"folder": f})) for f in ("/a/moons", "/b/moons", "/a/x")]
     assert plans[0].hash == plans[1].hash != plans[2].hash

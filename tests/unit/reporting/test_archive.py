@@ -59,6 +59,23 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
     ]
 
 
+def test_an_archive_may_be_packed_and_has_facts_about_its_runs(runs, tmp_path):
+    plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
+    for file in (plain, packed):
+        archive.write(file, find_runs([runs]), {"plan": "0123"})
+        assert archive.read_about(file) == {"plan": "0123"}
+    assert [r.fingerprint for r in archive.read(packed)] == [
+        r.fingerprint for r in archive.read(plain)
+    ]
+    assert 4 * packed.stat().st_size < plain.stat().st_size
+    before = packed.read_bytes()
+    archive.write(packed, archive.read(packed), {"plan": "0123"})
+    assert packed.read_bytes() == before
+    packed.write_bytes(before[:-20])
+    with pytest.raises(UsageError, match="not an archive"):
+        archive.read(packed)
+
+
 def test_changes_of_an_archive_are_said(runs, tmp_path, capsys):
     """In its rows and in its first line, also if the checksum of the rows is taken away."""
     file = tmp_path / "measured.jsonl"
