@@ -5,6 +5,7 @@
   metaseq-lm league PLAN.yaml --out L --budgets 2e10,6e10 --objectives causal,masked_15
   metaseq-lm league --out L --text corpus.txt --probe train.conllu --probe-test test.conllu
   metaseq-lm league report L             print the standings again, write L/report
+  metaseq-lm league report               print the rows that ship with the package
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -46,7 +47,11 @@ REPORT = "report"
 class LeagueOptions:
     """What is compared, and where."""
 
-    out: str | None = option(None, "folder of the league; one that is there goes on", metavar="L")
+    out: str | None = option(
+        None,
+        "folder of the league; one that is there goes on. report: folder of the page",
+        metavar="L",
+    )
     name: str = option("mine", "name of the objective that --with adds", metavar="NAME")
     grid: tuple[str, ...] = option(
         (),
@@ -87,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.usage = (
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
-        "       metaseq-lm league report L [--archive FILE]"
+        "       metaseq-lm league report [L | PLAN.yaml] [--out FOLDER] [--archive FILE]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_options(parser, LeagueOptions)
@@ -105,27 +110,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a league, or report on one."""
-    from metaseq_lm.league.folder import LeagueFolder
-
     options = read_options(LeagueOptions, vars(args))
     words = [*args.words, *args.overrides]
     if words[:1] == [REPORT]:
-        if len(words) != 2:
-            raise UsageError("give one folder of a league: metaseq-lm league report L")
-        return report(LeagueFolder(Path(words[1])), options.archive)
+        if len(words) > 2:
+            raise UsageError("give one league: metaseq-lm league report L")
+        return report(Path(words[1]) if len(words) > 1 else None, options)
     if options.archive:
         raise UsageError("--archive goes with 'metaseq-lm league report L'")
     return run_league(args, options, words)
 
 
-def report(folder: "LeagueFolder", archive: Path | None) -> int:
-    """Print the standings, write L/report and, if it is named, an archive."""
-    from metaseq_lm.league.assembly import read_league_runs, write_archive, write_report
+def report(place: Path | None, options: LeagueOptions) -> int:
+    """Print the standings of a folder, or those that ship with a plan, and write the page.
 
-    runs = read_league_runs(folder, folder.read())
-    if archive is not None:
-        write_archive(archive, runs)
-    show(write_report(runs, folder.path / REPORT))
+    That is in L/report, or where --out says; without both it is not written.
+    """
+    from metaseq_lm.league.assembly import (
+        read_archived,
+        read_league_runs,
+        write_archive,
+        write_report,
+    )
+    from metaseq_lm.league.folder import Contents, LeagueFolder
+    from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
+
+    folder = Path(options.out) if options.out else None
+    if place is None or place.is_file():
+        archive = archive_beside(place or LAPTOP)
+        contents = Contents(*read_plan(place or LAPTOP), archive=str(archive) if archive else None)
+        runs = read_archived(contents)
+    else:
+        league = LeagueFolder(place)
+        runs = read_league_runs(league, league.read())
+        folder = folder or league.path / REPORT
+    if options.archive is not None:
+        write_archive(options.archive, runs)
+    show(write_report(runs, folder))
     return 0
 
 
@@ -155,7 +176,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
             return 0
     folder.write(contents)
     over = runner.run()
-    report(folder, None)
+    report(folder.path, replace(options, out=None))
     return 0 if over else 1
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
-from metaseq_lm.league.frequencies import read_frequencies
+from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
@@ -32,13 +33,13 @@ class LeagueRuns:
     Attributes:
         contents: The plan and what was added to it.
         runs: The runs, those of the archive too.
-        data: The data folder.
+        frequencies: What word frequencies alone reach; None if not known.
         shipped: Label and budget of the runs that are those of the archive.
     """
 
     contents: Contents
     runs: tuple[Run, ...]
-    data: Path
+    frequencies: Frequencies | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
 
     @cached_property
@@ -102,11 +103,7 @@ class LeagueRuns:
 
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
-        comparison = self.plan.comparison
-        try:
-            frequencies = read_frequencies(self.data)
-        except (MetaseqError, OSError):  # the data were removed: the gates of losses are silent
-            frequencies = None
+        comparison, frequencies = self.plan.comparison, self.frequencies
         return Context(
             tuple(self.rows()),
             comparison.baseline,
@@ -200,13 +197,41 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """Return the runs of a league and, of settings that it did not run, those of the archive."""
     runs = folder.runs()
     local = {setting_of(run) for run in runs}
-    archived = [run for run in archived_runs(contents) if setting_of(run) not in local]
+    shipped = read_archived(contents)
+    archived = [run for run in shipped.runs if setting_of(run) not in local]
+    frequencies = shipped.frequencies
+    with suppress(MetaseqError, OSError):  # the data may not be there
+        frequencies = read_frequencies(data_folder(contents.plan, folder.data))
     return LeagueRuns(
         contents,
         with_means(contents, [*archived, *runs]),
-        data_folder(contents.plan, folder.data),
+        frequencies,
         frozenset(map(setting_of, archived)),
     )
+
+
+def read_archived(contents: Contents) -> LeagueRuns:
+    """Return the runs of the archive beside a plan; none if there is none, or of another plan.
+
+    Without frequencies the gates of losses are silent.
+    """
+    file = Path(contents.archive) if contents.archive else None
+    if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
+        file = archive_beside(LAPTOP)
+    if file is None or not file.exists():
+        return LeagueRuns(contents, ())
+    about = archive.read_about(file)
+    if about.get("plan") != contents.plan.hash:
+        say(
+            f"metaseq-lm: warning: {file} is of another plan ({about.get('plan')}), so its runs "
+            "are left out"
+        )
+        return LeagueRuns(contents, ())
+    frequencies = None
+    if "unigram" in about:
+        frequencies = Frequencies(int(about["vocabulary"]), float(about["unigram"]))
+    runs = with_means(contents, archive.read(file))
+    return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
 
 
 def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -219,25 +244,17 @@ def setting_of(run: Run) -> tuple[str, float]:
     return run.values["label"], budget_of(run)
 
 
-def archived_runs(contents: Contents) -> list[Run]:
-    """Return the runs of the archive beside a plan, none if it is of another plan."""
-    file = Path(contents.archive) if contents.archive else archive_beside(LAPTOP)
-    if not contents.archive and contents.plan.hash != read_plan(LAPTOP)[0].hash:
-        return []
-    if file is None or not file.exists():
-        return []
-    plan = archive.read_about(file).get("plan")
-    if plan != contents.plan.hash:
-        say(f"metaseq-lm: warning: {file} is of another plan ({plan}), so its runs are left out")
-        return []
-    return archive.read(file)
-
-
 def write_archive(path: Path, league: LeagueRuns) -> None:
-    """Write the runs of the plan, not those of added objectives, into an archive."""
+    """Write the runs of the plan, not those of added objectives, into an archive.
+
+    What gates need to know of the data is kept, too.
+    """
     labels = labels_of(league.contents.plan.objectives)
     runs = [run for run in league.runs if run.values["label"] in labels]
-    archive.write(path, runs, {"plan": league.contents.plan.hash})
+    about = {"plan": league.contents.plan.hash}
+    if known := league.frequencies:
+        about |= {"vocabulary": str(known.vocabulary), "unigram": repr(known.unigram)}
+    archive.write(path, runs, about)
 
 
 def labels_of(objectives: Iterable[Objective]) -> set[str]:
@@ -245,7 +262,12 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
     return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
 
 
-def write_report(league: LeagueRuns, folder: Path) -> str:
-    """Write the page of the standings into a folder and return what a terminal shows of it."""
+def write_report(league: LeagueRuns, folder: Path | None) -> str:
+    """Return what a terminal shows of the standings; their page is written into `folder`, if any.
+
+    Raises UsageError if there are no final runs.
+    """
     standings = league.standings()
-    return terminal_text(standings, write_page(standings, folder))
+    if not standings.entries:
+        raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
+    return terminal_text(standings, write_page(standings, folder) if folder else ())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from metaseq_lm.core.output import seconds_text
-from metaseq_lm.league.assembly import LeagueRuns, archived_runs, with_means
+from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective
@@ -54,8 +54,7 @@ def forecast(runner: Runner, contents: Contents) -> str:
         f"{plan.comparison.metric} is decided at level {level:g} among {comparisons} comparisons "
         f"with {plan.comparison.baseline}, with {seeds} seeds each:"
     )
-    archived = with_means(contents, archived_runs(contents))
-    rows = LeagueRuns(contents, archived, request.source.data).rows()
+    rows = read_archived(contents).rows()
     for budget in request.budgets:
         sd = sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)

@@ -123,9 +123,9 @@ def rule(standings: Standings) -> Lines:
     count = sum(entry.decision is not None for entry in standings.entries)
     effect = metric.text(rule.smallest_effect, 1 if metric.percent else None)
     return wrapped(
-        f"Better, worse: below {rule.level:g} after correction for {max(rule.comparisons, count)} "
-        f"comparisons. Equivalent: the {interval_title(rule)}, in brackets, lies within ± {effect}, "
-        "the smallest difference that matters."
+        f"Better, worse: p below {rule.level:g} after correction for "
+        f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
+        f"brackets, lies within ± {effect}, the smallest difference that matters."
     )
 
 

@@ -1,5 +1,6 @@
 """The command: phases, growth, what is refused; runs are trained in this process, but for one."""
 
+import csv
 import json
 import os
 import re
@@ -228,6 +229,16 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
         assert re.search(rf"^{name} +2 ", shown, re.M)
     assert "dense 3 trials" in (tmp_path / "L" / "report" / "standings.txt").read_text()
     assert "Run here: mine at 3.0e7; all other rows ship with the plan." in shown
+    # Without a folder the rows of the archive are judged alike, by what it says of the data.
+    assert league("report", plan, "--out", tmp_path / "page") == 0
+    assert "All rows ship with the plan." in capsys.readouterr().out
+    findings = []
+    for folder in (played / "L" / "report", tmp_path / "page"):
+        with open(folder / "standings.csv", newline="") as file:
+            findings.append(
+                [(r["objective"], r["findings"], r["mean"]) for r in csv.DictReader(file)]
+            )
+    assert findings[0] == findings[1] and "word frequencies" in findings[0][0][1]
     # Runs of another plan are no rows of this one.
     other = write_plan(tmp_path / "other.yaml", moons, seeds=[1, 2, 3])
     archive.rename(tmp_path / "other.jsonl.gz")
