@@ -3,7 +3,7 @@
 examples:
   metaseq-lm examples                 names the examples
   metaseq-lm examples workbench       copies all, with the documentation, to workbench/examples, ...
-  cd workbench && scripts/quickstart  trains three objectives on Two Moons
+  cd workbench && scripts/quickstart  compares four objectives in a small world
 """
 
 import argparse

@@ -19,6 +19,7 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import TEXT, Objective, Plan, parse_objective, parse_plan
 from metaseq_lm.league.texts import has_set, has_text, make, make_text
@@ -194,7 +195,14 @@ def data_folder(plan: Plan, folder: Path) -> Path:
 
 
 def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
-    """Return the data folder of a plan, made in `folder` unless it is there."""
+    """Return the data folder of a plan, made in `folder` unless it is there.
+
+    Raises UsageError if `folder` has other data than those of a world that the plan asks for.
+    """
+    if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
+        raise UsageError(
+            f"{folder} holds other data than the world of the plan; choose another --out"
+        )
     if has_data(plan, folder):
         return data_folder(plan, folder)
     if TEXT in plan.data:

@@ -35,18 +35,23 @@ MISSING = ("no such", "no runs found", "no tokenizer here")
 
 def calls_of(script: Path, out: Path) -> list[list[str]]:
     """Return the arguments of each call of python by a script, all of which "succeed"."""
-    programs, record = out / "programs", out / "calls"
-    programs.mkdir(parents=True)
-    (programs / "python").write_text(PYTHON)
-    (programs / "python").chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    others = {key: value for key, value in os.environ.items() if key not in ASKED}
-    given = {"PATH": path, "CALLS": str(record), "METASEQ_LM_DATA": str(out), "SEEDS": "1"}
-    given |= {"METASEQ_LM_MINILM": str(out / "weights"), "PEER": "1"}
+    given = {"METASEQ_LM_DATA": str(out), "SEEDS": "1", "PEER": "1"}
+    given |= {"METASEQ_LM_MINILM": str(out / "weights")}
     # Of BAM all stages, of which it would find the folders.
     stages = yaml.safe_load((EXAMPLES / "bam" / "sweep.yaml").read_text())["stages"]
     for stage in stages:
         (out / "runs" / stage["name"].replace("{set}", "RTE")).mkdir(parents=True)
+    return recorded(script, out, given)
+
+
+def recorded(script: Path, out: Path, given: dict[str, str]) -> list[list[str]]:
+    """Return the arguments of each call of python by a script, run with variables `given`."""
+    programs, record = out / "programs", out / "calls"
+    programs.mkdir(parents=True)
+    (programs / "python").write_text(PYTHON)
+    (programs / "python").chmod(0o755)
+    given |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CALLS": str(record)}
+    others = {key: value for key, value in os.environ.items() if key not in ASKED}
     done = subprocess.run(
         ["bash", str(script), str(out)], env=others | given, capture_output=True, text=True
     )
@@ -78,6 +83,21 @@ def test_each_command_of_a_script_has_valid_options(
         else:
             assert code in (1, 2) and any(word in shown.err for word in MISSING), (call, shown.err)
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
+
+
+def test_the_quickstart_is_a_part_of_the_league(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """In a copy, where the package is installed."""
+    assert main(["examples", str(tmp_path / "copy")]) == 0
+    calls = recorded(tmp_path / "copy" / "scripts" / "quickstart", tmp_path / "out", {})
+    assert calls[0] == ["-c", "import metaseq_lm"]
+    (command,) = calls[1:]
+    assert command[:3] == ["-m", "metaseq_lm", "league"] and str(tmp_path / "out") in command
+    capsys.readouterr()
+    assert main([*command[2:], "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "laptop division" in shown and "final         32 runs" in shown
 
 
 def test_scripts_that_train_ask_for_no_hints() -> None:

@@ -378,3 +378,11 @@ def test_a_league_in_the_small_world_is_stopped_and_goes_on(tmp_path: Path) -> N
     }
     codes = {run.results["code"] for run in runs}
     assert len(codes) == 1
+
+
+def test_data_that_are_no_world_are_not_taken_for_that_of_the_plan(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(moons, tmp_path / "L" / "data")
+    assert league("--out", tmp_path / "L") == 2
+    assert "holds other data" in capsys.readouterr().err
