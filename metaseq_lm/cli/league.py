@@ -64,7 +64,9 @@ class LeagueOptions:
         None, "matched control of the objective of --with", metavar="OBJECTIVE"
     )
     budgets: tuple[float, ...] = option(
-        (), "FLOPs of a run, of those of the plan (default: its usual ones)", metavar="A,B"
+        (),
+        "FLOPs of a run, of those of the plan (default: its usual ones; report: all)",
+        metavar="A,B",
     )
     objectives: tuple[str, ...] = option(
         (), "only these objectives (default: all, or the one of --with)", metavar="A,B"
@@ -92,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.usage = (
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
-        "       metaseq-lm league report [L | PLAN.yaml] [--out FOLDER] [--archive FILE]"
+        "       metaseq-lm league report [L | PLAN.yaml] [--budgets A,B] [--out FOLDER] "
+        "[--archive FILE]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_options(parser, LeagueOptions)
@@ -144,9 +147,10 @@ def report(place: Path | None, options: LeagueOptions) -> int:
         league = LeagueFolder(place)
         runs = read_league_runs(league, league.read())
         folder = folder or league.path / REPORT
+    check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
-    show(write_report(runs, folder))
+    show(write_report(runs, folder, options.budgets))
     return 0
 
 
@@ -299,11 +303,16 @@ def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Pat
 
 def budgets_of(plan: "Plan", options: LeagueOptions) -> tuple[float, ...]:
     """Return the budgets to run; raises UsageError for one that the plan has not."""
-    for budget in options.budgets:
+    check_budgets(plan, options.budgets)
+    return tuple(sorted(set(options.budgets))) or plan.ladder.usual
+
+
+def check_budgets(plan: "Plan", budgets: tuple[float, ...]) -> None:
+    """Raise UsageError for a budget that the plan has not."""
+    for budget in budgets:
         if budget not in plan.ladder.budgets:
             listed = ", ".join(f"{b:g}" for b in plan.ladder.budgets)
             raise UsageError(f"--budgets {budget:g}: not one of the plan, {listed}")
-    return tuple(sorted(set(options.budgets))) or plan.ladder.usual
 
 
 def user_dir_of(options: LeagueOptions) -> str | None:

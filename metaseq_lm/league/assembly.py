@@ -262,12 +262,16 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
     return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
 
 
-def write_report(league: LeagueRuns, folder: Path | None) -> str:
+def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[float] = ()) -> str:
     """Return what a terminal shows of the standings; their page is written into `folder`, if any.
 
-    Raises UsageError if there are no final runs.
+    All rows are tested, those of `budgets` (default: of all) are shown. Raises UsageError if there
+    are none.
     """
     standings = league.standings()
+    if budgets:
+        shown = [entry for entry in standings.entries if entry.budget in budgets]
+        standings = replace(standings, entries=shown)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
     return terminal_text(standings, write_page(standings, folder) if folder else ())

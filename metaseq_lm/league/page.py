@@ -33,9 +33,11 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
     tables = [table, other] if other else [table]
     pictures = [folder / "standings.png"]
     draw_standings(standings, pictures[0])
+    ladder = folder / "ladder.png"
+    ladder.unlink(missing_ok=True)  # of an earlier page
     if len(standings.budgets) > 1:
-        pictures.append(folder / "ladder.png")
-        draw_ladder(standings, pictures[1])
+        pictures.append(ladder)
+        draw_ladder(standings, ladder)
     texts = {
         "txt": "\n".join(map(to_text, tables)),
         "md": "\n".join(map(to_markdown, tables)),

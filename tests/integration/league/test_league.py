@@ -125,7 +125,12 @@ def test_the_same_command_runs_nothing_again_and_a_larger_budget_only_what_is_ne
     assert league("--out", folder, "--budgets", "6e7", "--objectives", "dense") == 0
     assert {name.partition("-")[0] for name in trained} == {"final/dense/max_flops=6e7"}
     assert len(trained) == 2
+    assert (folder / "report" / "standings.csv").read_text().count("dense") == 1
+    assert league("report", folder) == 0 and (folder / "report" / "ladder.png").exists()
+    assert (folder / "report" / "standings.csv").read_text().count("dense") == 2
+    assert league("report", folder, "--budgets", "5e7") == 2
     assert league("--out", folder, "--budgets", "3e7") == 0  # the larger budget stays
+    assert not (folder / "report" / "ladder.png").exists()
     assert len(trained) == 2 and len(states_of(folder / "final/dense")) == 4
 
 
