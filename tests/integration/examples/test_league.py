@@ -1,13 +1,12 @@
 """The simulated verdicts of examples/league: what the archive says, and a part of it anew."""
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from imported import imported
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
 LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
@@ -17,12 +16,7 @@ SCATTER = "rows scatter 4 times as much"
 @pytest.fixture(scope="module")
 def verdicts() -> Any:
     """The module examples/league/verdicts.py."""
-    spec = importlib.util.spec_from_file_location("league_verdicts", LEAGUE / "verdicts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return imported(LEAGUE / "verdicts.py")
 
 
 def line_of(**values: Any) -> dict[str, Any]:
@@ -81,3 +75,38 @@ def test_a_permutation_test_alone_errs_where_spreads_differ() -> None:
     lines = [line for line in LINES if "tests" in line and line["population"] == SCATTER]
     counts = next(line["tests"] for line in lines if not line["effect"])
     assert counts["permutation"] > 80 and counts["both"] < 72  # of 1,000; 3 sd from 50
+
+
+class Rows:
+    """Scores of four metrics at the budgets that the expectations name."""
+
+    def __init__(self, scores: dict[tuple[str, float, str], list[float]]) -> None:
+        self.scores = scores
+        self.objectives = ["causal"]
+
+    def of(self, name: str, budget: float, metric: str) -> list[float]:
+        return self.scores.get((name, budget, metric), [])
+
+    def untrained(self, name: str, budget: float, metric: str) -> list[float]:
+        return self.scores.get(("untrained", budget, metric), [])
+
+
+def test_an_expectation_is_held_not_held_or_not_measured() -> None:
+    module = imported(LEAGUE / "expectations.py")
+    seeds = [0.01 * i for i in range(8)]
+    rows = Rows(
+        {
+            ("causal", 6e10, module.BRACKETS): [0.9 + x for x in seeds],
+            ("masked_40", 6e10, module.BRACKETS): [0.6 + x for x in seeds],
+            ("untrained", 6e10, module.TOPIC): [0.5 + x for x in seeds],
+            ("causal", 6e10, module.TOPIC): [0.51 + x for x in seeds],
+            ("causal", 2.5e11, module.ATTRACTOR): [0.5, 0.95, 0.96, 1.0],
+            ("masked_40", 1e12, module.COPY): [0.95, 0.96, 0.2],
+            ("masked_40", 1e12, module.ATTRACTOR): [0.95, 0.96, 0.2],
+        }
+    )
+    rows.sides = module.Scores.sides.__get__(rows)  # type: ignore[attr-defined]
+    ordered = [line[-1] for line in module.ordered_rows(rows)]
+    assert ordered == ["held", "not measured yet", "not held"]
+    solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
+    assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]

@@ -1,0 +1,147 @@
+"""What was expected of the laptop division before it ran, beside what its runs say.
+
+python examples/league/expectations.py        # the runs that ship with the package
+python examples/league/expectations.py L      # those of a league, with the shipped ones
+
+An expected difference is held if it is significant at 0.05, two-sided, after Holm's correction for
+all differences of the table. A task is solved by a seed with a score of 0.9 or more, and by an
+objective if more than half of its seeds solve it.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaseq_lm.core.errors import run_script
+from metaseq_lm.core.output import show
+from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league_runs
+from metaseq_lm.league.folder import Contents, LeagueFolder
+from metaseq_lm.league.plan import LAPTOP, read_plan
+from metaseq_lm.league.verdict import BETTER, Rule, decide_all
+from metaseq_lm.reporting.formats import to_text
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.table import Cell, Table
+
+BRACKETS, COPY = "pairs.brackets.accuracy", "pairs.copy.accuracy"
+ATTRACTOR, TOPIC = "pairs.agreement_attractor.accuracy", "topic.accuracy"
+UNTRAINED = "untrained"
+SMALL, MIDDLE, LARGE = 6e10, 2.5e11, 1e12
+SOLVED = 0.9
+HELD, NOT_HELD, NOT_MEASURED = "held", "not held", "not measured yet"
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A score of `first` above that of `second`; one of them may be the untrained model."""
+
+    metric: str
+    budget: float
+    first: str
+    second: str
+
+
+EXPECTED = [
+    Ordered(BRACKETS, SMALL, "causal", "masked_40"),
+    Ordered(BRACKETS, SMALL, "masked_40", UNTRAINED),
+]
+
+
+class Scores:
+    """The scores of rows by objective, budget and metric."""
+
+    def __init__(self, league: LeagueRuns) -> None:
+        self.rows = {(row.objective, row.budget): row for row in league.rows()}
+        self.objectives = [objective.name for objective in league.contents.plan.objectives]
+
+    def of(self, name: str, budget: float, metric: str) -> list[float]:
+        """Return the scores of an objective by seed; [] if it was not measured."""
+        row = self.rows.get((name, budget))
+        return row.scores(metric) if row else []
+
+    def untrained(self, name: str, budget: float, metric: str) -> list[float]:
+        """Return the scores of the untrained model of an objective."""
+        row = self.rows.get((name, budget))
+        return [r.metrics[metric] for r in row.untrained if metric in r.metrics] if row else []
+
+    def sides(self, expected: Ordered) -> tuple[list[float], list[float]]:
+        """Return the scores that should be larger, and those of the other side."""
+        names = expected.first, expected.second
+        trained = next(name for name in names if name != UNTRAINED)
+        first, second = (
+            self.untrained(trained, expected.budget, expected.metric)
+            if name == UNTRAINED
+            else self.of(name, expected.budget, expected.metric)
+            for name in names
+        )
+        return first, second
+
+
+def ordered_rows(scores: Scores) -> Iterator[list[str]]:
+    """Yield a row of the table for each expected order."""
+    expected = list(EXPECTED)
+    expected += [Ordered(TOPIC, SMALL, UNTRAINED, name) for name in scores.objectives]
+    measured = [item for item in expected if all(scores.sides(item))]
+    decisions = dict(
+        zip(measured, decide_all([scores.sides(item) for item in measured], Rule(0.02)))
+    )
+    for item in expected:
+        text = f"{item.metric} at {flops_text(item.budget)}: {item.first} above {item.second}"
+        if item not in decisions:
+            yield [text, "", "", NOT_MEASURED]
+            continue
+        sides = " against ".join(text_of(side, item.metric) for side in scores.sides(item))
+        decision = decisions[item]
+        is_held = decision.verdict == BETTER
+        yield [text, sides, p_text(decision.corrected), HELD if is_held else NOT_HELD]
+
+
+def text_of(values: Sequence[float], metric: str) -> str:
+    """Return mean ± sd."""
+    summary = summarise(values)
+    return summary.text(Metric.of(metric, values)) if summary else "-"
+
+
+def solved_rows(scores: Scores) -> Iterator[list[str]]:
+    """Yield rows on who solves what: causal agreement, and masked copy before agreement."""
+    causal = scores.of("causal", MIDDLE, ATTRACTOR)
+    text = f"{ATTRACTOR} at {flops_text(MIDDLE)}: causal solves it"
+    is_held = 2 * count(causal) > len(causal)
+    yield [text, solvers(causal), "", verdict(bool(causal), is_held)]
+    copy, attractor = (scores.of("masked_40", LARGE, metric) for metric in (COPY, ATTRACTOR))
+    text = f"at {flops_text(LARGE)}: masked_40 solves {COPY}, not yet {ATTRACTOR}"
+    is_held = 2 * count(copy) > len(copy) and 2 * count(attractor) <= len(attractor)
+    both = f"{solvers(copy)}; {solvers(attractor)}" if copy and attractor else ""
+    yield [text, both, "", verdict(bool(both), is_held)]
+
+
+def count(values: Sequence[float]) -> int:
+    """Return the number of seeds that solve a task."""
+    return sum(value >= SOLVED for value in values)
+
+
+def solvers(values: Sequence[float]) -> str:
+    """Return how many seeds solve a task."""
+    return f"{count(values)} of {len(values)} seeds" if values else ""
+
+
+def verdict(is_measured: bool, is_held: bool) -> str:
+    """Return whether an expectation is held."""
+    return (HELD if is_held else NOT_HELD) if is_measured else NOT_MEASURED
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        folder = LeagueFolder(Path(sys.argv[1]))
+        league = read_league_runs(folder, folder.read())
+    else:
+        league = read_archived(Contents(*read_plan(LAPTOP)))
+    scores = Scores(league)
+    rows = [*ordered_rows(scores), *solved_rows(scores)]
+    cells = [[Cell(text, number=False) for text in row] for row in rows]
+    head = ["expected", "scores", "p (Holm)", "verdict"]
+    show(to_text(Table(f"{league.contents.title}: expectations", head, cells, [])))
+
+
+if __name__ == "__main__":
+    run_script(main)
