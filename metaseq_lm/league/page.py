@@ -208,14 +208,14 @@ def describe_origins(standings: Standings) -> list[str]:
     """Return which rows were run and which ones shipped with the plan; [] if none did."""
     if not any(entry.shipped for entry in standings.entries):
         return []
-    parts = []
+    trained = []
     for budget in standings.budgets:
         entries = standings.at(budget, standings.primary)
         names = [entry.objective for entry in entries if not entry.shipped]
-        parts += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
-    others = "all other rows ship" if parts else "All rows ship"
-    own = f"Run here: {'; '.join(parts)}; " if parts else ""
-    return [f"{own}{others} with the plan."]
+        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
+    if not trained:
+        return ["All rows ship with the plan."]
+    return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]
 
 
 def record(standings: Standings, entry: Entry) -> dict[str, Any]:

@@ -160,14 +160,15 @@ def other_metrics(standings: Standings) -> Iterator[Lines]:
 
 def means_text(standings: Standings, objective: str, metric: Metric) -> str:
     """Return the means of an objective at all budgets, such as "54  80? 97"."""
+    by_budget = {e.budget: e for e in standings.entries if e.objective == objective}
     texts = []
     for budget in standings.budgets:
-        here = [e for e in standings.entries if (e.objective, e.budget) == (objective, budget)]
-        summary = summarise(here[0].scores.get(metric.name, ())) if here else None
-        if not summary or here[0].about(metric.name, VOID, REFUSE):
+        entry = by_budget.get(budget)
+        summary = summarise(entry.scores.get(metric.name, ())) if entry else None
+        if entry is None or summary is None or entry.about(metric.name, VOID, REFUSE):
             texts.append("- ")
             continue
-        doubt = DOUBT if here[0].about(metric.name, FLAG) else " "
+        doubt = DOUBT if entry.about(metric.name, FLAG) else " "
         texts.append(number_text(metric, summary.centre) + doubt)
     longest = max(map(len, texts))
     return " ".join(text.rjust(longest) for text in texts)
