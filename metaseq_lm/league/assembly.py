@@ -12,11 +12,19 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
-from metaseq_lm.league.frequencies import read_frequencies
+from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
-from metaseq_lm.league.standings import Context, Row, Standing, Tuning, finished, seed_scores
+from metaseq_lm.league.standings import (
+    Context,
+    Row,
+    Standing,
+    Tuning,
+    finished,
+    metric_of,
+    seed_scores,
+)
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
@@ -99,13 +107,17 @@ class LeagueRuns:
         chosen = of_budget.best() or {key: run.values.get(key) for key in objective.grid}
         return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
 
+    @cached_property
+    def frequencies(self) -> Frequencies | None:
+        """The word frequencies of the data; None if these were removed."""
+        try:
+            return read_frequencies(self.data)
+        except (MetaseqError, OSError):
+            return None
+
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
-        comparison = self.plan.comparison
-        try:
-            frequencies = read_frequencies(self.data)
-        except (MetaseqError, OSError):  # the data were removed: the gates of losses are silent
-            frequencies = None
+        comparison, frequencies = self.plan.comparison, self.frequencies
         return Context(
             tuple(self.rows()),
             comparison.baseline,
@@ -138,8 +150,8 @@ class LeagueRuns:
         ).decided()
 
     def metric(self, name: str) -> Metric:
-        """Return a metric, with its unit by the scores of the runs."""
-        return Metric.of(name, [run.metrics[name] for run in self.runs if name in run.metrics])
+        """Return a metric, with direction and unit."""
+        return metric_of(name, self.runs)
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
@@ -165,7 +177,21 @@ class LeagueRuns:
         )
 
     def notes(self) -> list[str]:
-        """Return sentences on tuning: trials and FLOPs of each objective."""
+        """Return sentences on what was assumed or not checked, and on tuning."""
+        notes = []
+        if guessed := [name for name in self.plan.metrics if self.metric(name).guessed]:
+            notes.append(
+                f"Of {', '.join(guessed)} the larger value counts as the better one, which the "
+                "name does not say."
+            )
+        if self.frequencies is None:
+            notes.append(
+                f"{self.data} could not be read, so the gates ceiling and plateau are silent."
+            )
+        return [*notes, *self.tuning_notes()]
+
+    def tuning_notes(self) -> list[str]:
+        """Return a sentence on tuning: trials and FLOPs of each objective."""
         parts = []
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):
