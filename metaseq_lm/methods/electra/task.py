@@ -20,7 +20,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting, TwoTowerCloze
 from metaseq_lm.methods.electra.data import ElectraRows
-from metaseq_lm.methods.electra.model import DIFFICULTY, check_noise
+from metaseq_lm.methods.electra.model import DIFFICULTY, NoiseModelConfig, check_noise
 from metaseq_lm.methods.electra.strategic import StrategicMLM
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
@@ -55,8 +55,11 @@ class ElectraTask(Task):
     def __init__(self, config: ElectraTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        if run_config.model._name != "electra":
-            raise UsageError(f"task electra needs model=electra, not {run_config.model._name}")
+        if not isinstance(run_config.model, NoiseModelConfig):
+            raise UsageError(
+                f"task electra needs model=electra or model=modern_electra, not "
+                f"{run_config.model._name}"
+            )
         run_config.model.check()
         self.heads = self.criterion.heads
         check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax that the authors' script takes.
