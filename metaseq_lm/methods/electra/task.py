@@ -101,15 +101,16 @@ class ElectraTask(Task):
         noise = {
             "mlm": flops_rules.masked_lm(small),
             "two_tower": flops_rules.two_towers(small),
-            DIFFICULTY: 2 * flops_rules.classifier(small),
+            DIFFICULTY: small.passes * flops_rules.classifier(small),
         }.get(model.noise, 0.0)
         row = {
             (): 0.0,
             ("lm",): flops_rules.masked_lm(main),
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
-        }.get(self.heads, 2 * flops_rules.classifier(main))
-        # A frozen one runs forward only, which by these rules costs half of training it.
-        flops: float = self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
+        }.get(self.heads, main.passes * flops_rules.classifier(main))
+        if model.freeze_generator:
+            noise /= small.passes  # it runs forward only
+        flops: float = self.config.batch_size * (noise + row)
         return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:

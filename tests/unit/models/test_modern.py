@@ -8,6 +8,7 @@ import torch
 from second_order import derivatives, double_backward
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
@@ -17,6 +18,7 @@ from metaseq_lm.models.layers import LayerNorm, RMSNorm
 from metaseq_lm.models.transformer.attention import Rotation, SelfAttention, Visibility
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
+from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 
 VOCABULARY, LENGTH, HALF = 50, 40, 4
 SIZES = ModernConfig(
@@ -312,3 +314,28 @@ def test_parts() -> None:
 def test_heads_of_odd_width_are_refused() -> None:
     with pytest.raises(UsageError, match="9 wide.*encoder_attention_heads"):
         build(encoder_embed_dim=36)
+
+
+@pytest.mark.parametrize("changes", [{}, {"token_embed_dim": 8}, {"vocab_multiple": 64}])
+def test_flops_by_rule_are_counted_ones(changes: dict[str, Any]) -> None:
+    """Of training with an explicit attention, on rows of which 10 of 40 positions are predicted."""
+    config = replace(SIZES, **changes)
+    with torch.device("meta"):
+        model, tokens = TransformerLM(config, VOCABULARY), torch.zeros(3, LENGTH, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter, use_context(double_backward()):
+            model(tokens, positions=tokens[:, :10]).sum().backward()
+    rule = masked_lm(Sizes.of(config, VOCABULARY, LENGTH), share=0.25)
+    assert counter.get_total_flops() == 3 * rule
+
+
+@pytest.mark.parametrize(
+    ("length", "forward"), [(128, 307_789_824), (512, 333_742_080), (1024, 368_345_088)]
+)
+def test_flops_of_a_token_of_modern_bert(length: int, forward: int) -> None:
+    base = ModernConfig(
+        encoder_layers=22,
+        encoder_embed_dim=768,
+        encoder_ffn_embed_dim=1152,
+        encoder_attention_heads=12,
+    )
+    assert masked_lm(Sizes.of(base, 50_368, length), share=1.0) == 3 * length * forward
