@@ -95,8 +95,8 @@ def global_every(config: dict[str, Any], layers: int, source: object) -> int:
         if kinds == [LOCAL if n % every else GLOBAL for n in range(layers)]:
             return every
     raise MetaseqError(
-        f"{source}: layer_types is {str(kinds)[:60]}; supported is one {GLOBAL} for each {layers} "
-        f"layers, the first of them at the start, with equal numbers of {LOCAL} between"
+        f"{source}: layer_types is {str(kinds)[:60]}; supported is one {GLOBAL} for each of "
+        f"{layers} layers, or at the start and after equal numbers of {LOCAL}"
     )
 
 
