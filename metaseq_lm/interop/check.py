@@ -95,7 +95,9 @@ def random_rows(
     part: Part, vocabulary: Vocabulary, padded: bool
 ) -> tuple[Tensor, Layout, Tensor | None]:
     """Return ids (B, S), their layout, and segments (B, S) if there are any."""
-    length = min(LONGEST, part.foreign.model.max_positions)
+    # Several windows of local layers.
+    windows = [3 * part.foreign.model.scope(n).window // 2 for n in range(3)]
+    length = min(max(LONGEST, *windows), part.foreign.model.max_positions)
     random = np.random.default_rng(1)
     usual = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
     rows = torch.tensor(random.choice(usual, (ROWS, length)))

@@ -8,11 +8,11 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.interop.modern import FIXED as MODERN_FIXED
+from metaseq_lm.interop.modern import OUR_KEY, modern_values, read_modern
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 
-# Key under which config.json holds what the keys of transformers cannot express.
-OUR_KEY = "metaseq_lm"
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -51,7 +51,7 @@ class ExternalModel:
     """A model as a `config.json` describes it."""
 
     architecture: Architecture
-    model: TransformerConfig
+    model: EncoderConfig
     vocab_size: int
     pad: int
     tied: bool
@@ -76,16 +76,23 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
         return kind(value)
 
     architecture = architecture_of(config, source)
+    fixed = MODERN_FIXED if architecture.is_modern else FIXED
     if architecture.base == DISTIL:
         renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
         config = {**config, **renamed, OUR_KEY: {"segments": 0}}
-    for key, default in FIXED.items():
+    for key, default in fixed.items():
         value = architecture.reach == "causal" if key == "is_decoder" else default
         if config.get(key, default) != value:
             raise MetaseqError(
                 f"{source}: {key} is {str(config.get(key, default))[:40]!r}; only models with "
                 f"{value!r} are supported"
             )
+    tied = config.get("tie_word_embeddings", True) is not False
+    if architecture.is_modern:
+        modern = read_modern(config, number, source)
+        check_sizes(modern, modern.encoder_layers, source)
+        rows, pad = number("vocab_size", int), number("pad_token_id", int)
+        return ExternalModel(architecture, modern, rows, pad, tied, segments=False)
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
     options |= {option: number(key, float, default) for key, (option, default) in RATES.items()}
@@ -94,20 +101,23 @@ def read_config(config: dict[str, Any], source: object) -> ExternalModel:
     segment_types = number("type_vocab_size", int, 2)
     options["segments"] = segment_types if segments else 0
     options["max_positions"] = number("max_position_embeddings", int) - architecture.offset(pad)
-    width = options["encoder_embed_dim"]
     if architecture.base == "electra":
         embed = number("embedding_size", int, 128)
-        options["token_embed_dim"] = embed if embed != width else 0
-    smallest = min(*(options[option] for option in SIZES.values()), options["max_positions"])
-    # A small malicious file must not request thousands of layers.
-    largest = max(options["encoder_layers"], segment_types)
-    if smallest < 1 or largest > MAX_SIZE or width % options["encoder_attention_heads"]:
-        raise MetaseqError(f"{source}: there is no model with {options}")
+        options["token_embed_dim"] = embed if embed != options["encoder_embed_dim"] else 0
     model = TransformerConfig(
         encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
     )
-    tied = config.get("tie_word_embeddings", True) is not False
+    check_sizes(model, max(model.encoder_layers, segment_types), source)
     return ExternalModel(architecture, model, number("vocab_size", int), pad, tied, segments)
+
+
+def check_sizes(model: EncoderConfig, largest: int, source: object) -> None:
+    """Raise MetaseqError, naming `source`, for sizes that no model has."""
+    options = {option: getattr(model, option) for option in (*SIZES.values(), "max_positions")}
+    # A small malicious file must not request thousands of layers.
+    is_small = min(options.values()) < 1
+    if is_small or largest > MAX_SIZE or model.encoder_embed_dim % model.encoder_attention_heads:
+        raise MetaseqError(f"{source}: there is no model with {options}")
 
 
 def architecture_of(config: dict[str, Any], source: object) -> Architecture:
@@ -128,11 +138,13 @@ def architecture_of(config: dict[str, Any], source: object) -> Architecture:
 
 
 def write_config(
-    architecture: Architecture, model: TransformerConfig, vocabulary: Vocabulary, tied: bool
+    architecture: Architecture, model: EncoderConfig, vocabulary: Vocabulary, tied: bool
 ) -> dict[str, Any]:
     """Return the `config.json` of a model."""
     base, pad = architecture.base, vocabulary.pad
     values: dict[str, Any] = {"architectures": [architecture.name], "model_type": base}
+    if isinstance(model, ModernConfig):
+        return {**values, **modern_values(model, vocabulary), "tie_word_embeddings": tied}
     values |= {key: getattr(model, option) for key, option in SIZES.items()}
     values |= {key: getattr(model, option) for key, (option, _) in RATES.items()}
     if base == "electra":
@@ -159,10 +171,11 @@ def write_config(
     return values
 
 
-def model_options(config: RunConfig, source: object) -> TransformerConfig:
+def model_options(config: RunConfig, source: object) -> EncoderConfig:
     """Return the encoder options of a run; MetaseqError if its model is not an encoder."""
     values = vars(config.model) if config.model is not None else {}
-    defaults = {item.name: item.default for item in fields(TransformerConfig)}
+    kind = ModernConfig if isinstance(config.model, ModernConfig) else TransformerConfig
+    defaults = {item.name: item.default for item in fields(kind)}
     options = {name: values[name] for name in defaults if name in values}
     wrong = {*SIZES.values(), "max_positions"} - options.keys()
     for name, value in options.items():
@@ -173,7 +186,7 @@ def model_options(config: RunConfig, source: object) -> TransformerConfig:
             f"{source}: model {values.get('_name')!r} is not a supported encoder "
             f"({', '.join(sorted(wrong))})"
         )
-    return TransformerConfig(**options)
+    return kind(**options)
 
 
 def run_config(
@@ -184,8 +197,9 @@ def run_config(
     The task is electra for ELECTRA's discriminator, sentence_pairs for BERT with next-sentence
     prediction, causal_lm for a causal model and masked_lm for all others.
     """
-    model = {item.name: getattr(external.model, item.name) for item in fields(TransformerConfig)}
-    config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
+    model = {item.name: getattr(external.model, item.name) for item in fields(external.model)}
+    name = "modern" if external.architecture.is_modern else "transformer"
+    config = load_config(["task=masked_lm", "criterion=masked_lm", f"model={name}"])
     heads = external.architecture.heads
     if "rtd" in heads:
         width = external.model.encoder_embed_dim
@@ -201,7 +215,8 @@ def run_config(
     elif "next_sentence" in heads:
         config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
     elif external.architecture.reach == "causal":
-        config = _with_groups(config, {"task": "causal_lm", "criterion": "causal_lm"})
+        groups = {"task": "causal_lm", "criterion": "causal_lm", "model": name}
+        config = _with_groups(config, groups)
     return replace(
         config,
         data=folder,

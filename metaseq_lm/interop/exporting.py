@@ -27,10 +27,11 @@ from metaseq_lm.interop.heads import (
 )
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
 from metaseq_lm.interop.model_card import model_card
+from metaseq_lm.interop.modern import unexportable
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint
 
@@ -118,7 +119,10 @@ def export_part(
     tokens = weights.get(f"{table}.weight")
     if tokens is None:
         raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
-    if len(tokens) != len(vocabulary):
+    rows = len(vocabulary)
+    if isinstance(config.model, EncoderConfig):
+        rows = config.model.rows(rows)
+    if len(tokens) != rows:
         raise MetaseqError(
             f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; "
             "give the folder of the tokenizer it was trained with by --data"
@@ -176,8 +180,17 @@ def trained_part(
             "train without it to export them"
         )
     model = model_options(config, source)
+    if isinstance(model, ModernConfig):
+        heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
+        lacking = unexportable(model, heads if main else {"of ELECTRA's generator"})
+        if lacking:
+            raise MetaseqError(
+                f"{source}: ModernBERT of the transformers library has nothing like {lacking}"
+            )
     separate = model.token_embed_dim not in (0, model.encoder_embed_dim)
-    if model.encoder_normalize_before and (separate or "heads.rtd.out.bias" in weights or not main):
+    is_classic = not isinstance(model, ModernConfig)
+    has_electras = separate or "heads.rtd.out.bias" in weights or not main
+    if is_classic and model.style.pre_norm and has_electras:
         raise MetaseqError(
             f"{source}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is "
             "post-LN; train with model.encoder_normalize_before=false (e.g. --model "
@@ -217,7 +230,7 @@ def trained_part(
 
 def choose(
     weights: dict[str, Tensor],
-    model: TransformerConfig,
+    model: EncoderConfig,
     vocabulary: Vocabulary,
     activation: str,
     reach: str,
@@ -232,7 +245,7 @@ def choose(
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:
         return ARCHITECTURES["ElectraForPreTraining"]
-    base = "MegatronBert" if model.encoder_normalize_before else "Bert"
+    base = "MegatronBert" if model.style.pre_norm else "Bert"
     layer = activation if base == "Bert" and f"{SENTENCE}pooler.weight" in weights else ""
     if layer == "gelu" or model.token_embed_dim not in (0, model.encoder_embed_dim):
         base = "Electra"
@@ -241,6 +254,8 @@ def choose(
         base = "DistilBert" if not model.segments and model.norm_eps == DISTIL_EPS else base
     elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
+    if isinstance(model, ModernConfig):
+        base = "ModernBertDecoder" if reach == "causal" else "ModernBert"
     kind = "ForMaskedLM" if "lm" in heads else "Model"
     if "next_sentence" in heads and base in ("Bert", "MegatronBert"):
         kind = "ForPreTraining"
@@ -312,7 +327,7 @@ def refusal(weights: dict[str, Tensor], config: RunConfig, vocabulary: object) -
     return ""
 
 
-def generator_sizes(model: TransformerConfig, weights: dict[str, Tensor]) -> TransformerConfig:
+def generator_sizes(model: EncoderConfig, weights: dict[str, Tensor]) -> EncoderConfig:
     """Return the sizes of ELECTRA's generator, whose heads are as wide as the main encoder's."""
     fc1 = weights[SIZE_OF_GENERATOR]
     width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]

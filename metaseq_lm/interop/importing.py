@@ -67,7 +67,7 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     foreign = read_config(config, folder / CONFIG_FILE)
     vocabulary = tokenizer.vocabulary
     for key, value, expected in (
-        ("vocab_size", foreign.vocab_size, len(vocabulary)),
+        ("vocab_size", foreign.vocab_size, foreign.model.rows(len(vocabulary))),
         ("pad_token_id", foreign.pad, vocabulary.pad),
     ):
         if value != expected:

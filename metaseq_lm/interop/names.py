@@ -77,6 +77,27 @@ HEADS[DISTIL] = {
     "token": {"out": "classifier"},
     "span": {"out": "qa_outputs"},
 }
+MODERN, MODERN_DECODER = "modernbert", "modernbert-decoder"
+MODERN_LAYER: Mapping = {
+    "attention.in_proj": ("attn.Wqkv",),
+    "attention.out_proj": ("attn.Wo",),
+    "attention_norm": ("attn_norm",),
+    "fc1": ("mlp.Wi",),
+    "fc2": ("mlp.Wo",),
+    "ffn_norm": ("mlp_norm",),
+}
+MODERN_DECODER_LAYER = MODERN_LAYER | {
+    "attention.in_proj": tuple(f"attn.{part}_proj" for part in "qkv")
+}
+for base, module in ((MODERN, "head"), (MODERN_DECODER, "lm_head")):
+    HEADS[base] = {
+        "lm": {
+            "dense": f"{module}.dense",
+            "norm": f"{module}.norm",
+            ".bias": "decoder.bias",
+            ".weight": "decoder.weight",
+        }
+    }
 MEGATRON = "megatron-bert"  # BERT with layer norms before attention and feed-forward networks
 HEADS[MEGATRON] = HEADS["bert"]
 FINE_TUNED = ("sentence", "token", "span")
@@ -88,7 +109,10 @@ COPIES = {
 # Without tied weights the head's bias is the other one of the two.
 TWINS = COPIES | {original: copy for copy, original in COPIES.items()}
 CONSTANTS = re.compile(r"\w+\.embeddings\.(position_ids|token_type_ids)")
-BASE_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
+BASE_PARTS = (
+    *("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler."),
+    *("layers.", "final_norm."),
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +139,17 @@ class Architecture:
     @property
     def prefix(self) -> str:
         """The name of the backbone among the parameters."""
-        return "bert" if self.base == MEGATRON else self.base
+        return "model" if self.is_modern else "bert" if self.base == MEGATRON else self.base
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether it has rotary positions, gated networks, and no biases."""
+        return self.base in (MODERN, MODERN_DECODER)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether it always has segment embeddings."""
+        return not self.is_modern and self.base != DISTIL
 
     def offset(self, pad: int) -> int:
         """Return the rows of the position table before the first position; `pad` is an id."""
@@ -124,11 +158,19 @@ class Architecture:
     @property
     def layer(self) -> Mapping:
         """The table of the parameters of a layer."""
-        return {MEGATRON: PRE_LN_LAYER, DISTIL: DISTIL_LAYER}.get(self.base, LAYER)
+        tables: dict[str, Mapping] = {
+            MEGATRON: PRE_LN_LAYER,
+            DISTIL: DISTIL_LAYER,
+            MODERN: MODERN_LAYER,
+            MODERN_DECODER: MODERN_DECODER_LAYER,
+        }
+        return tables.get(self.base, LAYER)
 
     @property
     def layers(self) -> str:
         """The name of the list of layers."""
+        if self.is_modern:
+            return f"{self.prefix}.layers"
         return f"{self.prefix}.{'transformer' if self.base == DISTIL else 'encoder'}.layer"
 
 
@@ -169,6 +211,9 @@ ARCHITECTURES = {
         Architecture("ElectraForSequenceClassification", "electra", ("sentence",)),
         Architecture("ElectraForTokenClassification", "electra", ("token",)),
         Architecture("ElectraForQuestionAnswering", "electra", ("span",)),
+        Architecture("ModernBertModel", MODERN),
+        Architecture("ModernBertForMaskedLM", MODERN, ("lm",)),
+        Architecture("ModernBertDecoderForCausalLM", MODERN_DECODER, ("lm",), "causal"),
     )
 }
 

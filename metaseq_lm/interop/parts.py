@@ -12,14 +12,13 @@ from metaseq_lm.interop.heads import LABEL_RANGE, add_fine_tuned_heads
 from metaseq_lm.interop.names import (
     CONSTANTS,
     COPIES,
-    DISTIL,
     HEADS,
     TWINS,
     Mapping,
     canonical,
     optional_names,
 )
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
@@ -67,8 +66,12 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
     architecture, prefix = foreign.architecture, foreign.architecture.prefix
     backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
     names: Mapping = {}
+    is_modern = architecture.is_modern
     modules: Mapping = {f"{backbone}.embeddings.norm": (f"{prefix}.embeddings.LayerNorm",)}
-    if foreign.model.encoder_normalize_before:
+    if is_modern:
+        modules = {f"{backbone}.embeddings.norm": (f"{prefix}.embeddings.norm",)}
+        modules |= {f"{backbone}.stack.norm": (f"{prefix}.final_norm",)}
+    elif foreign.model.style.pre_norm:
         modules = {f"{backbone}.stack.norm": (f"{prefix}.encoder.ln",)}
     if foreign.model.token_embed_dim:
         modules[f"{backbone}.stack.project"] = (f"{prefix}.embeddings_project",)
@@ -76,6 +79,8 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
         for ours, theirs in architecture.layer.items():
             layer = f"{architecture.layers}.{n}"
             modules[f"{backbone}.stack.layers.{n}.{ours}"] = tuple(f"{layer}.{t}" for t in theirs)
+    if is_modern:
+        del modules[f"{backbone}.stack.layers.0.attention_norm"]
     for head in architecture.heads:
         ours = "generator.head" if head == "lm" and not main else heads + head
         for part, name in HEADS[architecture.base][head].items():
@@ -86,17 +91,20 @@ def tensor_names(foreign: ExternalModel, main: bool) -> Mapping:
             elif part != ".weight":
                 names[ours + part] = (name,)
     kinds = {"tokens": "word", "positions": "position", "segments": "token_type"}
+    if is_modern:
+        kinds = {"tokens": "word"}
     for ours, kind in kinds.items():
         if ours != "segments" or foreign.segments:
             names[f"{backbone}.embeddings.{ours}.weight"] = (table(foreign, kind),)
     for ours, theirs in modules.items():
-        for kind in ("weight", "bias"):
+        for kind in ("weight",) if is_modern else ("weight", "bias"):
             names[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in theirs)
     return names
 
 
 def table(foreign: ExternalModel, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
+    kind = "tok" if foreign.architecture.is_modern and kind == "word" else kind
     return f"{foreign.architecture.prefix}.embeddings.{kind}_embeddings.weight"
 
 
@@ -178,7 +186,7 @@ def write_part(part: Part) -> dict[str, Tensor]:
         for name, piece in zip(pieces, part.weights[parameter].chunk(len(pieces)))
     }
     words, position = tensors[table(foreign, "word")], table(foreign, "position")
-    if not foreign.segments and foreign.architecture.base != DISTIL:
+    if not foreign.segments and foreign.architecture.has_segments:
         rows = int(part.config.get("type_vocab_size", 2))
         tensors[table(foreign, "token_type")] = words.new_zeros(rows, words.shape[1])
     rest = dict(part.rest)
@@ -191,7 +199,7 @@ def write_part(part: Part) -> dict[str, Tensor]:
 
 
 def assemble(
-    model: TransformerConfig, vocab_size: int, pad: int, names: set[str], generator: bool = False
+    model: EncoderConfig, vocab_size: int, pad: int, names: set[str], generator: bool = False
 ) -> nn.Module:
     """Build a net whose parameters have our `names`: an encoder with heads, or ELECTRA's generator.
 

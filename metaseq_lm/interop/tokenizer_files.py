@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.plain import PlainTokenizer
 from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePiece
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig
 
 # What str.split() takes for white space; the library's own idea of it is a little smaller.
 WHITE_SPACE = (
@@ -26,7 +26,7 @@ WHITE_SPACE = (
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: Path, model: TransformerConfig, row_length: int = 0
+    tokenizer: Tokenizer, folder: Path, model: EncoderConfig, row_length: int = 0
 ) -> None:
     """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
 
@@ -43,7 +43,7 @@ def write_tokenizer(
     write_json(folder / "tokenizer_config.json", settings(vocabulary, model, row_length))
 
 
-def settings(vocabulary: Vocabulary, model: TransformerConfig, row_length: int) -> dict[str, Any]:
+def settings(vocabulary: Vocabulary, model: EncoderConfig, row_length: int) -> dict[str, Any]:
     """Return the content of `tokenizer_config.json`."""
     ids = {"pad": vocabulary.pad, "mask": vocabulary.mask, "sep": vocabulary.sep}
     ids |= {"cls": vocabulary.cls()} if vocabulary.task_tokens else {}

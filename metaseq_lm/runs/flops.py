@@ -88,7 +88,9 @@ class Counter(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-    indivisible: ClassVar[set[Any]] = set()  # operations that do not decompose
+    # Operations that do not decompose, or, having a kernel of their own, into some that round
+    # differently: what is counted must be what is computed without a counter.
+    indivisible: ClassVar[set[Any]] = {torch.ops.aten.silu_backward.default}
     paused: ClassVar[bool] = False
     stepping: ClassVar[bool] = False  # whether an optimizer is at work
 

@@ -73,7 +73,10 @@ def make(folder: Path, name: str, seed: int = 0, **options: Any) -> Any:
         usual = {"embedding_size": 16} if name.startswith("Electra") else {}
     if name.startswith("DistilBert"):
         usual = {"hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0}
-    if name.endswith(("ForCausalLM", "LMHeadModel")):
+    if name.startswith("ModernBert"):
+        ends = {"bos_token_id": 4, "cls_token_id": 4, "eos_token_id": 5, "sep_token_id": 5}
+        usual = {**ends, "pad_token_id": 0, "local_attention": 7, "num_hidden_layers": 4}
+    elif name.endswith(("ForCausalLM", "LMHeadModel")):
         usual["is_decoder"] = True
     size = len(transformers.AutoTokenizer.from_pretrained(folder))
     kind = getattr(transformers, name)

@@ -29,9 +29,11 @@ NAMES = [
     *("ElectraForSequenceClassification", "DistilBertForSequenceClassification"),
     *("RobertaForSequenceClassification", "MegatronBertForSequenceClassification"),
     *("BertLMHeadModel", "MegatronBertForCausalLM", "RobertaForCausalLM", "ElectraForCausalLM"),
+    *("ModernBertModel", "ModernBertForMaskedLM", "ModernBertDecoderForCausalLM"),
 ]
 HEADS = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"]
 HEADS += ["BertLMHeadModel", "MegatronBertForCausalLM"]
+HEADS += ["ModernBertForMaskedLM", "ModernBertDecoderForCausalLM"]
 GENERATOR = {
     "hidden_size": 64,
     "num_hidden_layers": 1,

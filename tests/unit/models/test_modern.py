@@ -1,5 +1,6 @@
 """The modern encoder: equal to the transformers library's, by distance, packed, of second order."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from metaseq_lm.models.transformer.attention import Rotation, SelfAttention, Vis
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
+from metaseq_lm.runs.flops import Counter
 
 VOCABULARY, LENGTH, HALF = 50, 40, 4
 SIZES = ModernConfig(
@@ -122,6 +124,36 @@ def test_logits_are_those_of_the_library(gate: str, causal: bool, context: Any) 
     expected = theirs(input_ids=TOKENS, attention_mask=(~PADDING).long()).logits
     assert expected.std() > 1
     torch.testing.assert_close(logits[~PADDING], expected[~PADDING], atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_is_that_of_the_library() -> None:
+    """The logits after a step of gradient descent on masked language modelling."""
+    model = build()
+    theirs = foreign(model, SIZES, causal=False)
+    chosen = ~PADDING & (torch.arange(LENGTH) % 3 == 0)
+    mask = (~PADDING).long()
+    labels = TOKENS.where(chosen, -100)
+    for net, logits in (
+        (model, model(TOKENS, Layout(PADDING))),
+        (theirs, theirs(input_ids=TOKENS, attention_mask=mask).logits),
+    ):
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        torch.optim.SGD(net.parameters(), lr=0.05).step()
+    after = model(TOKENS, Layout(PADDING))[~PADDING]
+    expected = theirs(input_ids=TOKENS, attention_mask=mask).logits[~PADDING]
+    assert (expected - build()(TOKENS, Layout(PADDING))[~PADDING]).abs().max() > 0.1
+    torch.testing.assert_close(after, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate", ["gelu", "silu"])
+def test_counting_changes_no_gradient(gate: str) -> None:
+    results = []
+    for counter in (contextlib.nullcontext, Counter):
+        model = build(gate=gate)
+        with counter():
+            model(TOKENS, Layout(PADDING)).pow(2).sum().backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*results))
 
 
 CONTEXTS = pytest.mark.parametrize("context", [ForwardContext, double_backward])
