@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.models.layers import Embedding, LayerNorm, Linear, select
-from metaseq_lm.models.transformer.encoder import LMHead, TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig
+from metaseq_lm.models.transformer.encoder import LMHead
 
 from .spans import SpanBatch
 
@@ -19,13 +20,13 @@ OFFSET_DIM = 200  # the paper's
 class BoundaryHead(nn.Module):
     """Predicts a token of a span from the states on both sides of the span and its place in it."""
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, longest: int) -> None:
+    def __init__(self, config: EncoderConfig, vocab_size: int, longest: int) -> None:
         super().__init__()
         width = config.encoder_embed_dim
         self.offsets = Embedding(longest, OFFSET_DIM)
         self.dense = Linear(2 * width + OFFSET_DIM, width)
         self.norm = LayerNorm(width, config.norm_eps)
-        self.words = LMHead(width, config.embed_dim, vocab_size, True, config.norm_eps)
+        self.words = LMHead(config, vocab_size)
 
     def forward(self, x: Tensor, batch: SpanBatch, embedding: Tensor) -> Tensor:
         """Return logits (B, M, V) for states x (B, S, D).

@@ -28,7 +28,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from metaseq_lm.distributed import placement
 from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.engine.reduction import ON_THE_WAY
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 VOCAB, LENGTH, MASKED = 30522, 128, 20
 BACKWARD = 2 / 3  # of the compute time

@@ -9,7 +9,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 
 # Key under which config.json holds what the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"

@@ -19,13 +19,13 @@ from metaseq_lm.interop.names import (
     canonical,
     optional_names,
 )
+from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
     LMHead,
     SentenceHead,
     Stack,
-    TransformerConfig,
     TransformerLM,
 )
 from metaseq_lm.runs import checkpoint
@@ -198,8 +198,7 @@ def assemble(
     A generator is a ModuleDict with entries "embeddings", "stack" and "head".
     """
     if generator:
-        sizes = (model.encoder_embed_dim, model.embed_dim, vocab_size)
-        head = LMHead(*sizes, "generator.head.weight" not in names, model.norm_eps)
+        head = LMHead(model, vocab_size, "generator.head.weight" not in names)
         parts = {"embeddings": Embeddings(model, vocab_size, pad), "stack": Stack(model)}
         return nn.ModuleDict({"generator": nn.ModuleDict({**parts, "head": head})})
     has = {name.split(".")[1] for name in names if name.startswith("heads.")}

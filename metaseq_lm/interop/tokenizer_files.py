@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizers.plain import PlainTokenizer
 from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePiece
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 
 # What str.split() takes for white space; the library's own idea of it is a little smaller.
 WHITE_SPACE = (

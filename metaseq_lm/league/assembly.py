@@ -17,7 +17,15 @@ from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
-from metaseq_lm.league.standings import Context, Row, Standing, Tuning, finished, seed_scores
+from metaseq_lm.league.standings import (
+    Context,
+    Row,
+    Standing,
+    Tuning,
+    finished,
+    metric_of,
+    seed_scores,
+)
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.tuning import trials_of
 from metaseq_lm.league.verdict import Rule
@@ -136,15 +144,8 @@ class LeagueRuns:
         ).decided()
 
     def metric(self, name: str) -> Metric:
-        """Return a metric with its unit by the scores of the runs; a mean has that of its parts."""
-        parts = self.plan.comparison.means.get(name, (name,))
-        of_parts = [Metric.of(part, self.values(part)) for part in parts]
-        is_percent = all(part.percent for part in of_parts)
-        return replace(Metric.of(name, self.values(name)), percent=is_percent)
-
-    def values(self, metric: str) -> list[float]:
-        """Return the values of a metric that runs have."""
-        return [run.metrics[metric] for run in self.runs if metric in run.metrics]
+        """Return a metric, with direction and unit."""
+        return metric_of(name, self.runs)
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
@@ -171,7 +172,22 @@ class LeagueRuns:
         )
 
     def notes(self) -> list[str]:
-        """Return sentences on tuning: trials and FLOPs of each objective."""
+        """Return sentences on what was assumed or not checked, and on tuning."""
+        notes = []
+        if guessed := [name for name in self.plan.metrics if self.metric(name).guessed]:
+            notes.append(
+                f"Of {', '.join(guessed)} the larger value counts as the better one, which the "
+                "name does not say."
+            )
+        if self.frequencies is None:
+            notes.append(
+                "The word frequencies of the data are not known, so the gates ceiling and plateau "
+                "are silent."
+            )
+        return [*notes, *self.tuning_notes()]
+
+    def tuning_notes(self) -> list[str]:
+        """Return a sentence on tuning: trials and FLOPs of each objective."""
         parts = []
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):

@@ -17,7 +17,6 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
-    lower_is_better,
     seed_scores,
 )
 from metaseq_lm.reporting.runs import Run
@@ -55,7 +54,9 @@ class Difference:
         return f"{number(self.mean)} against {number(self.other)}, {error}"
 
 
-def compare(scores: Sequence[float], others: Sequence[float], metric: str) -> Difference | None:
+def compare(
+    scores: Sequence[float], others: Sequence[float], lower_is_better: bool
+) -> Difference | None:
     """Return the difference of two samples of scores, None if one is empty.
 
     A sample of one has the variance of the other.
@@ -67,17 +68,22 @@ def compare(scores: Sequence[float], others: Sequence[float], metric: str) -> Di
     if variances:
         first, second = variances[0], variances[-1]
         error = math.sqrt(first / len(scores) + second / len(others))
-    return Difference(
-        float(np.mean(scores)), float(np.mean(others)), error, lower_is_better(metric)
-    )
+    return Difference(float(np.mean(scores)), float(np.mean(others)), error, lower_is_better)
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
-    """Return the recorded references of a metric by name, such as chance; {} if there are none."""
+    """Return the recorded references of a metric by name, such as chance; {} if there are none.
+
+    A mean of metrics has the means of the references that all of its parts have.
+    """
     for run in runs:
-        suite = run.suite_of(metric)
-        if suite is not None:
-            return suite.references.get(metric.partition(".")[2], {})
+        levels = []
+        for part in run.parts_of(metric):
+            suite = run.suite_of(part)
+            levels.append({} if suite is None else suite.references.get(part.partition(".")[2], {}))
+        if all(levels):
+            common = [name for name in levels[0] if all(name in others for others in levels)]
+            return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
     return {}
 
 
@@ -87,13 +93,18 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("untrained", NOTE, "there is no untrained control")
         return
     for metric in context.metrics:
-        result = compare(row.scores(metric), seed_scores(row.untrained, metric), metric)
+        scores, others = row.scores(metric), seed_scores(row.untrained, metric)
+        if scores and not others:
+            reason = f"the untrained control has no score of {metric}"
+            yield Finding("untrained", NOTE, reason, metric)
+        result = compare(scores, others, context.lower_is_better(metric))
         if result is None or result.sign > 0:
             continue
         level = "at the level of" if not result.sign else "below"
         reason = f"{metric} is {level} the untrained model ({result.text})"
         chance = references(row.scored, metric).get("chance")
-        if result.sign < 0 and chance is not None and result.mean < chance:
+        lower = context.lower_is_better(metric)
+        if result.sign < 0 and chance is not None and not lower and result.mean < chance:
             reason += (
                 f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
                 "items contradict"
@@ -104,12 +115,13 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
 
 def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
     """The loss improves on that of the untrained model while a score falls below it."""
-    result = compare(best_losses(row.scored), best_losses(row.untrained), "loss")
+    result = compare(best_losses(row.scored), best_losses(row.untrained), True)
     if result is None or result.mean >= result.other:
         return
     falling = []
     for metric in context.metrics:
-        score = compare(row.scores(metric), seed_scores(row.untrained, metric), metric)
+        lower = context.lower_is_better(metric)
+        score = compare(row.scores(metric), seed_scores(row.untrained, metric), lower)
         if score is not None and score.sign < 0:
             falling.append(metric)
     if falling:
@@ -134,15 +146,19 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     which is worth a note where it is above the untrained model's.
     """
     for metric in context.metrics:
-        scores = row.scores(metric)
-        result = compare(scores, seed_scores(row.shuffled, metric), metric)
+        scores, others = row.scores(metric), seed_scores(row.shuffled, metric)
+        lower = context.lower_is_better(metric)
+        if scores and row.shuffled and not others:
+            reason = f"the control on shuffled text has no score of {metric}"
+            yield Finding("shuffled", NOTE, reason, metric)
+        result = compare(scores, others, lower)
         if result is None or result.sign > 0:
             continue
         reason = f"{metric} is not above that of the objective on shuffled text ({result.text})"
         if metric == context.primary:
             yield Finding("shuffled", FLAG, f"{reason}: no order of words was learnt", metric)
             continue
-        learnt = compare(scores, seed_scores(row.untrained, metric), metric)
+        learnt = compare(scores, seed_scores(row.untrained, metric), lower)
         if learnt is not None and learnt.sign > 0:
             yield Finding("shuffled", NOTE, f"{reason}: it needs no order of words", metric)
 
@@ -156,7 +172,8 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, f"no matched control: {conclusion}")
         return
     metric, name = context.primary, row.control.objective
-    result = compare(row.scores(metric), row.control.scores(metric), metric)
+    lower = context.lower_is_better(metric)
+    result = compare(row.scores(metric), row.control.scores(metric), lower)
     if result is None:
         yield Finding("control", NOTE, f"its control {name} has no score: {conclusion}", metric)
     elif result.sign < 0:
@@ -173,7 +190,7 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
         scores, levels = row.scores(metric), references(row.scored, metric)
         if not scores:
             continue
-        mean, lower = float(np.mean(scores)), lower_is_better(metric)
+        mean, lower = float(np.mean(scores)), context.lower_is_better(metric)
         for names, action in ((GUESSES, FLAG), (COUNTS, NOTE)):
             unbeaten = [
                 f"{name} ({number(levels[name])})"

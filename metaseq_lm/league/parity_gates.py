@@ -24,7 +24,7 @@ PARITY = 0.02  # share of the budget by which FLOPs may differ from it
 
 
 def missing(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs failed, have no score, or are fewer than the plan says."""
+    """Runs failed, have no score, or are not as many as the plan says."""
     metric = context.primary
     reasons = [f"{run.name}: {reason}" for run in row.runs if (reason := run.why_unscored(metric))]
     seeds = Counter(run.seed for run in row.runs if run.why_unscored(metric) is None)
@@ -35,6 +35,9 @@ def missing(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("missing", FLAG, f"{len(seeds)} of {context.seeds} seeds{of_runs}")
     elif reasons:
         yield Finding("missing", FLAG, f"runs without a score{of_runs}")
+    if len(seeds) > context.seeds:
+        reason = f"{len(seeds)} seeds, where the plan has {context.seeds}"
+        yield Finding("missing", FLAG, f"{reason}: none may be added after a look at the scores")
     repeated = sorted(str(seed) for seed, count in seeds.items() if count > 1)
     if repeated:
         yield Finding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")
@@ -202,6 +205,12 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         if trained not in ([], [show(value)]):
             reason = f"{key}={show(value)} was chosen, but {', '.join(trained)} trained"
             yield Finding("tuning", FLAG, reason)
+    # A diverged trial is an answer, one that failed is none.
+    failed = [run for run in tuning.runs if run.why_unended() and run.status != "diverged"]
+    if failed:
+        reason = f"{len(failed)} of {len(tuning.runs)} trials did not finish"
+        first = f"{failed[0].name}: {failed[0].why_unended()}"
+        yield Finding("tuning", FLAG, f"{reason}, such as {first}")
     yield from tuned_elsewhere(row, tuning, context.baseline_of(row))
 
 

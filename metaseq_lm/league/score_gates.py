@@ -13,10 +13,8 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
-    lower_is_better,
     seed_scores,
 )
-from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
 TIES = 0.01  # share of the items
@@ -32,6 +30,13 @@ def sibling(metric: str, name: str) -> str:
     return f"{metric.rpartition('.')[0]}.{name}"
 
 
+def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
+    """Yield each metric with each metric that it is the mean of, or with itself."""
+    for metric in context.metrics:
+        for part in row.parts(metric):
+            yield metric, part
+
+
 def values_of(runs: Sequence[Run], metric: str) -> list[float]:
     """Return the values of a metric that runs have."""
     return [run.metrics[metric] for run in runs if metric in run.metrics]
@@ -39,31 +44,31 @@ def values_of(runs: Sequence[Run], metric: str) -> list[float]:
 
 def ties(row: Row, context: Context) -> Iterator[Finding]:
     """More than one item in a hundred is a tie."""
-    for metric in context.metrics:
-        count, n = (values_of(row.scored, sibling(metric, name)) for name in ("ties", "n"))
+    for metric, part in parts_of(row, context):
+        count, n = (values_of(row.scored, sibling(part, name)) for name in ("ties", "n"))
         share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
         if share > TIES:
-            yield Finding("ties", FLAG, f"{share:.0%} of the items of {metric} are ties", metric)
+            yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
 
 
 def constant(row: Row, context: Context) -> Iterator[Finding]:
     """All items are ties but for rounding: the model gives every sentence the same score."""
-    for metric in context.metrics:
-        soft = values_of(row.scored, sibling(metric, "soft_accuracy"))
+    for metric, part in parts_of(row, context):
+        soft = values_of(row.scored, sibling(part, "soft_accuracy"))
         flat = sum(abs(value - 0.5) < ROUNDING for value in soft)
-        reason = f"{metric} comes from ties, up to rounding: the outputs are constant"
+        reason = f"{part} comes from ties, up to rounding: the outputs are constant"
         for finding in by_share("constant", flat, len(soft), (VOID, FLAG), reason):
             yield Finding(finding.gate, finding.action, finding.reason, metric)
 
 
 def left_out(row: Row, context: Context) -> Iterator[Finding]:
     """Items were left out that other rows were scored with."""
-    for metric in context.metrics:
-        name = sibling(metric, "n")
+    for metric, part in parts_of(row, context):
+        name = sibling(part, "n")
         most = max((n for other in context.rows for n in values_of(other.scored, name)), default=0)
         least = min(values_of(row.scored, name), default=most)
         if least < most:
-            reason = f"{least:,.0f} of {most:,.0f} items of {metric} are scored"
+            reason = f"{least:,.0f} of {most:,.0f} items of {part} are scored"
             yield Finding("left out", FLAG, reason, metric)
 
 
@@ -86,7 +91,8 @@ def transition(row: Row, context: Context) -> Iterator[Finding]:
     """The seeds spread as in a change of phase: some solve a task, others do not."""
     for metric in context.metrics:
         scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
-        if len(scores) < FEWEST or not Metric.of(metric, scores).percent or lower_is_better(metric):
+        described = context.described[metric]
+        if len(scores) < FEWEST or not described.percent or described.lower_is_better:
             continue
         levels = references(row.scored, metric)
         floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)

@@ -93,6 +93,10 @@ class Row:
         """The final runs that finished."""
         return finished(self.runs)
 
+    def parts(self, metric: str) -> Sequence[str]:
+        """Return the metrics that a metric is the mean of, itself if it is none."""
+        return self.runs[0].parts_of(metric) if self.runs else (metric,)
+
     def scores(self, metric: str) -> list[float]:
         """Return the score of each seed, by seed; only finite ones of runs that finished."""
         return seed_scores(self.runs, metric)
@@ -125,6 +129,16 @@ class Context:
     def primary(self) -> str:
         """The metric that decides."""
         return self.metrics[0]
+
+    @cached_property
+    def described(self) -> dict[str, Metric]:
+        """The metrics by name, with direction and unit."""
+        runs = [run for row in self.rows for run in row.runs]
+        return {name: metric_of(name, runs) for name in self.metrics}
+
+    def lower_is_better(self, metric: str) -> bool:
+        """Return whether a smaller value of a metric is the better one."""
+        return self.described[metric].lower_is_better
 
     @cached_property
     def by_name(self) -> dict[tuple[str, float], Row]:
@@ -174,6 +188,21 @@ def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
     return [math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds]
 
 
-def lower_is_better(metric: str) -> bool:
-    """Return whether a smaller value of a metric is the better one, by its name."""
-    return Metric.of(metric, ()).lower_is_better
+def metric_of(name: str, runs: Sequence[Run]) -> Metric:
+    """Return a metric with its direction and unit.
+
+    A smaller value is the better one if the name says so, or if it is a term of the loss of a run.
+    A mean of metrics is like its parts.
+    """
+    losses = {term for run in runs for term in run.losses}
+    parts = []
+    for part in runs[0].parts_of(name) if runs else (name,):
+        values = [run.metrics[part] for run in runs if part in run.metrics]
+        is_loss = part.partition(".")[2] in losses
+        parts.append(Metric.of(part, values, "lower" if is_loss else None))
+    return Metric(
+        name,
+        all(part.percent for part in parts),
+        all(part.lower_is_better for part in parts),
+        any(part.guessed for part in parts),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.league.expansion import BUDGET, Values
 from metaseq_lm.league.plan import Objective, Plan, is_number
-from metaseq_lm.league.standings import lower_is_better
+from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.runs import Run
 
 Grid = dict[str, tuple[Any, ...]]
@@ -58,7 +58,7 @@ class Trials:
 
     def best(self) -> Values | None:
         """Return the setting with the best mean, the first of equals; None without any score."""
-        sign = 1 if lower_is_better(self.metric) else -1
+        sign = 1 if metric_of(self.metric, self.runs).lower_is_better else -1
         means = self.means()
         return min(means, key=lambda pair: sign * pair[1])[0] if means else None
 

@@ -41,12 +41,15 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x W^T + b for weights (out, in) or (C, out, in)."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b for weights (out, in) or (C, out, in); without b for a bias of None."""
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
-    copies = weight.shape[0]
-    flat = torch.baddbmm(bias.unsqueeze(1), x.reshape(copies, -1, x.shape[-1]), weight.mT)
+    flat = x.reshape(weight.shape[0], -1, x.shape[-1])
+    if bias is None:
+        flat = torch.bmm(flat, weight.mT)
+    else:
+        flat = torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
     return flat.view(*x.shape[:-1], -1)
 
 
@@ -100,8 +103,26 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.dim() == 1:
             return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        scale, shift = self.weight[:, None, None], self.bias[:, None, None]
-        return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * scale + shift
+        scaled = F.layer_norm(x, self.normalized_shape, None, None, self.eps)
+        scaled = scaled * of_copies(self.weight, x)
+        # nn.LayerNorm(bias=False) has none.
+        bias: Tensor | None = self.bias
+        return scaled if bias is None else scaled + of_copies(bias, x)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` over the last axis that also takes weights (C, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 1:
+            return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        scaled = F.rms_norm(x, self.normalized_shape, None, self.eps)
+        return scaled * of_copies(self.weight, x)
+
+
+def of_copies(vectors: Tensor, x: Tensor) -> Tensor:
+    """Return vectors (C, D) in the shape that multiplies the states x (C, ..., D) of copies."""
+    return vectors.view(len(vectors), *[1] * (x.dim() - 2), -1)
 
 
 class Embedding(nn.Embedding):

@@ -101,6 +101,10 @@ class Run:
         flat = flatten((self.results or {}).get("metrics") or {})
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
+    def parts_of(self, metric: str) -> Sequence[str]:
+        """Return the metrics that one of `means` is the mean of, any other metric itself."""
+        return self.means.get(metric, (metric,))
+
     def suite_of(self, metric: str) -> SuiteResults | None:
         """Return the results of the suite that has `metric`, None for a final metric."""
         if metric in self.final_metrics:

@@ -370,17 +370,18 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
 def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     """Return in what results of the suite that a metric is of differ: data or options, with values.
 
-    Options that results of an earlier version lack are not told apart.
+    Of a mean those of all of its parts. Options that results of an earlier version lack are not
+    told apart.
     """
-    suites = [suite for run in runs if (suite := run.suite_of(metric)) is not None]
-    facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
-    keys = dict.fromkeys(key for values in facts for key in values)
     differing = {}
-    for key in keys:
-        values = distinct(f[key] for f in facts if key in f)
-        if len(values) > 1:
-            name = metric.partition(".")[0]
-            differing[f"{SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
+    for part in dict.fromkeys(part for run in runs for part in run.parts_of(metric)):
+        suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
+        facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
+        for key in dict.fromkeys(key for values in facts for key in values):
+            values = distinct(f[key] for f in facts if key in f)
+            if len(values) > 1:
+                name = part.partition(".")[0]
+                differing[f"{SUITE_PREFIX}{name}.{key}"] = ", ".join(map(show, values))
     return differing
 
 

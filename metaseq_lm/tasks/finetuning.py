@@ -32,7 +32,7 @@ from metaseq_lm.evaluation.benchmarks import (
 from metaseq_lm.evaluation.predictions import mean_scores
 from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.models.bilstm import BiLSTMConfig
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
 from metaseq_lm.tasks.options import BatchConfig, EpochsConfig, LabelledSetConfig
@@ -45,26 +45,27 @@ Labels = LabelledSet | Images  # a labelled set, as scoring needs it
 T = TypeVar("T")
 
 
-def encoder_sizes(config: RunConfig) -> TransformerConfig:
+def encoder_sizes(config: RunConfig) -> EncoderConfig:
     """Return the sizes of the encoder of the configured model, which may have more options.
 
     Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
     """
     check_rows(config)
-    names = [field.name for field in fields(TransformerConfig)]
+    kind = ModernConfig if isinstance(config.model, ModernConfig) else TransformerConfig
+    names = [field.name for field in fields(kind)]
     missing = [name for name in names if not hasattr(config.model, name)]
     if missing:
         raise UsageError(
             f"model '{config.model._name}' has no {missing[0]}; this task "
             "needs a Transformer encoder"
         )
-    return TransformerConfig(**{name: getattr(config.model, name) for name in names})
+    return kind(**{name: getattr(config.model, name) for name in names})
 
 
-def row_encoder_sizes(config: RunConfig) -> TransformerConfig | BiLSTMConfig:
+def row_encoder_sizes(config: RunConfig) -> EncoderConfig | BiLSTMConfig:
     """Return the sizes of the encoder as `encoder_sizes`, or those of model bilstm_lm."""
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
-        sizes: TransformerConfig | BiLSTMConfig = config.model
+        sizes: EncoderConfig | BiLSTMConfig = config.model
         return sizes
     return encoder_sizes(config)
 

@@ -23,7 +23,7 @@ from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
+from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
 from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, text_stream
 from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationConfig, RowsConfig
@@ -77,12 +77,12 @@ class CausalLMTask(LanguageModelingTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
+        """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
         As in these rules, attention counts every pair of tokens, also those that do not see each
         other.
         """
-        if self.run_config.model._name != "transformer":
+        if self.run_config.model._name not in RULED:
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

@@ -19,8 +19,9 @@ from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
 from metaseq_lm.data.streams import Collate, Lengths, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
-from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
+from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Task, TextTask
 from metaseq_lm.tasks.options import (
     BatchConfig,
@@ -195,15 +196,18 @@ class MaskedLMTask(TextTask):
         return build_transformer(self.run_config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update by the rules of flops_rules.py; None for other models.
+        """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
-        The rules leave out a next-sentence head, which processes one vector per row.
+        The rules leave out a next-sentence head, which processes one vector per row. They have the
+        paper's share of predicted tokens; with a modern encoder it is that of the options.
         """
-        if self.run_config.model._name != "transformer":
+        if self.run_config.model._name not in RULED:
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
-        flops: float = self.config.batch_size * masked_lm(row)
+        is_modern = isinstance(sizes, ModernConfig)
+        share = self.config.mask_prob if is_modern else OUTPUT_SHARE
+        flops: float = self.config.batch_size * masked_lm(row, share)
         return flops
 
 

@@ -49,6 +49,9 @@ SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_
 TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"]
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
+# Rows have several windows; the second layer is a local one.
+MODERN = ["model=modern", "model.local_window=6"]
+MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
 # Instead of the sizes above.
 LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
 TWO_STEPS = ["task.inner_steps=2"]
@@ -153,6 +156,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=masked_lm", *PACKED, *ROUNDED],
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
+        ["task=masked_lm", *TEXT, *MODERN, "model.norm=rms", "model.qk_norm=true"],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
@@ -162,6 +166,7 @@ CASES: dict[str, list[list[str]]] = {
     "causal_lm": [
         ["task=causal_lm", *TEXT],
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
+        ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
     ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
@@ -185,6 +190,7 @@ CASES: dict[str, list[list[str]]] = {
         [*META, "criterion.inner_steps=0"],
         [*META, *DIFFERENCES],
         [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
+        [*META, *MODERN, "model.vocab_multiple=8"],
     ],
     "token_labels": [
         ["task=token_labels", "task.labelled=which_moon_20"],
@@ -249,6 +255,7 @@ CASES: dict[str, list[list[str]]] = {
         [*ELECTRA, "criterion.contrast=0.3", "criterion.disc_positions=random"],
         [*ELECTRA, "model.sharing=none"],
         [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
+        [*MODERN_ELECTRA, "model.local_window=6", "model.vocab_multiple=8"],
     ],
     "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
     "two_tower_cloze": [TOWERS],

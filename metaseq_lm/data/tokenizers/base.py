@@ -76,9 +76,13 @@ class Tokenizer(ABC):
         """
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, leaving out special symbols except [UNK]."""
-        unwritten = self.vocabulary.unwritten
-        return self.join(self.vocabulary.symbols[i] for i in ids if i not in unwritten)
+        """Return the text of `ids`, leaving out special symbols except [UNK].
+
+        Ids beyond the vocabulary are left out as well: a model whose embedding has been padded to a
+        multiple may draw one.
+        """
+        symbols, unwritten = self.vocabulary.symbols, self.vocabulary.unwritten
+        return self.join(symbols[i] for i in ids if i < len(symbols) and i not in unwritten)
 
     @abstractmethod
     def join(self, symbols: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from metaseq_lm.models.transformer.classifiers import (
     SetHeads,
     module_name,
 )
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig
 
 
 class MultiTaskModel(LabelledSetsModel):
@@ -23,7 +23,7 @@ class MultiTaskModel(LabelledSetsModel):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int,
         heads: SetHeads,

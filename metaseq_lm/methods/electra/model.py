@@ -21,13 +21,13 @@ from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.models.layers import Linear, select
+from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
     Encoder,
     LMHead,
     Stack,
-    TransformerConfig,
     initialise,
 )
 
@@ -36,7 +36,7 @@ DIFFICULTY = "difficulty"  # no noise: guesses which tokens are hard, for strate
 
 
 @dataclass
-class ElectraConfig(TransformerConfig):
+class NoiseModelConfig(EncoderConfig):
     """An encoder and its noise model (Clark 2021, sections 5.1.5, 5.3.1 and 5.3.2)."""
 
     noise: str = option(
@@ -83,7 +83,7 @@ class ElectraConfig(TransformerConfig):
         if self.freeze_generator and self.sharing != "none":
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
 
-    def generator(self) -> TransformerConfig:
+    def generator(self) -> EncoderConfig:
         """Return the noise model's sizes: width, heads and feed-forward width scale together."""
         width = round(self.encoder_embed_dim * self.generator_size)
         ffn_width = round(self.encoder_ffn_embed_dim * width / self.encoder_embed_dim)
@@ -97,6 +97,17 @@ class ElectraConfig(TransformerConfig):
             encoder_attention_heads=self.heads_for(width),
             token_embed_dim=self.generator_embed_dim if separate else self.embed_dim,
         )
+
+
+# The encoder comes first, so that its defaults are those of the options that it has again.
+@dataclass
+class ElectraConfig(TransformerConfig, NoiseModelConfig):
+    """An encoder with learned positions and its noise model."""
+
+
+@dataclass
+class ModernElectraConfig(ModernConfig, NoiseModelConfig):
+    """A modern encoder and its noise model."""
 
 
 def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
@@ -114,7 +125,7 @@ class MaskedGenerator(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int,
         shared_embeddings: bool,
@@ -123,8 +134,7 @@ class MaskedGenerator(nn.Module):
         super().__init__()
         self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
         self.stack = None if shared_stack else Stack(config)
-        sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
-        self.head = LMHead(*sizes, True, config.norm_eps)
+        self.head = LMHead(config, vocab_size)
 
     def forward(self, main: Encoder | None, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) at the chosen positions and the states (B, M, G) behind them."""
@@ -147,7 +157,7 @@ class TwoTowers(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int,
         shared_embeddings: bool,
@@ -156,8 +166,7 @@ class TwoTowers(nn.Module):
         self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
         self.left = Stack(config)
         self.right = Stack(config)
-        sizes = (2 * config.encoder_embed_dim, config.embed_dim, vocab_size)
-        self.head = LMHead(*sizes, True, config.norm_eps)
+        self.head = LMHead(config, vocab_size, width=2 * config.encoder_embed_dim)
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) for each token of the original rows."""
@@ -188,7 +197,7 @@ class Difficulty(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int,
         shared_embeddings: bool,
@@ -265,6 +274,7 @@ def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(chosen, sums // counts.clamp(min=1), tokens), chosen
 
 
+@register_model("modern_electra", dataclass=ModernElectraConfig)
 @register_model("electra", dataclass=ElectraConfig)
 class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
@@ -279,7 +289,7 @@ class Electra(nn.Module):
 
     def __init__(
         self,
-        config: ElectraConfig,
+        config: NoiseModelConfig,
         vocab_size: int,
         padding_idx: int = 0,
         heads: tuple[str, ...] = ("rtd",),
@@ -289,11 +299,11 @@ class Electra(nn.Module):
         config.check()
         self.noise = config.noise
         small = config.generator()
-        width, embed = config.encoder_embed_dim, config.embed_dim
+        width = config.encoder_embed_dim
         self.encoder = Encoder(config, vocab_size, padding_idx) if heads else None
         builders: dict[str, Callable[[], nn.Module]] = {
             "rtd": lambda: BinaryHead(width),
-            "lm": lambda: LMHead(width, embed, vocab_size, True, config.norm_eps),
+            "lm": lambda: LMHead(config, vocab_size),
             "copy": lambda: Linear(width, 1),
             "contrast": lambda: Linear(width, 1),
             "baseline": lambda: Linear(small.encoder_embed_dim, 1),

@@ -20,7 +20,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting, TwoTowerCloze
 from metaseq_lm.methods.electra.data import ElectraRows
-from metaseq_lm.methods.electra.model import DIFFICULTY, check_noise
+from metaseq_lm.methods.electra.model import DIFFICULTY, NoiseModelConfig, check_noise
 from metaseq_lm.methods.electra.strategic import StrategicMLM
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
@@ -55,8 +55,11 @@ class ElectraTask(Task):
     def __init__(self, config: ElectraTaskConfig, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        if run_config.model._name != "electra":
-            raise UsageError(f"task electra needs model=electra, not {run_config.model._name}")
+        if not isinstance(run_config.model, NoiseModelConfig):
+            raise UsageError(
+                f"task electra needs model=electra or model=modern_electra, not "
+                f"{run_config.model._name}"
+            )
         run_config.model.check()
         self.heads = self.criterion.heads
         check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)
@@ -98,15 +101,16 @@ class ElectraTask(Task):
         noise = {
             "mlm": flops_rules.masked_lm(small),
             "two_tower": flops_rules.two_towers(small),
-            DIFFICULTY: 2 * flops_rules.classifier(small),
+            DIFFICULTY: small.passes * flops_rules.classifier(small),
         }.get(model.noise, 0.0)
         row = {
             (): 0.0,
             ("lm",): flops_rules.masked_lm(main),
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
-        }.get(self.heads, 2 * flops_rules.classifier(main))
-        # A frozen one runs forward only, which by these rules costs half of training it.
-        flops: float = self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
+        }.get(self.heads, main.passes * flops_rules.classifier(main))
+        if model.freeze_generator:
+            noise /= small.passes  # it runs forward only
+        flops: float = self.config.batch_size * (noise + row)
         return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
-from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, TransformerConfig, initialise
+from metaseq_lm.models.transformer.configs import EncoderConfig
+from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, initialise
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
@@ -60,7 +61,7 @@ class Discriminator(nn.Module):
     prior: Tensor
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, padding_idx: int, prior: Sequence[float]
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, prior: Sequence[float]
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)

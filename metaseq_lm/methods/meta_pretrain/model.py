@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.classifiers import LabelledSetsModel, SetHeads
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig
 
 
 def labelled_sets_model(
-    config: TransformerConfig, vocabulary: Vocabulary, classes: Mapping[str, int]
+    config: EncoderConfig, vocabulary: Vocabulary, classes: Mapping[str, int]
 ) -> LabelledSetsModel:
     """Return an encoder with a linear head for each set; `classes` are their numbers of classes."""
     heads = SetHeads(config.encoder_embed_dim, classes, config.dropout, pooled=False)

@@ -1,9 +1,13 @@
 """Self-attention: which tokens see each other, the kernels, positions.
 
 A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
-the kernels take, once per forward pass of a stack. Packed rows are unpacked on a CPU, a document a
-row, so that attention costs the square of the documents' lengths; elsewhere they use a boolean
-mask, since the number of documents would have to be read from the device.
+the kernels take, once per forward pass of a stack and width of window. Packed rows are unpacked on
+a CPU, a document a row, so that attention costs the square of the documents' lengths; elsewhere
+they use a boolean mask, since the number of documents would have to be read from the device.
+
+A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
+and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
+both ModernBERT and ModernBertDecoder of the transformers library have it.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +25,29 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import current_context
-from metaseq_lm.models.layers import Dropout, Linear
+from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 
 BOTH, CAUSAL, ANTICAUSAL, PREFIX = range(len(REACHES))
+
+
+class Scope(NamedTuple):
+    """How far a layer of attention sees, and how it tells positions apart.
+
+    Attributes:
+        window: Number of keys on both sides together that a query sees at most, besides itself; 0
+            for all.
+        theta: Base of the wavelengths of rotary positions; 0 for none.
+    """
+
+    window: int = 0
+    theta: float = 0.0
+
+    def distance(self, length: int) -> int:
+        """Return the largest distance between tokens that see each other, 0 for any.
+
+        `length` is that of the rows.
+        """
+        return self.window // 2 if 0 < self.window // 2 < length else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,26 +68,28 @@ class Visibility:
     unpacking: Unpacking | None = None
 
     @classmethod
-    def of(cls, layout: Layout, length: int, device: torch.device) -> Visibility:
-        """Return the visibility of rows of `length` tokens.
+    def of(cls, layout: Layout, length: int, device: torch.device, distance: int = 0) -> Visibility:
+        """Return the visibility of rows of `length` tokens that see at most to a distance.
 
-        What padding sees does not matter, but it sees something: softmax over nothing is NaN.
+        A distance of 0 is any. What padding sees does not matter, but it sees something: softmax
+        over nothing is NaN.
         """
         padding = None if layout.padding is None else layout.padding.reshape(-1, length)
         reach = layout.reach if isinstance(layout.reach, str) else "by row"
-        if layout.documents is None and padding is None and reach in ("both", "causal"):
-            return cls(is_causal=reach == "causal")
-        if layout.documents is None and padding is not None and reach == "both":
-            seen = ~padding | padding.all(-1, keepdim=True)
-            return cls(seen[:, None, None])
-        seen = reach_mask(layout, length, device)
+        if layout.documents is None and not distance:
+            if padding is None and reach in ("both", "causal"):
+                return cls(is_causal=reach == "causal")
+            if padding is not None and reach == "both":
+                seen = ~padding | padding.all(-1, keepdim=True)
+                return cls(seen[:, None, None])
+        seen = reach_mask(layout, length, device, distance)
         unpacking = None
         if layout.documents is not None:
             documents = layout.documents.reshape(-1, length)
             seen = seen & (documents[:, :, None] == documents[:, None, :])
             is_read = device.type == "cpu" and not torch.compiler.is_compiling()
             if is_read and reach in ("both", "causal"):
-                unpacking = Unpacking.of(documents, padding, reach == "causal")
+                unpacking = Unpacking.of(documents, padding, reach == "causal", distance)
         if padding is not None:
             itself = torch.eye(length, dtype=torch.bool, device=device)
             seen = (seen & ~padding[:, None, :]) | itself
@@ -94,8 +121,13 @@ class Unpacking:
     visibility: Visibility
 
     @classmethod
-    def of(cls, documents: Tensor, padding: Tensor | None, is_causal: bool) -> Unpacking | None:
-        """Return where the documents of rows (N, S) are; None if that would save no computation."""
+    def of(
+        cls, documents: Tensor, padding: Tensor | None, is_causal: bool, distance: int = 0
+    ) -> Unpacking | None:
+        """Return where the documents of rows (N, S) are; None if that would save no computation.
+
+        Tokens see at most to a `distance` in their row, 0 for any.
+        """
         rows, length = documents.shape
         is_first = (document_positions(documents) == 0).flatten()
         is_real = torch.ones_like(is_first) if padding is None else ~padding.flatten()
@@ -118,7 +150,16 @@ class Unpacking:
             is_token = is_token[:-1].view(shape)
             seen = is_token | ~is_token.any(-1, keepdim=True)  # softmax over nothing is NaN
             visibility = Visibility(seen[:, None, None])
-        return cls(tokens[:-1].view(shape), slots, visibility)
+        tokens = tokens[:-1].view(shape)
+        if 0 < distance < longest:
+            # By places in the rows, which differ from those in `tokens` if padding lies inside.
+            near = near_mask(tokens[:, :, None] - tokens[:, None, :], distance)
+            seen = near[BOTH] if visibility.mask is None else near[BOTH] & visibility.mask[:, 0]
+            if is_causal:
+                seen = near[CAUSAL] & torch.ones(longest, longest, dtype=torch.bool).tril()
+            itself = torch.eye(longest, dtype=torch.bool)
+            visibility = Visibility((seen | itself)[:, None])
+        return cls(tokens, slots, visibility)
 
     def unpack(self, x: Tensor) -> Tensor:
         """Return the documents (M, H, L, D/H) of rows (N, H, S, D/H)."""
@@ -131,18 +172,28 @@ class Unpacking:
         return packed
 
 
-def reach_mask(layout: Layout, length: int, device: torch.device) -> Tensor:
-    """Return the visibility by reach alone, boolean (N or 1, query S, key S)."""
+def near_mask(offset: Tensor, distance: int) -> tuple[Tensor, Tensor]:
+    """Return where offsets are at most a distance on both sides, and below it in one direction."""
+    far = offset.abs()
+    return far <= distance, far < distance
+
+
+def reach_mask(layout: Layout, length: int, device: torch.device, distance: int = 0) -> Tensor:
+    """Return the visibility by reach and distance (0 for any), boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
     after = before.mT
+    around = torch.ones_like(before)
+    if distance:
+        around, near = near_mask((at[:, None] - at)[None], distance)
+        before, after = before & near, after & near
     if layout.prefix is None:
         prefix = before
     else:
         key = at if layout.documents is None else document_positions(layout.documents)
         key = key.reshape(-1, 1, length)
-        prefix = before | (key < layout.prefix.reshape(-1, 1, 1))
-    by_reach = (torch.ones_like(before), before, after, prefix)
+        prefix = before | (around & (key < layout.prefix.reshape(-1, 1, 1)))
+    by_reach = (around, before, after, prefix)
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
     reach = layout.reach.reshape(-1, 1, 1)
@@ -164,26 +215,83 @@ def document_positions(documents: Tensor) -> Tensor:
     return at - start
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) with a joint projection to q, k and v."""
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary positions (Su et al. 2021): queries and keys turn by angles of their positions.
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    The dimensions k and k + E/2 of a head of width E turn together, by position * theta ** (-2k /
+    E), so that the product of a query and a key depends on the distance between them.
+
+    Attributes:
+        cos: Cosines of the angles (N or 1, 1, S, E).
+        sin: Sines of the angles, negative for the first half of a head, (N or 1, 1, S, E).
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, layout: Layout, x: Tensor, theta: float, head_width: int) -> Rotation:
+        """Return the rotation of states x (..., S, D); positions start at 0 in each document."""
+        # In bf16 the angles of neighbouring positions would coincide.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if layout.documents is None:
+            positions = torch.arange(x.shape[-2], device=x.device)
+        else:
+            positions = document_positions(layout.documents)
+        pairs = torch.arange(0, head_width, 2, device=x.device, dtype=dtype)
+        frequencies = 1.0 / theta ** (pairs / head_width)
+        angles = positions.reshape(-1, 1, x.shape[-2], 1).to(dtype) * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return cls(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return queries or keys (N, H, S, E), rotated."""
+        swapped = x.roll(x.shape[-1] // 2, -1)
+        return (x * self.cos + swapped * self.sin).to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017) with a joint projection to q, k and v.
+
+    Args:
+        width: Width D of the states.
+        heads: Number of heads.
+        dropout: Dropout probability of the attention weights.
+        bias: Whether the projections have biases.
+        norm_eps: Epsilon of RMS norms of each query and key (Henry et al. 2020); 0 for no norms.
+
+    Raises:
+        UsageError: The width is not divisible by the number of heads.
+    """
+
+    def __init__(
+        self, width: int, heads: int, dropout: float, bias: bool = True, norm_eps: float = 0.0
+    ) -> None:
         super().__init__()
         if width % heads:
             raise UsageError(
                 f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
             )
         self.heads = heads
-        self.in_proj = Linear(width, 3 * width)
-        self.out_proj = Linear(width, width)
+        self.in_proj = Linear(width, 3 * width, bias)
+        self.out_proj = Linear(width, width, bias)
+        self.q_norm = RMSNorm(width // heads, norm_eps) if norm_eps else None
+        self.k_norm = RMSNorm(width // heads, norm_eps) if norm_eps else None
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
+    def forward(
+        self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
+    ) -> Tensor:
         """Return (..., S, D) for states (..., S, D)."""
         *lead, length, width = x.shape
-        qkv = self.in_proj(x).view(-1, length, 3, self.heads, width // self.heads)
-        # Rotary positions would turn q and k here, by the angles of each token's position.
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)
+        qkv = self.in_proj(x).view(*lead, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.unbind(-3)  # (..., S, H, D/H)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (part.reshape(-1, *part.shape[-3:]).transpose(1, 2) for part in (q, k, v))
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
         # The fused kernel has no second derivative, and dropout inside it would follow torch's
         # global generator instead of the rows.
         explicit = current_context().double_backward or (self.training and self.dropout.p > 0)

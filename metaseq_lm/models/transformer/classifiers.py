@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import Dropout, Linear
-from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, TransformerConfig, initialise
+from metaseq_lm.models.transformer.configs import EncoderConfig
+from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, initialise
 
 
 class SentencePredictor(nn.Module):
@@ -27,7 +28,7 @@ class SentencePredictor(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig | BiLSTMConfig,
+        config: EncoderConfig | BiLSTMConfig,
         vocab_size: int,
         padding_idx: int,
         head: nn.Module,
@@ -77,7 +78,7 @@ class TokenClassifier(nn.Module):
     """An encoder and a linear layer on the state of every token."""
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, padding_idx: int, head: TokenHead
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, head: TokenHead
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
@@ -143,7 +144,7 @@ class LabelledSetsModel(nn.Module):
     """
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, padding_idx: int, heads: SetHeads
+        self, config: EncoderConfig, vocab_size: int, padding_idx: int, heads: SetHeads
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)

@@ -1,18 +1,19 @@
 """Transformer encoder with LM heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
 
+`configs.py` has the options of the classic encoder and of the modern one.
+
 Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
 leading axes before S.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
-from metaseq_lm.core.options import option
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (
@@ -20,114 +21,113 @@ from metaseq_lm.models.layers import (
     Embedding,
     LayerNorm,
     Linear,
+    RMSNorm,
     gelu_linear,
     linear,
     lookup,
     select,
 )
 from metaseq_lm.models.transformer.attention import (
+    Rotation,
     SelfAttention,
     Visibility,
     document_positions,
 )
+from metaseq_lm.models.transformer.configs import (
+    DEPTH_SCALED,
+    RMS,
+    TRUNCATED_NORMAL,
+    XAVIER_ATTENTION,
+    EncoderConfig,
+    ModernConfig,
+    TransformerConfig,
+)
 
-INITS = ("xavier_attention", "truncated_normal")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "gelu": F.gelu,
     "relu": torch.relu,
+    "silu": F.silu,
 }
 
 
-@dataclass
-class TransformerConfig:
-    """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
-
-    encoder_layers: int = option(12, "layers", at_least=1)
-    encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
-    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
-    encoder_attention_heads: int = option(4, "attention heads", at_least=1)
-    encoder_normalize_before: bool = option(True, "layer norms come first (pre-LN); false: as BERT")
-    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
-    segments: int = option(0, "number of segment embeddings", at_least=0)
-    max_positions: int = option(128, "longest row", at_least=1)
-    dropout: float = option(0.1, "dropout of embeddings and of sublayers", at_least=0, below=1)
-    attention_dropout: float = option(
-        0.0, "dropout of attention weights; above 0 without the fused kernel", at_least=0, below=1
-    )
-    activation_dropout: float = option(0.0, "dropout in feed-forward networks", at_least=0, below=1)
-    norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
-    init: str = option(
-        "xavier_attention",
-        "initial weights: xavier_attention (normal; attention Xavier "
-        "uniform) or truncated_normal (BERT, ELECTRA)",
-        choices=INITS,
-    )
-
-    @property
-    def embed_dim(self) -> int:
-        """The width of the embeddings."""
-        return self.token_embed_dim or self.encoder_embed_dim
-
-    @property
-    def width(self) -> int:
-        """The width of the states that a head sees."""
-        return self.encoder_embed_dim
-
-    def heads_for(self, width: int) -> int:
-        """Return how many heads of the same size a net of another width has, at least 1."""
-        return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
+def make_norm(width: int, config: EncoderConfig) -> LayerNorm | RMSNorm:
+    """Return a norm of the kind that a configuration asks for."""
+    if config.style.norm == RMS:
+        return RMSNorm(width, config.norm_eps)
+    return LayerNorm(width, config.norm_eps, bias=config.style.bias)
 
 
 class Layer(nn.Module):
-    """An encoder layer: attention and a two-layer GELU network, each with a residual connection."""
+    """An encoder layer: attention and a feed-forward network, each with a residual connection.
+
+    The network has two layers with a GELU between them, or, gated, the first is twice as wide and
+    its first half, through an activation, multiplies the second (Shazeer 2020). `number` counts the
+    layers from 0: a pre-norm layer on top of normalised embeddings does not normalise them again.
+    """
 
     is_gathered_alone = True  # of a sharded model: see distributed/layers.py
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: EncoderConfig, number: int = 0) -> None:
         super().__init__()
-        width = config.encoder_embed_dim
-        self.normalize_before = config.encoder_normalize_before
+        width, inner, style = config.encoder_embed_dim, config.encoder_ffn_embed_dim, config.style
+        self.normalize_before = style.pre_norm
         self.attention = SelfAttention(
-            width, config.encoder_attention_heads, config.attention_dropout
+            width,
+            config.encoder_attention_heads,
+            config.attention_dropout,
+            style.bias,
+            config.norm_eps if style.qk_norm else 0.0,
         )
-        self.attention_norm = LayerNorm(width, config.norm_eps)
-        self.fc1 = Linear(width, config.encoder_ffn_embed_dim)
-        self.fc2 = Linear(config.encoder_ffn_embed_dim, width)
-        self.ffn_norm = LayerNorm(width, config.norm_eps)
+        is_normal = style.pre_norm and style.embedding_norm and config.embed_dim == width
+        skip = is_normal and number == 0
+        self.attention_norm = nn.Identity() if skip else make_norm(width, config)
+        self.gate = ACTIVATIONS[style.gate] if style.gate else None
+        self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
+        self.fc2 = Linear(inner, width, style.bias)
+        self.ffn_norm = make_norm(width, config)
         self.dropout = Dropout(config.dropout)
         self.activation_dropout = Dropout(config.activation_dropout)
+        self.depth, self.outputs = style.depth, [self.attention.out_proj, self.fc2]
 
     def ffn(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
+        if self.gate is not None:
+            activated, other = x.chunk(2, -1)
+            gated: Tensor = self.fc2(self.activation_dropout(self.gate(activated) * other))
+            return gated
         if self.training and self.activation_dropout.p:
             states: Tensor = self.fc2(self.activation_dropout(F.gelu(x)))
             return states
         return gelu_linear(x, self.fc2.weight, self.fc2.bias)
 
-    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
+    def forward(
+        self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
+    ) -> Tensor:
         if self.normalize_before:
-            x = x + self.dropout(self.attention(self.attention_norm(x), visibility))
+            x = x + self.dropout(self.attention(self.attention_norm(x), visibility, rotation))
             x = x + self.dropout(self.ffn(self.ffn_norm(x)))
         else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, visibility)))
+            x = self.attention_norm(x + self.dropout(self.attention(x, visibility, rotation)))
             x = self.ffn_norm(x + self.dropout(self.ffn(x)))
         return x
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and segment embeddings, normalised in a post-LN encoder."""
+    """The sum of token, position and segment embeddings, normalised unless the encoder is pre-LN.
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+    Rotary positions have no embeddings: the Stack turns queries and keys.
+    """
+
+    def __init__(self, config: EncoderConfig, vocab_size: int, padding_idx: int = 0) -> None:
         super().__init__()
-        width = config.embed_dim
+        width, style = config.embed_dim, config.style
         self.max_positions = config.max_positions
-        self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
-        self.positions = nn.Embedding(config.max_positions, width)
+        self.tokens = Embedding(config.rows(vocab_size), width, padding_idx=padding_idx)
+        self.positions = None if style.rotary else nn.Embedding(config.max_positions, width)
         self.segments = Embedding(config.segments, width) if config.segments else None
         self.one_segment = config.segments == 1  # RoBERTa: that of every token
-        post = not config.encoder_normalize_before
-        self.norm = LayerNorm(width, config.norm_eps) if post else None
+        self.norm = make_norm(width, config) if style.embedding_norm else None
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -145,10 +145,11 @@ class Embeddings(nn.Module):
                 f"a sequence of {length} tokens is longer than the model's {self.max_positions} "
                 "positions; raise model.max_positions or cut the text with task.tokens_per_sample"
             )
-        if layout.documents is not None:
-            x = x + lookup(document_positions(layout.documents), self.positions.weight)
-        else:
-            positions = self.positions.weight[..., :length, :]
+        table = None if self.positions is None else self.positions.weight
+        if table is not None and layout.documents is not None:
+            x = x + lookup(document_positions(layout.documents), table)
+        elif table is not None:
+            positions = table[..., :length, :]
             x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
         if self.segments is not None:
             if segments is None or self.one_segment:
@@ -159,16 +160,23 @@ class Embeddings(nn.Module):
 
 
 class Stack(nn.Module):
-    """A projection if the embeddings have another width, the layers, the final norm if pre-LN."""
+    """A projection if the embeddings have another width, the layers, the final norm if pre-norm."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        width, before = config.encoder_embed_dim, config.encoder_normalize_before
+        width, layers = config.encoder_embed_dim, range(config.encoder_layers)
         other = config.embed_dim != width
-        self.project = Linear(config.embed_dim, width) if other else None
+        self.project = Linear(config.embed_dim, width, config.style.bias) if other else None
         self.glorot = [self.project] if self.project is not None else []
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
-        self.norm = LayerNorm(width, config.norm_eps) if before else None
+        self.layers = nn.ModuleList(Layer(config, number) for number in layers)
+        self.norm = make_norm(width, config) if config.style.pre_norm else None
+        self.scopes = [config.scope(number) for number in layers]
+        self.head_width = width // config.encoder_attention_heads
+        if self.head_width % 2 and config.style.rotary:
+            raise UsageError(
+                f"rotary positions turn pairs of dimensions, but heads are {self.head_width} wide; "
+                "change model.encoder_embed_dim or model.encoder_attention_heads"
+            )
 
     def forward(
         self, x: Tensor, layout: Layout = ALL_VISIBLE, outputs: list[Tensor] | None = None
@@ -177,11 +185,17 @@ class Stack(nn.Module):
 
         The states that each layer ends with are appended to `outputs`, the last as returned.
         """
-        visibility = Visibility.of(layout, x.shape[-2], x.device)
+        length = x.shape[-2]
+        distances = [scope.distance(length) for scope in self.scopes]
+        visibility = {d: Visibility.of(layout, length, x.device, d) for d in set(distances)}
+        rotation = {
+            theta: Rotation.of(layout, x, theta, self.head_width) if theta else None
+            for theta in {scope.theta for scope in self.scopes}
+        }
         if self.project is not None:
             x = self.project(x)
-        for layer in self.layers:
-            x = apply_block(layer, x, visibility)
+        for layer, distance, scope in zip(self.layers, distances, self.scopes):
+            x = apply_block(layer, x, visibility[distance], rotation[scope.theta])
             if outputs is not None:
                 outputs.append(x)
         x = x if self.norm is None else self.norm(x)
@@ -193,7 +207,7 @@ class Stack(nn.Module):
 class Encoder(nn.Module):
     """Embeddings and a stack of layers."""
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+    def __init__(self, config: EncoderConfig, vocab_size: int, padding_idx: int = 0) -> None:
         super().__init__()
         self.embeddings = Embeddings(config, vocab_size, padding_idx)
         self.stack = Stack(config)
@@ -226,22 +240,31 @@ def initialise(model: nn.Module, init: str) -> None:
     "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
     2019), but Glorot uniform for the layers a module lists as `glorot`, as ELECTRA's code has it.
+    "depth_scaled", as ModernBERT in the transformers library: also cut, which leaves a standard
+    deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of a module, the layers whose
+    results are added to the residual stream and the first of an LM head; N(0, D ** -0.5) for
+    `glorot` layers with D inputs.
     """
-    draw = nn.init.normal_ if init == "xavier_attention" else truncated_normal
+    draw = nn.init.normal_ if init == XAVIER_ATTENTION else truncated_normal
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             draw(module.weight, std=0.02)
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, LMHead) and module.weight is not None:
             draw(module.weight, std=0.02)
     # After the loop: modules() visits an attention before its projections.
     for module in model.modules():
-        if isinstance(module, SelfAttention) and init == "xavier_attention":
+        if isinstance(module, SelfAttention) and init == XAVIER_ATTENTION:
             nn.init.xavier_uniform_(module.in_proj.weight)
-        if init == "truncated_normal":
-            for layer in getattr(module, "glorot", []):
+        for layer in getattr(module, "glorot", []):
+            if init == TRUNCATED_NORMAL:
                 nn.init.xavier_uniform_(layer.weight)
+            elif init == DEPTH_SCALED:
+                truncated_normal(layer.weight, layer.in_features**-0.5)
+        if init == DEPTH_SCALED and isinstance(module, (Layer, LMHead)):
+            for layer in module.outputs:
+                truncated_normal(layer.weight, 0.02 / (2 * module.depth) ** 0.5)
 
 
 def truncated_normal(weight: Tensor, std: float) -> None:
@@ -249,6 +272,7 @@ def truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
+@register_model("modern", dataclass=ModernConfig)
 @register_model("transformer", dataclass=TransformerConfig)
 class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
@@ -260,7 +284,7 @@ class TransformerLM(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int = 0,
         heads: tuple[str, ...] = ("lm",),
@@ -268,8 +292,7 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
-        sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
-        self.heads = nn.ModuleDict({name: LMHead(*sizes, tied, config.norm_eps) for name in heads})
+        self.heads = nn.ModuleDict({name: LMHead(config, vocab_size, tied) for name in heads})
         initialise(self, config.init)
         if not tied:
             # A tied padding row is an output weight too and keeps its random start.
@@ -302,16 +325,25 @@ class TransformerLM(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or separate."""
+    """Linear (D to E), GELU, norm, then a projection to the vocabulary, tied or separate.
+
+    Args:
+        config: That of the encoder.
+        vocab_size: Number of symbols; as the embedding, the head may have more rows.
+        tied: Whether the input embedding is the projection.
+        width: Width D of the states, if it is not the encoder's.
+    """
 
     def __init__(
-        self, width: int, embed_dim: int, vocab_size: int, tied: bool, eps: float = 1e-5
+        self, config: EncoderConfig, vocab_size: int, tied: bool = True, width: int = 0
     ) -> None:
         super().__init__()
-        self.dense = Linear(width, embed_dim)
-        self.norm = LayerNorm(embed_dim, eps)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, embed_dim))
+        rows, embed_dim = config.rows(vocab_size), config.embed_dim
+        self.dense = Linear(width or config.encoder_embed_dim, embed_dim, config.style.bias)
+        self.norm = make_norm(embed_dim, config)
+        self.bias = nn.Parameter(torch.zeros(rows))
+        self.weight = None if tied else nn.Parameter(torch.empty(rows, embed_dim))
+        self.depth, self.outputs = config.style.depth, [self.dense]
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Return logits (..., V); `embedding` (V, E) is the output weight of a tied head."""

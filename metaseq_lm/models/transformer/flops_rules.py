@@ -5,17 +5,23 @@ counts 2 m n, a backward pass as much as a forward pass (so training is twice th
 where the measured count has three times), embedding look-ups count as dense products. The constants
 are per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, section 3.1 and
 code.
+
+A modern encoder, which the paper's rules do not know, is counted as torch's counter does: the
+products of matrices only, attention with all pairs of tokens, training three times the forward
+pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig
 
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax that the authors' script takes.
 OUTPUT_SHARE = 20 / 128
+RULED = ("transformer", "modern")  # the models that tasks of one encoder have rules for
 
 
 @dataclass(frozen=True)
@@ -29,17 +35,19 @@ class Sizes:
     embed: int
     vocab: int
     length: int
+    passes: ClassVar[int] = 2  # of training, in units of a forward pass
 
     @classmethod
-    def of(cls, config: TransformerConfig, vocab: int, length: int) -> Sizes:
+    def of(cls, config: EncoderConfig, vocab: int, length: int) -> Sizes:
         """Return the sizes of an encoder."""
-        return cls(
+        kind = ModernSizes if isinstance(config, ModernConfig) else Sizes
+        return kind(
             config.encoder_layers,
             config.encoder_embed_dim,
             config.encoder_ffn_embed_dim,
             config.encoder_attention_heads,
             config.embed_dim,
-            vocab,
+            config.rows(vocab),
             length,
         )
 
@@ -75,9 +83,34 @@ class Sizes:
         return self.length * (2 * h * h + (ACTIVATION + 3) * h)
 
 
+class ModernSizes(Sizes):
+    """The same of a modern encoder, whose matrices alone count."""
+
+    passes = 3
+
+    def blocks(self) -> int:
+        h, i, s = self.width, self.ffn, self.length
+        return self.layers * s * (2 * (4 * h * h + 3 * h * i) + 4 * h * s)
+
+    def inputs(self) -> int:
+        return self.projection()
+
+    def projection(self) -> int:
+        e, h = self.embed, self.width
+        return self.length * 2 * h * e if e != h else 0
+
+    def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
+        e, v = self.embed, self.vocab
+        return share * self.length * (2 * self.width * e + 2 * e * v)
+
+    def binary_head(self) -> int:
+        h = self.width
+        return self.length * (2 * h * h + 2 * h)
+
+
 def masked_lm(sizes: Sizes, share: float = OUTPUT_SHARE) -> float:
     """Return the training FLOPs of one row of a masked LM that predicts a `share` of its tokens."""
-    return 2 * (sizes.blocks() + sizes.inputs() + sizes.softmax_head(share))
+    return sizes.passes * (sizes.blocks() + sizes.inputs() + sizes.softmax_head(share))
 
 
 def classifier(sizes: Sizes) -> float:
@@ -87,7 +120,7 @@ def classifier(sizes: Sizes) -> float:
 
 def electra(discriminator: Sizes, generator: Sizes) -> float:
     """Return the training FLOPs of one row of ELECTRA."""
-    return 2 * classifier(discriminator) + masked_lm(generator)
+    return discriminator.passes * classifier(discriminator) + masked_lm(generator)
 
 
 def two_towers(tower: Sizes) -> float:
@@ -95,7 +128,5 @@ def two_towers(tower: Sizes) -> float:
 
     The authors' script does not model them; the embeddings are read once, projected twice.
     """
-    joined = Sizes(
-        0, 2 * tower.width, 0, tower.heads, tower.embed, tower.vocab, tower.length
-    ).softmax_head(1.0)
-    return 2 * (2 * tower.blocks() + tower.inputs() + tower.projection() + joined)
+    joined = replace(tower, width=2 * tower.width).softmax_head(1.0)
+    return tower.passes * (2 * tower.blocks() + tower.inputs() + tower.projection() + joined)

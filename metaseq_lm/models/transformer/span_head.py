@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import Linear, select
-from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
+from metaseq_lm.models.transformer.configs import EncoderConfig
+from metaseq_lm.models.transformer.encoder import Encoder, initialise
 
 HIDDEN = 512
 MASKED = 1000.0
@@ -134,7 +135,7 @@ class SpanModel(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: EncoderConfig,
         vocab_size: int,
         padding_idx: int = 0,
         joint: bool = True,

@@ -16,7 +16,8 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse
-from metaseq_lm.models.transformer.encoder import Stack, TransformerConfig, initialise
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import Stack, initialise
 from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingConfig
 

@@ -14,7 +14,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.names import ARCHITECTURES
 from metaseq_lm.interop.parts import assemble, tensor_names
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.runs import checkpoint, manifests
 
 pytest.importorskip("transformers")

@@ -20,7 +20,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import Results
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import finetuning
 from metaseq_lm.tasks.finetuning import encoder_sizes

@@ -24,7 +24,8 @@ from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.run import TrainingRun
 
 ADAMW = {"_name": "adamw", "lr": 0.1, "clip_norm": 1.0}

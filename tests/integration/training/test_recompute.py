@@ -15,7 +15,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.run import TrainingRun
 

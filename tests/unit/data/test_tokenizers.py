@@ -221,3 +221,10 @@ def test_damaged_models(trained, tmp_path):
     (tmp_path / "tokenizer_options.json").write_text("{")
     with pytest.raises(MetaseqError, match="tokenizer_options.json: damaged"):
         load_tokenizer(tmp_path)
+
+
+def test_ids_of_a_padded_embedding_are_left_out() -> None:
+    tokenizer = tokenizer_class("char").train(["abc"], task_tokens=2)
+    (ids,) = tokenizer.encode_batch(["ab"])
+    size = len(tokenizer.vocabulary)
+    assert tokenizer.decode([ids[0], size, size + 5, ids[1]]) == "ab"

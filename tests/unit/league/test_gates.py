@@ -24,6 +24,7 @@ from metaseq_lm.league.standings import (
     Tuning,
 )
 from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.runs import Run
 
 
 @pytest.fixture
@@ -55,6 +56,22 @@ def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
 RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
+    "more seeds than planned": (
+        lambda row: replace(
+            row, runs=(*row.runs, make.with_values(seed=99)(make.make_run(99, make.losses(99))))
+        ),
+        *("missing", FLAG, "9 seeds, where the plan has 8"),
+    ),
+    "a failed trial": (
+        lambda row: replace(
+            row,
+            tuning=replace(
+                row.tuning,
+                runs=(make.with_results(status="failed")(row.tuning.runs[0]), *row.tuning.runs[1:]),
+            ),
+        ),
+        *("tuning", FLAG, "1 of 3 trials did not finish"),
+    ),
     "half the budget": (
         lambda row: make.change(row, make.with_results(flops=BUDGET / 2)),
         *("budget", REFUSE, "8 of 8 runs took other FLOPs than the budget of 6.0e10: 3.0e10"),
@@ -420,7 +437,12 @@ def test_one_run_of_a_control_has_the_spread_of_the_row(baseline: Row, row: Row)
 def test_the_screen_errs_as_often_as_documented(seeds: tuple[int, int], rate: float) -> None:
     """Rows without an effect, normal scores: above or below by more than 2 standard errors."""
     rng = np.random.default_rng(0)
-    signs = [compare(*(rng.normal(size=n) for n in seeds), BRACKETS).sign for _ in range(4000)]
+    signs = []
+    for _ in range(4000):
+        scores, others = (rng.normal(size=n) for n in seeds)
+        result = compare(scores, others, lower_is_better=False)
+        assert result is not None
+        signs.append(result.sign)
     for sign in (1, -1):
         assert stats.binomtest(signs.count(sign), len(signs), rate).pvalue > 1e-3
 
@@ -467,3 +489,85 @@ def test_runs_of_an_archive_are_judged_alike(baseline: Row, row: Row, tmp_path: 
     expected = examine(context)[1].findings
     assert {f.gate for f in expected} >= {"code", "edge of the grid", "plateau"}
     assert examine(replace(context, rows=(baseline, read)))[1].findings == expected
+
+
+def of_a_mean(*rows: Row) -> tuple[Row, ...]:
+    """Return rows whose runs have the metric "both", the mean of the two others."""
+    means = {"both": (BRACKETS, TOPIC)}
+
+    def edit(run: Run) -> Run:
+        return replace(run, means=means)
+
+    changed = []
+    for row in rows:
+        control = of_a_mean(row.control)[0] if row.control else None
+        untrained = tuple(map(edit, row.untrained))
+        shuffled = tuple(map(edit, row.shuffled))
+        row = replace(row, control=control, untrained=untrained, shuffled=shuffled)
+        changed.append(make.change(row, edit))
+    return tuple(changed)
+
+
+MEAN_FAULTS: dict[str, tuple[Callable[[Run], Run], str, str]] = {
+    "other items of a part": (
+        make.with_suite("topic", "last", data="d2", accuracy=0.6),
+        *("suites", REFUSE),
+    ),
+    "ties of a part": (
+        make.with_suite("pairs", "brackets", accuracy=0.9, ties=50),
+        *("ties", FLAG),
+    ),
+    "items of a part left out": (
+        make.with_suite("topic", "last", n=400, accuracy=0.6),
+        *("left out", FLAG),
+    ),
+    "constant scores of a part": (
+        make.with_suite("pairs", "brackets", accuracy=0.9, soft_accuracy=0.5),
+        *("constant", VOID),
+    ),
+    "the mean of chance": (make.with_references(chance=0.99), *("guessing", FLAG)),
+}
+
+
+@pytest.mark.parametrize("fault", MEAN_FAULTS)
+def test_faults_of_a_part_are_those_of_the_mean(fault: str, baseline: Row, row: Row) -> None:
+    healthy = standing(*of_a_mean(baseline, row), metrics=("both",))
+    assert healthy.findings == () and healthy.is_ranked("both")
+    edit, gate, action = MEAN_FAULTS[fault]
+    bad = standing(*of_a_mean(baseline, make.change(row, edit)), metrics=("both",))
+    finding = only(bad.findings, gate)
+    assert (finding.action, finding.metric) == (action, "both")
+
+
+def test_a_mean_in_transition_is_seen(baseline: Row, row: Row) -> None:
+    runs = []
+    for run, score in zip(row.runs, [0.5, 0.55, 0.99, 0.98, 0.52, 0.99, 0.98, 0.56]):
+        for name, group in (("pairs", "brackets"), ("topic", "last")):
+            run = make.with_suite(name, group, accuracy=score)(run)
+        runs.append(run)
+    rows = of_a_mean(baseline, replace(row, runs=tuple(runs), control=None))
+    assert "in transition" in {f.gate for f in standing(*rows, metrics=("both",)).findings}
+
+
+def test_a_term_of_the_loss_is_the_better_the_smaller(baseline: Row, row: Row) -> None:
+    """Its name, valid.mlm, does not say so."""
+    context = make.make_context(baseline, row, metrics=("valid.mlm", BRACKETS))
+    assert context.lower_is_better("valid.mlm") and not context.lower_is_better(BRACKETS)
+    better = {f.gate for f in standing(baseline, row, metrics=("valid.mlm",)).findings}
+    assert "below untrained" not in better
+    worse = make.change(row, make.with_results(metrics={"valid": {"loss": 5.0, "mlm": 5.0}}))
+    gates = {f.gate for f in standing(baseline, worse, metrics=("valid.mlm",)).findings}
+    assert "below untrained" in gates
+
+
+def test_a_control_without_a_score_is_said(baseline: Row, row: Row) -> None:
+    failed = tuple(make.with_results(status="failed")(run) for run in row.untrained)
+    finding = only(
+        standing(baseline, replace(row, untrained=failed), metrics=(BRACKETS,)).findings,
+        "untrained",
+    )
+    assert finding.action == NOTE and "no score" in finding.reason
+    finding = only(
+        standing(baseline, replace(row, shuffled=failed), metrics=(BRACKETS,)).findings, "shuffled"
+    )
+    assert finding.action == NOTE and "no score" in finding.reason

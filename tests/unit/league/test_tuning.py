@@ -45,6 +45,15 @@ def test_the_best_is_by_the_mean_over_seeds() -> None:
     assert trials({1.0: [3], 2.0: [5]}, metric="valid.accuracy").best() == {LR: 2.0}
 
 
+def test_the_best_by_a_term_of_the_loss_is_the_smallest() -> None:
+    """Its name, valid.mlm, does not say so."""
+    made = []
+    for rate, loss in ((1.0, 3.0), (2.0, 2.0)):
+        results = {"status": "finished", "metrics": {"valid": {"mlm": loss}}, "losses": ["mlm"]}
+        made.append(Run(Path("run"), {LR: rate}, [], results))
+    assert Trials(OBJECTIVE, SMALL, tuple(made), "valid.mlm").best() == {LR: 2.0}
+
+
 def test_a_value_with_a_run_that_did_not_finish_is_not_chosen() -> None:
     assert trials({1.0: [3, 3], 2.0: [1, None]}).best() == {LR: 1.0}
     assert trials({1.0: [None]}).best() is None

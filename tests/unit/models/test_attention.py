@@ -23,7 +23,8 @@ from metaseq_lm.models.transformer.attention import (
     Visibility,
     document_positions,
 )
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 4, 7, 8, 11
 PADDING = {

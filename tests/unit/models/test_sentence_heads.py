@@ -11,7 +11,8 @@ from metaseq_lm.core.batch import Layout
 from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead, TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 
 WIDTH = 4
 SPANS = torch.tensor([[[1, 2], [2, 5]], [[3, 5], [1, 4]], [[0, 1], [4, 5]]])

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.criterions.labelled import BatchSumConfig, SquadCriterion
 from metaseq_lm.data.squad.windows import AnswerBatch
-from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
     JointSpanHead,

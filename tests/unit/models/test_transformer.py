@@ -12,7 +12,8 @@ from metaseq_lm.core.batch import Layout
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.transformer import attention
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 VOCABULARY = 23
 
@@ -24,7 +25,8 @@ def fixed() -> None:
 
 def build(before: bool = True, dropout: float = 0.0, **options: object) -> TransformerLM:
     config = TransformerConfig(
-        *(2, 8, 16, 2, before),
+        *(2, 8, 16, 2),
+        encoder_normalize_before=before,
         max_positions=12,
         dropout=dropout,
         attention_dropout=dropout,

@@ -10,7 +10,8 @@ from torch import nn
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
+from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.optim import Optimizer
 from metaseq_lm.optim.groups import options_of, rates_by_depth
 

@@ -1,0 +1,172 @@
+"""Options of encoders, and what tells a classic block from a modern one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaseq_lm.core.options import option, with_default
+from metaseq_lm.models.transformer.attention import Scope
+
+XAVIER_ATTENTION, TRUNCATED_NORMAL, DEPTH_SCALED = (
+    "xavier_attention",
+    "truncated_normal",
+    "depth_scaled",
+)
+INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
+LAYER, RMS = NORMS = ("layer", "rms")
+GATES = ("gelu", "silu")
+
+
+@dataclass(frozen=True)
+class Style:
+    """The parts that the blocks of an encoder, its embeddings and its LM heads are made of.
+
+    Attributes:
+        pre_norm: Whether norms come before attention and feed-forward networks.
+        embedding_norm: Whether the embeddings are normalised.
+        bias: Whether linear layers and norms have biases.
+        norm: "layer" or "rms".
+        gate: Activation of the first half of a gated feed-forward network ("gelu": GeGLU, "silu":
+            SwiGLU; Shazeer 2020); "" for a two-layer GELU network.
+        qk_norm: Whether queries and keys are normalised.
+        rotary: Whether positions are rotary instead of learned.
+        depth: Number of layers by which initial output weights are scaled; 0 for not at all.
+    """
+
+    pre_norm: bool
+    embedding_norm: bool
+    bias: bool = True
+    norm: str = LAYER
+    gate: str = ""
+    qk_norm: bool = False
+    rotary: bool = False
+    depth: int = 0
+
+
+@dataclass
+class EncoderConfig:
+    """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
+
+    encoder_layers: int = option(12, "layers", at_least=1)
+    encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
+    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
+    encoder_attention_heads: int = option(4, "attention heads", at_least=1)
+    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
+    segments: int = option(0, "number of segment embeddings", at_least=0)
+    max_positions: int = option(128, "longest row", at_least=1)
+    dropout: float = option(0.1, "dropout of embeddings and of sublayers", at_least=0, below=1)
+    attention_dropout: float = option(
+        0.0, "dropout of attention weights; above 0 without the fused kernel", at_least=0, below=1
+    )
+    activation_dropout: float = option(0.0, "dropout in feed-forward networks", at_least=0, below=1)
+    norm_eps: float = option(1e-5, "epsilon of the norms", above=0)
+
+    @property
+    def embed_dim(self) -> int:
+        """The width of the embeddings."""
+        return self.token_embed_dim or self.encoder_embed_dim
+
+    @property
+    def width(self) -> int:
+        """The width of the states that a head sees."""
+        return self.encoder_embed_dim
+
+    @property
+    def style(self) -> Style:
+        """The parts of the blocks."""
+        raise NotImplementedError
+
+    @property
+    def init(self) -> str:
+        """How weights are initialised (see `encoder.initialise`)."""
+        raise NotImplementedError
+
+    def heads_for(self, width: int) -> int:
+        """Return how many heads of the same size a net of another width has, at least 1."""
+        return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
+
+    def scope(self, layer: int) -> Scope:
+        """Return what attention of a layer, counted from 0, sees."""
+        return Scope()
+
+    def rows(self, vocab_size: int) -> int:
+        """Return the rows of the embedding for a vocabulary: its size, perhaps rounded up."""
+        return vocab_size
+
+
+@dataclass
+class TransformerConfig(EncoderConfig):
+    """Sizes and dropout of an encoder with learned positions (Devlin et al. 2019)."""
+
+    encoder_normalize_before: bool = option(True, "layer norms come first (pre-LN); false: as BERT")
+    init: str = option(
+        XAVIER_ATTENTION,
+        "initial weights: xavier_attention (normal; attention Xavier "
+        "uniform) or truncated_normal (BERT, ELECTRA)",
+        choices=INITS,
+    )
+
+    @property
+    def style(self) -> Style:
+        before = self.encoder_normalize_before
+        return Style(pre_norm=before, embedding_norm=not before)
+
+
+@dataclass
+class ModernConfig(EncoderConfig):
+    """Sizes and parts of a pre-norm encoder with rotary positions and gated networks (Warner et al.
+    2025, ModernBERT); linear layers and norms have no biases.
+    """
+
+    encoder_ffn_embed_dim: int = with_default(
+        EncoderConfig,
+        "encoder_ffn_embed_dim",
+        384,
+        "inner width of the gated feed-forward networks, whose first layer is twice as wide",
+    )
+    dropout: float = with_default(EncoderConfig, "dropout", 0.0)
+    gate: str = option(
+        "gelu", "activation of the gate: gelu (GeGLU) or silu (SwiGLU)", choices=GATES
+    )
+    norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=NORMS)
+    qk_norm: bool = option(False, "RMS norms of queries and keys, before they are rotated")
+    global_every: int = option(
+        3, "every so many layers, from the first on, one sees whole rows (1 = all)", at_least=1
+    )
+    local_window: int = option(
+        128, "keys on both sides that a query of the other layers sees, besides itself", at_least=2
+    )
+    global_theta: float = option(
+        10_000.0, "base of the wavelengths of rotary positions in global layers", above=0
+    )
+    local_theta: float = option(10_000.0, "the same in local layers", above=0)
+    vocab_multiple: int = option(
+        1, "round the rows of the embedding up to a multiple of this", at_least=1
+    )
+
+    @property
+    def style(self) -> Style:
+        return Style(
+            pre_norm=True,
+            embedding_norm=True,
+            bias=False,
+            norm=self.norm,
+            gate=self.gate,
+            qk_norm=self.qk_norm,
+            rotary=True,
+            depth=self.encoder_layers,
+        )
+
+    @property
+    def init(self) -> str:
+        return DEPTH_SCALED
+
+    def scope(self, layer: int) -> Scope:
+        """Return what attention of a layer, counted from 0, sees."""
+        if layer % self.global_every == 0:
+            return Scope(0, self.global_theta)
+        return Scope(self.local_window, self.local_theta)
+
+    def rows(self, vocab_size: int) -> int:
+        """Return the rows of the embedding for a vocabulary: its size, rounded up."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
