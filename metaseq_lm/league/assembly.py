@@ -62,36 +62,29 @@ class LeagueRuns:
         return chosen if budget is None else [r for r in chosen if budget_of(r) == budget]
 
     def rows(self) -> list[Row]:
-        """Return the rows that have final runs, in the order of the plan."""
+        """Return the rows that have final runs, in the order of the plan.
+
+        The control of a row is a row without controls, since two objectives may be each other's.
+        """
         rows: dict[tuple[str, float], Row] = {}
-        waiting = [(o, b) for o in self.plan.objectives for b in self.plan.ladder.budgets]
-        by_depth = sorted(waiting, key=lambda pair: self.depth(pair[0]))
-        for objective, budget in by_depth:
-            if runs := self.of(objective, FINAL, budget):
-                control = rows.get((objective.control or "", budget))
-                rows[objective.name, budget] = self.row(objective, budget, runs, control)
-        return [rows[o.name, b] for o, b in waiting if (o.name, b) in rows]
+        for objective in self.plan.objectives:
+            for budget in self.plan.ladder.budgets:
+                if runs := self.of(objective, FINAL, budget):
+                    rows[objective.name, budget] = self.row(objective, budget, runs)
+        controls = {objective.name: objective.control or "" for objective in self.plan.objectives}
+        return [
+            replace(row, control=rows.get((controls[name], budget)))
+            for (name, budget), row in rows.items()
+        ]
 
-    def depth(self, objective: Objective) -> int:
-        """Return how many matched controls stand behind an objective, which come first."""
-        names: list[str] = []
-        control = objective.control
-        while control is not None and control not in names:
-            names.append(control)
-            control = self.plan.objective(control).control
-        return len(names)
-
-    def row(
-        self, objective: Objective, budget: float, runs: Sequence[Run], control: Row | None
-    ) -> Row:
-        """Return a row with its controls and its tuning."""
+    def row(self, objective: Objective, budget: float, runs: Sequence[Run]) -> Row:
+        """Return a row with its tuning, and with its controls but for the matched one."""
         return Row(
             objective.name,
             budget,
             tuple(runs),
             untrained=tuple(self.of(objective, UNTRAINED)),
             shuffled=tuple(self.of(objective, SHUFFLED, budget)),
-            control=control,
             tuning=self.tuning(objective, budget, runs[0]),
             added=objective.name in {item.name for item in self.contents.added},
             shipped=setting_of(runs[0]) in self.shipped,

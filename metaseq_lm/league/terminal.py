@@ -30,7 +30,8 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     parts = [
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
-        [*findings(standings), *rule(standings), *wrapped(" ".join(describe_origins(standings)))],
+        [*findings(standings), *rule(standings), *levels(standings)],
+        wrapped(" ".join(describe_origins(standings))),
         *other_metrics(standings),
         where(paths),
     ]
@@ -127,6 +128,14 @@ def rule(standings: Standings) -> Lines:
         f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
         f"brackets, lies within ± {effect}, the smallest difference that matters."
     )
+
+
+def levels(standings: Standings) -> Lines:
+    """Return what the main metric is without any model, and of a perfect one, if that is known."""
+    metric, digits = standings.primary, 1 if standings.primary.percent else None
+    values = standings.references.get(metric.name, {})
+    texts = [f"{name} {metric.text(value, digits)}" for name, value in values.items()]
+    return wrapped(f"For comparison: {', '.join(texts)}.") if texts else []
 
 
 def other_metrics(standings: Standings) -> Iterator[Lines]:

@@ -204,7 +204,7 @@ def test_the_terminal_has_verdicts_and_letters_and_no_reasons(mixed):
     assert re.search(r"^electric +8 +void .* void: unigram plateau$", text, re.M)
     assert re.search(r"^a +rate at the edge: ", text, re.M)
     assert re.search(r"^refused +parity: ", text, re.M)
-    assert "in transition 1" in text
+    assert "in transition 1" in text and "For comparison: chance 50.0, perfect model 100.0." in text
     for finding in (EDGE, TRANSITION, BELOW, PLATEAU):
         assert finding.reason not in text
     for hidden in ("12.3", "45.6", "79"):
