@@ -265,7 +265,7 @@ def plugin_check(user_dir: str | None) -> "Check | None":
 @contextlib.contextmanager
 def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Path]:
     """Yield the data folder of a plan, made unless it is there; a small one for a dry run."""
-    from metaseq_lm.league.folder import has_data, make_data
+    from metaseq_lm.league.data import has_data, make_data
 
     if not dry_run or has_data(plan, folder.data):
         yield make_data(plan, folder.data)

@@ -10,8 +10,9 @@ from pathlib import Path
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
+from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page

@@ -18,10 +18,8 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.league.expansion import PHASES
-from metaseq_lm.league.plan import TEXT, Objective, Plan, parse_objective, parse_plan
-from metaseq_lm.league.texts import has_set, has_text, make, make_text
+from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run
 
 FILE = "league.json"
@@ -172,39 +170,6 @@ def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
             )
         objectives.append(objective)
     return replace(plan, objectives=tuple(objectives))
-
-
-# Options of preprocess that make a world small, for a look at its plan.
-SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
-
-
-FEW_LINES = 5000  # of a text
-
-
-def has_data(plan: Plan, folder: Path) -> bool:
-    """Return whether the data of a plan are there, in `folder` or where the plan says."""
-    if TEXT in plan.data:
-        return has_text(plan.data, folder)
-    return "folder" in plan.data or has_set(folder)
-
-
-def data_folder(plan: Plan, folder: Path) -> Path:
-    """Return the data folder of a plan: `folder`, unless the plan names one."""
-    return Path(plan.data.get("folder", folder))
-
-
-def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
-    """Return the data folder of a plan, made in `folder` unless it is there."""
-    if has_data(plan, folder):
-        return data_folder(plan, folder)
-    if TEXT in plan.data:
-        make_text(plan.data, folder, FEW_LINES if small else None)
-        return folder
-    arguments: dict[str, Any] = {}
-    for key, value in {**plan.data, **(SMALL if small else {})}.items():
-        arguments[key] = tuple(value) if isinstance(value, list) else value
-    make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league"))
-    return folder
 
 
 def objective_of(plan: Plan, name: str) -> Objective:
