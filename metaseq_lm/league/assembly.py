@@ -242,7 +242,10 @@ def archived_runs(contents: Contents) -> list[Run]:
     file = Path(contents.archive) if contents.archive else archive_beside(LAPTOP)
     if not contents.archive and contents.plan.hash != read_plan(LAPTOP)[0].hash:
         return []
-    if file is None or not file.exists():
+    if file is None:
+        return []
+    if not file.exists():
+        say(f"metaseq-lm: warning: {file} is gone, so its runs are left out")
         return []
     plan = archive.read_about(file).get("plan")
     if plan != contents.plan.hash:

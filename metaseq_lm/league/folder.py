@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
     LARGEST_SWEEP,
+    check_regular,
     is_altered,
     read_bounded,
     schema_error,
@@ -144,6 +147,21 @@ class LeagueFolder:
         }
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock for running a league; MetaseqError if another command holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        check_regular(self.path / ".lock")
+        with open(self.path / ".lock", "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MetaseqError(
+                    f"{self.path}: another 'league' command runs here; wait for it, or stop it and "
+                    "give it again later: it goes on"
+                ) from None
+            yield
 
     def runs(self) -> list[Run]:
         """Return all runs that have begun, of all phases."""

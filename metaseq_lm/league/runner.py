@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
@@ -39,7 +39,7 @@ from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
-from metaseq_lm.training.suites import parse_entry
+from metaseq_lm.training.suites import SuiteRequest, parse_entry
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
 
@@ -135,6 +135,7 @@ class Runner:
                     check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
+        self.check_tuning_metric()
 
     # ---------------------------------------------------------------- the phases
 
@@ -155,20 +156,40 @@ class Runner:
         A secondary metric may be one of an optional suite.
         """
         comparison = self.plan.comparison
-        entries = [parse_entry(entry, self.request.source.data) for entry in comparison.suites]
-        optional = tuple(f"{entry.name}." for entry in entries if entry.is_optional)
+        optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
+        decisive = comparison.means.get(comparison.metric, (comparison.metric,))
+        needed = [part for n in self.plan.metrics for part in comparison.means.get(n, (n,))]
         for sweep in self.untrained_sweeps():
-            for begun_run in finished(list(begun(sweep))):
-                run = replace(begun_run, means=comparison.means)
-                for name in self.plan.metrics:
-                    may_lack = name.startswith(optional) and name != comparison.metric
+            is_tuned = bool(self.plan.objective(sweep.objective).grid)
+            names = [*needed, *[self.plan.tuning.metric] * is_tuned]
+            for run in finished(list(begun(sweep))):
+                if taken := [name for name in comparison.means if name in run.metrics]:
+                    raise UsageError(
+                        f"comparison.means.{taken[0]}: the runs have a metric of this name; "
+                        "choose another one, and another --out"
+                    )
+                for name in names:
+                    may_lack = name.startswith(optional) and name not in decisive
                     if name not in run.metrics and not may_lack:
                         raise UsageError(
-                            f"comparison: no run of {sweep.objective} has the metric '{name}'."
-                            f"{nearest(name, list(run.metrics))} Metrics: "
-                            f"{', '.join(run.metrics)}. The plan names it, so correct the plan and "
-                            "choose another --out"
+                            f"the plan names a metric that no run of {sweep.objective} has, "
+                            f"'{name}'.{nearest(name, list(run.metrics))} Metrics: "
+                            f"{', '.join(run.metrics)}. Correct the plan and choose another --out"
                         )
+
+    def check_tuning_metric(self) -> None:
+        """Raise UsageError for a metric of tuning that is of a suite."""
+        metric = self.plan.tuning.metric
+        if metric.startswith(tuple(f"{entry.name}." for entry in self.suites())):
+            raise UsageError(
+                f"tuning.metric: {metric} is of a suite, which trials are not scored with; choose "
+                "a metric of validation"
+            )
+
+    def suites(self) -> list[SuiteRequest]:
+        """Return the suites of the plan."""
+        data = self.request.source.data
+        return [parse_entry(entry, data) for entry in self.plan.comparison.suites]
 
     def tune(self) -> None:
         """Run the trials, and further ones until no best value is at an end of its grid."""
@@ -231,12 +252,16 @@ class Runner:
                 continue
             chosen[budget] = {}
             if objective.grid:
-                nearest = self.plan.tuning.nearest(budget)
-                best = trials[nearest].best() if nearest in trials else None
+                tuned = self.plan.tuning.nearest(budget)
+                best = trials[tuned].best() if tuned in trials else None
                 if best is None:
+                    metric = self.plan.tuning.metric
+                    runs = trials[tuned].runs if tuned in trials else ()
+                    reason = "none could start; does an update cost more than the budget?"
+                    reason = (runs[0].why_unscored(metric) if runs else None) or reason
                     raise UsageError(
-                        f"objective {objective.name}: no trial at {flops_text(nearest)} FLOPs has "
-                        f"{self.plan.tuning.metric}; see 'metaseq-lm sweep status {sweep.folder}'"
+                        f"objective {objective.name}: no trial at {flops_text(tuned)} FLOPs has "
+                        f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
                 chosen[budget] = best
         return {budget: chosen[budget] for budget in self.request.budgets}

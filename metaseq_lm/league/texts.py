@@ -41,6 +41,11 @@ def make_text(
     for key in FILES:
         if not Path(data[key]).is_file():
             raise UsageError(f"{data[key]}: no such file; the data need {', '.join(FILES)}")
+    if data["probe"].endswith(CONLLU) != data["probe_test"].endswith(CONLLU):
+        raise UsageError(
+            f"{data['probe']} and {data['probe_test']}: one is CoNLL-U by its name, the other is "
+            "not; a probe learns from the one and is scored on the other"
+        )
     if not (keep_corpus and has_set(folder)):
         splits = split_lines(Path(data[TEXT]), folder.with_name(TEXT), lines)
         options = {key: value for key, value in data.items() if key not in FILES}

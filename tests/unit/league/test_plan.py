@@ -36,6 +36,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shuffled tokens as an option": ({"options": ["task.shuffle_tokens=true"]}, "shuffled"),
     "the budget in a grid": ({"tuning__grid": {"trainer.max_flops": [1]}}, "budgets"),
     "a value twice": ({"tuning__grid": {"optimizer.lr": [1, 1]}}, "twice"),
+    "no objective": ({"objectives": {}}, "there is none"),
+    "an option that is tuned": (
+        {"objectives": {"masked": {"options": ["optimizer.lr=0.1"]}}},
+        "objectives.masked.*optimizer.lr is tuned",
+    ),
+    "a mean of itself": ({"comparison__means": {"m": ["m"]}}, "means.m.*mean"),
+    "a mean of a loss and a share": (
+        {"comparison__means": {"m": ["valid.loss", "valid.accuracy"]}},
+        "means.m.*smaller",
+    ),
     "an effect that is a word": ({"comparison__smallest_effect": "small"}, "not a number"),
     "a fraction of a step": ({"tuning__widen": 0.5}, "whole number"),
 }
