@@ -72,6 +72,22 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("tuning", FLAG, "1 of 3 trials did not finish"),
     ),
+    "an untrained control on other data": (
+        lambda row: replace(
+            row, untrained=tuple(map(make.with_results(corpus="k2"), row.untrained))
+        ),
+        *("controls", FLAG, "the untrained control has other data"),
+    ),
+    "a shuffled control by another suite": (
+        lambda row: replace(
+            row,
+            shuffled=tuple(
+                make.with_suite("pairs", "brackets", data="d2", accuracy=0.5, ties=0)(run)
+                for run in row.shuffled
+            ),
+        ),
+        *("controls", FLAG, "the shuffled control is scored by other suites"),
+    ),
     "half the budget": (
         lambda row: make.change(row, make.with_results(flops=BUDGET / 2)),
         *("budget", REFUSE, "8 of 8 runs took other FLOPs than the budget of 6.0e10: 3.0e10"),
