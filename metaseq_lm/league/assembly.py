@@ -127,6 +127,7 @@ class LeagueRuns:
             frequencies.vocabulary if frequencies else 0,
             frequencies.unigram if frequencies else None,
             comparison.solved,
+            self.plan.controls.shuffled,
         )
 
     def standings(self) -> entries.Standings:

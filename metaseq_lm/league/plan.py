@@ -518,7 +518,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def flops_text(budget: float) -> str:
+def budget_text(budget: float) -> str:
     """Return FLOPs as an option has them, such as 6e10: short names of runs."""
     mantissa, _, exponent = f"{budget:.10e}".partition("e")
     text = f"{float(mantissa):g}e{int(exponent)}"

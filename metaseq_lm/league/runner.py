@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
     FINAL,
+    PHASES,
     SHUFFLED,
     TUNE,
     UNTRAINED,
@@ -26,7 +27,7 @@ from metaseq_lm.league.expansion import (
     stored_settings,
     tuning_values,
 )
-from metaseq_lm.league.plan import Objective, Plan, flops_text
+from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.league.progress import Progress
 from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
@@ -34,7 +35,7 @@ from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.job import Code, code_at
+from metaseq_lm.sweeps.job import Code, code_at, is_same_plugin
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
@@ -118,7 +119,8 @@ class Runner:
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
 
-        All trials are composed; final runs and controls are built with the first of their values.
+        All trials and runs on shuffled text are composed; final runs and untrained models are built
+        with the first of their values.
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
@@ -127,6 +129,11 @@ class Runner:
                 if objective.grid:
                     trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
                     for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
+                        pass
+                if self.shuffled_budgets:
+                    at_budgets = budget_values(dict.fromkeys(self.shuffled_budgets, first))
+                    shuffled = self.sweep(objective, SHUFFLED, at_budgets)
+                    for _ in composed(of_one_seed(shuffled.runs), shuffled.definition, self.check):
                         pass
                 built = [self.sweep(objective, FINAL, settings)]
                 if self.plan.controls.untrained:
@@ -144,11 +151,27 @@ class Runner:
 
         The untrained models come first: they cost little and show whether the metrics exist.
         """
+        self.warn_of_changed_plugins()
         over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
         self.check_metrics()
         self.tune()
         over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
+
+    def warn_of_changed_plugins(self) -> None:
+        """Say which objectives have runs of another plug-in than there is now: they stay."""
+        user_dir = self.request.source.user_dir
+        for objective in self.request.objectives if user_dir else ():
+            for phase in PHASES:
+                folder = SweepFolder(self.out / phase / objective.name)
+                last = folder.last_code() if folder.path.is_dir() else None
+                if last and not is_same_plugin(folder.path / "code" / last, str(user_dir)):
+                    say(
+                        f"metaseq-lm: warning: {user_dir} has changed since the first runs of "
+                        f"{objective.name}, which stay and go on with the copy that they began "
+                        "with; for the changed one give another --name"
+                    )
+                    break
 
     def check_metrics(self) -> None:
         """Raise UsageError for a metric of the plan that the untrained models do not have.
@@ -219,7 +242,9 @@ class Runner:
                     grid[key] = values
             if grid != trials.grid:
                 grids[budget] = grid
-                show_progress(f"{objective.name} at {flops_text(budget)}: {describe(trials, grid)}")
+                show_progress(
+                    f"{objective.name} at {budget_text(budget)}: {describe(trials, grid)}"
+                )
         return grids
 
     def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
@@ -260,7 +285,7 @@ class Runner:
                     reason = "none could start; does an update cost more than the budget?"
                     reason = (runs[0].why_unscored(metric) if runs else None) or reason
                     raise UsageError(
-                        f"objective {objective.name}: no trial at {flops_text(tuned)} FLOPs has "
+                        f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
                 chosen[budget] = best

@@ -25,6 +25,7 @@ from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
+from metaseq_lm.sweeps.launching import take_code
 from metaseq_lm.sweeps.options import Launch
 
 PLUG_IN = '''
@@ -178,6 +179,53 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert league("--out", folder, "--with", "task.mask_prob=0.2", "--name", "dense") == 2
     assert league("--out", folder, "--with", "lr", "--name", "other") == 2
     assert len(trained) == before
+
+
+def test_a_plug_in_that_changed_after_its_runs_is_said(
+    played: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copy_of(played, tmp_path / "copy")
+    (tmp_path / "thrice.py").write_text(PLUG_IN.replace("twice", "thrice"))
+    trained = in_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    mine = ["--with", "criterion=thrice", "--name", "thrice", "--user-dir", "thrice.py"]
+    mine += ["--grid", "optimizer.lr=1e-3,1e-4"]
+    assert league("--out", folder, *mine) == 0
+    take_code(SweepFolder(folder / "final/thrice"))  # runs in processes take it
+    jobs = {"job": "1", "folder": "jobs/0001", "executor": "local", "run": "x"}
+    code = next((folder / "final/thrice/code").iterdir()).name
+    SweepFolder(folder / "final/thrice").append("submit", code=code, **jobs)
+    capsys.readouterr()
+    assert league("--out", folder, *mine) == 0
+    assert "has changed since" not in capsys.readouterr().err
+    (tmp_path / "thrice.py").write_text(PLUG_IN.replace("twice", "thrice") + "# other\n")
+    before = len(trained)
+    assert league("--out", folder, *mine) == 0
+    assert "thrice.py has changed since" in capsys.readouterr().err
+    assert len(trained) == before
+
+
+def test_a_task_without_shuffled_tokens_is_seen_before_anything_runs(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = in_process(monkeypatch)
+    options = ["task=sentence_prediction", "task.labelled=which_moon_20"]
+    options += ["criterion=sentence_prediction"]
+    content = plan_with(data={"folder": str(moons)})
+    shared = [o for o in content["options"] if not o.startswith("task")]
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        options=shared,
+        objectives={"masked": {"options": options}},
+        comparison__metric="valid.accuracy",
+    )
+    assert league(plan, "--out", tmp_path / "L") == 2
+    assert "task.shuffle_tokens" in capsys.readouterr().err
+    assert not trained
 
 
 def test_a_grid_is_not_widened_beyond_the_range_of_its_option(

@@ -463,6 +463,15 @@ def test_the_screen_errs_as_often_as_documented(seeds: tuple[int, int], rate: fl
         assert stats.binomtest(signs.count(sign), len(signs), rate).pvalue > 1e-3
 
 
+def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
+    baseline: Row, row: Row
+) -> None:
+    row = replace(row, shuffled=())
+    assert standing(baseline, row).findings == ()
+    finding = only(standing(baseline, row, shuffled=(BUDGET,)).findings, "shuffled")
+    assert finding.action == NOTE and "planned" in finding.reason
+
+
 def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:
     finding = only(standing(baseline, replace(row, untrained=())).findings, "untrained")
     assert finding.action == NOTE and not finding.metric

@@ -7,7 +7,7 @@ import pytest
 from league_plans import LARGE, SMALL, plan_with
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.plan import LAPTOP, flops_text, parse_plan, read_plan
+from metaseq_lm.league.plan import LAPTOP, budget_text, parse_plan, read_plan
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "no data"),
@@ -120,5 +120,5 @@ def test_the_division_that_ships_is_a_plan() -> None:
     "budget, text", [(6e10, "6e10"), (2.5e11, "2.5e11"), (2e9, "2e9"), (1.0, "1e0")]
 )
 def test_budgets_are_short_texts(budget: float, text: str) -> None:
-    assert flops_text(budget) == text
-    assert float(flops_text(budget * 1.2345678901)) == budget * 1.2345678901
+    assert budget_text(budget) == text
+    assert float(budget_text(budget * 1.2345678901)) == budget * 1.2345678901
