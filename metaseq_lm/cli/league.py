@@ -20,19 +20,19 @@ works there. docs/how_to/league.md describes the plan.
 import argparse
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.arguments import add_options, read_options
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.arguments import add_options, flag_of, read_options
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
-    from metaseq_lm.league.folder import Contents, LeagueFolder
+    from metaseq_lm.league.folder import Added, Contents, LeagueFolder
     from metaseq_lm.league.plan import Plan
     from metaseq_lm.sweeps.configs import Check
     from metaseq_lm.sweeps.options import Launch
@@ -118,10 +118,23 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] == [REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
+        used = ["archive", "out", "budgets"]
+        check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         return report(Path(words[1]) if len(words) > 1 else None, options)
+    if not args.added:
+        check_unused(args, ("name", "grid", "control"), "a league without --with")
     if options.archive:
         raise UsageError("--archive goes with 'metaseq-lm league report L'")
     return run_league(args, options, words)
+
+
+def check_unused(
+    args: argparse.Namespace, names: Iterable[str], what: str, but: Sequence[str] = ()
+) -> None:
+    """Raise UsageError for an option that is given and that `what` does not use."""
+    for name in names:
+        if name not in but and getattr(args, name) not in (None, False, []):
+            raise UsageError(f"{flag_of(name)}: {what} does not use it")
 
 
 def report(place: Path | None, options: LeagueOptions) -> int:
@@ -164,8 +177,11 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     if not options.out and not options.dry_run:
         raise UsageError("no --out given; it is the folder of the league")
     folder = LeagueFolder(Path(options.out or "league"))
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UsageError(f"--out {options.out}: is a file; name the folder of the league")
+    stored = folder.read() if folder.exists() else None
     launch = launch_of(args, folder.path, options.dry_run)
-    contents = contents_of(words, args.added, options, folder)
+    contents = contents_of(words, args.added, options, folder, stored)
     names = names_of(contents, options, bool(args.added))
     budgets = budgets_of(contents.plan, options)
     check = plugin_check(options.user_dir)
@@ -178,8 +194,11 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         if options.dry_run:
             show(forecast(runner, contents))
             return 0
-    folder.write(contents)
-    over = runner.run()
+    with folder.lock():
+        if (folder.read() if folder.exists() else None) != stored:
+            raise MetaseqError(f"{folder.file}: changed meanwhile; give the command again")
+        folder.write(contents)
+        over = runner.run()
     report(folder.path, replace(options, out=None))
     return 0 if over else 1
 
@@ -198,7 +217,11 @@ def launch_of(args: argparse.Namespace, out: Path, dry_run: bool) -> "Launch":
 
 
 def contents_of(
-    words: list[str], added: list[str], options: LeagueOptions, folder: "LeagueFolder"
+    words: list[str],
+    added: list[str],
+    options: LeagueOptions,
+    folder: "LeagueFolder",
+    stored: "Contents | None",
 ) -> "Contents":
     """Return the plan of the command line, of the folder or of the package, with what is added.
 
@@ -212,7 +235,6 @@ def contents_of(
         raise UsageError("--text, --probe and --probe-test go together, without PLAN.yaml")
     if len(words) > 1:
         raise UsageError(f"give one PLAN.yaml, got {' '.join(words)}; options go with --with")
-    stored = folder.read() if folder.exists() else None
     if stored is not None and not words and not files:
         contents = stored
     else:
@@ -246,12 +268,21 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
     for other in contents.added:
         if other.name == objective.name and other != objective:
             raise UsageError(
-                f"the league has another objective {other.name!r} ({' '.join(other.options)}); "
+                f"the league has another objective {other.name!r} ({describe(other)}); "
                 "name this one: --name NAME"
             )
     if objective in contents.added:
         return contents
     return replace(contents, added=(*contents.added, objective))
+
+
+def describe(objective: "Added") -> str:
+    """Return the options, grid, control and plug-in of an objective in words."""
+    grid = objective.content.get("grid", {})
+    parts = [*objective.options, *(f"--grid {k}={','.join(map(str, v))}" for k, v in grid.items())]
+    if "control" in objective.content:
+        parts.append(f"--control {objective.content['control']}")
+    return " ".join([*parts, *([f"--user-dir {objective.user_dir}"] if objective.user_dir else [])])
 
 
 def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
@@ -265,7 +296,7 @@ def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[s
     names = [objective.name for objective in contents.plan.objectives]
     if adds:
         names = [options.name]
-    names = list(options.objectives) or names
+    names = list(dict.fromkeys(options.objectives)) or names
     user_dir = user_dir_of(options)
     plugins_of = {item.name: item.user_dir for item in contents.added}
     for name in names:
@@ -290,7 +321,7 @@ def plugin_check(user_dir: str | None) -> "Check | None":
 @contextlib.contextmanager
 def data_of(plan: "Plan", folder: "LeagueFolder", dry_run: bool) -> Iterator[Path]:
     """Yield the data folder of a plan, made unless it is there; a small one for a dry run."""
-    from metaseq_lm.league.folder import has_data, make_data
+    from metaseq_lm.league.data import has_data, make_data
 
     if not dry_run or has_data(plan, folder.data):
         yield make_data(plan, folder.data)

@@ -72,7 +72,8 @@ def add_option(parser: Any, item: Field[Any], kind: type, is_tuple: bool) -> Non
 def read_options(schema: type, values: Mapping[str, Any]) -> Any:
     """Return the dataclass with the values of a command line that are not None.
 
-    Further names in `values` are ignored. Raises UsageError for a value outside an option's range.
+    Further names in `values` are ignored. Raises UsageError for a value of another type, or
+    outside an option's range.
     """
     hints = get_type_hints(schema)
     read: dict[str, Any] = {}
@@ -81,11 +82,15 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
         if value is None:
             continue
         kind, is_tuple = value_type(hints[item.name])
-        if is_tuple:
-            parts = value.split(",") if isinstance(value, str) else value
-            read[item.name] = tuple(map(kind, parts))
-        else:
-            read[item.name] = kind(value)
+        try:
+            if is_tuple:
+                parts = value.split(",") if isinstance(value, str) else value
+                read[item.name] = tuple(map(kind, parts))
+            else:
+                read[item.name] = kind(value)
+        except (TypeError, ValueError):
+            noun = {int: "a whole number", float: "a number"}.get(kind, "such a value")
+            raise UsageError(f"{flag_of(item.name)}: {value!r} is not {noun}") from None
     options = schema(**read)
     check_options(schema, options, name_option=flag_of)
     return options

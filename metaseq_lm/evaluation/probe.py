@@ -166,7 +166,21 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return {OVERALL: {"accuracy": scores}}
 
     def _parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
-        """Return the items that the probe is fitted to, that choose the layer, that are scored."""
+        """Return the items that the probe is fitted to, that choose the layer, that are scored.
+
+        Raises UsageError if there is none of one of them.
+        """
+        parts = self._split(items, longest)
+        for part, what in zip(parts, ("to learn from", "to choose the layer by", "to score")):
+            if not len(part.labels):
+                raise UsageError(
+                    f"{items.folder}: no labelled item {what}; a set without a valid split needs "
+                    "two in train, or more than train=N takes"
+                )
+        return parts
+
+    def _split(self, items: ProbedSet, longest: int) -> tuple[Part, Part, Part]:
+        """Return the parts that may have no item."""
         options, rows = self.config, items.rows(TRAIN, longest)
         held_out = options.test or UNLIMITED
         test = part_of(items.rows(options.split, longest), 0, held_out)

@@ -11,8 +11,9 @@ from pathlib import Path
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder, data_folder
+from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
@@ -113,6 +114,7 @@ class LeagueRuns:
             frequencies.vocabulary if frequencies else 0,
             frequencies.unigram if frequencies else None,
             comparison.solved,
+            self.plan.controls.shuffled,
         )
 
     def standings(self) -> entries.Standings:
@@ -227,7 +229,10 @@ def read_archived(contents: Contents) -> LeagueRuns:
     file = Path(contents.archive) if contents.archive else None
     if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
         file = archive_beside(LAPTOP)
-    if file is None or not file.exists():
+    if file is None:
+        return LeagueRuns(contents, ())
+    if not file.exists():
+        say(f"metaseq-lm: warning: {file} is gone, so its runs are left out")
         return LeagueRuns(contents, ())
     about = archive.read_about(file)
     if about.get("plan") != contents.plan.hash:

@@ -145,6 +145,8 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     A flag for the primary metric. Another one may need no order, such as the topic of a document,
     which is worth a note where it is above the untrained model's.
     """
+    if not row.shuffled and row.budget in context.shuffled:
+        yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
     for metric in context.metrics:
         scores, others = row.scores(metric), seed_scores(row.shuffled, metric)
         lower = context.lower_is_better(metric)

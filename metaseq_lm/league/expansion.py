@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.overrides import format_value, quote
-from metaseq_lm.league.plan import Objective, Plan, flops_text, is_number
+from metaseq_lm.league.plan import Objective, Plan, budget_text, is_number
 from metaseq_lm.sweeps.definition import Definition, normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -57,7 +57,7 @@ class LeagueSweep:
 
     def at(self, budgets: Iterable[float]) -> list[Run]:
         """Return the runs at budgets; all of a phase without any."""
-        texts = {flops_text(budget) for budget in budgets}
+        texts = {budget_text(budget) for budget in budgets}
         return [run for run in self.runs if run.values.get(BUDGET, None) in (None, *texts)]
 
 
@@ -71,13 +71,13 @@ def tuning_values(grids: Mapping[float, Mapping[str, Sequence[Any]]]) -> list[Va
     settings: list[Values] = []
     for budget, grid in grids.items():
         for values in itertools.product(*grid.values()):
-            settings.append({BUDGET: flops_text(budget), **dict(zip(grid, values))})
+            settings.append({BUDGET: budget_text(budget), **dict(zip(grid, values))})
     return settings
 
 
 def budget_values(chosen: Mapping[float, Values]) -> list[Values]:
     """Return the settings of runs with the chosen values of each budget."""
-    return [{BUDGET: flops_text(budget), **values} for budget, values in chosen.items()]
+    return [{BUDGET: budget_text(budget), **values} for budget, values in chosen.items()]
 
 
 def build_sweep(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
     LARGEST_SWEEP,
+    check_regular,
     is_altered,
     read_bounded,
     schema_error,
@@ -18,11 +21,8 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.data.preprocess import pipeline
-from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.expansion import PHASES
-from metaseq_lm.league.plan import TEXT, Objective, Plan, parse_objective, parse_plan
-from metaseq_lm.league.texts import has_set, has_text, make, make_text
+from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run
 
 FILE = "league.json"
@@ -148,6 +148,21 @@ class LeagueFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())
 
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the lock for running a league; MetaseqError if another command holds it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        check_regular(self.path / ".lock")
+        with open(self.path / ".lock", "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MetaseqError(
+                    f"{self.path}: another 'league' command runs here; wait for it, or stop it and "
+                    "give it again later: it goes on"
+                ) from None
+            yield
+
     def runs(self) -> list[Run]:
         """Return all runs that have begun, of all phases."""
         folders = []
@@ -173,46 +188,6 @@ def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
             )
         objectives.append(objective)
     return replace(plan, objectives=tuple(objectives))
-
-
-# Options of preprocess that make a world small, for a look at its plan.
-SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
-
-
-FEW_LINES = 5000  # of a text
-
-
-def has_data(plan: Plan, folder: Path) -> bool:
-    """Return whether the data of a plan are there, in `folder` or where the plan says."""
-    if TEXT in plan.data:
-        return has_text(plan.data, folder)
-    return "folder" in plan.data or has_set(folder)
-
-
-def data_folder(plan: Plan, folder: Path) -> Path:
-    """Return the data folder of a plan: `folder`, unless the plan names one."""
-    return Path(plan.data.get("folder", folder))
-
-
-def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
-    """Return the data folder of a plan, made in `folder` unless it is there.
-
-    Raises UsageError if `folder` has other data than those of a world that the plan asks for.
-    """
-    if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
-        raise UsageError(
-            f"{folder} holds other data than the world of the plan; choose another --out"
-        )
-    if has_data(plan, folder):
-        return data_folder(plan, folder)
-    if TEXT in plan.data:
-        make_text(plan.data, folder, FEW_LINES if small else None)
-        return folder
-    arguments: dict[str, Any] = {}
-    for key, value in {**plan.data, **(SMALL if small else {})}.items():
-        arguments[key] = tuple(value) if isinstance(value, list) else value
-    make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league"))
-    return folder
 
 
 def objective_of(plan: Plan, name: str) -> Objective:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.output import seconds_text
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
@@ -28,6 +29,11 @@ def forecast(runner: Runner, contents: Contents) -> str:
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
     for objective in request.objectives:
         price, rate = price_and_rate(runner, objective)
+        if price > request.budgets[0]:
+            raise UsageError(
+                f"objective {objective.name}: an update costs {flops_text(price)} FLOPs, more than "
+                f"the budget of {flops_text(request.budgets[0])}"
+            )
         prices.append(
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
             f"{' to '.join(f'{int(b // price):,}' for b in ends(request.budgets))} updates"

@@ -107,19 +107,31 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("code", NOTE if is_expected else REFUSE, reason)
 
 
+def corpus_of(run: Run) -> str | None:
+    """Return the hash of the corpus of a run; of an earlier version that of all of its data."""
+    return (run.results or {}).get("corpus") or run.values.get("data_hash")
+
+
 def known_values(values: Iterable[Any]) -> list[str]:
     """Return the distinct values but None as texts, in order."""
     return list(dict.fromkeys(show(value) for value in values if value is not None))
 
 
 def controls(row: Row, context: Context) -> Iterator[Finding]:
-    """A control is of another size than the row, or has other FLOPs."""
+    """A control has another size, other data or other suites than the row, or other FLOPs."""
     sizes = known_values((run.results or {}).get("parameters") for run in row.scored)
     for name, runs in (("untrained", row.untrained), ("shuffled", row.shuffled)):
         others = known_values((run.results or {}).get("parameters") for run in finished(runs))
         if set(others) - set(sizes):
             reason = f"the {name} control has other parameters ({', '.join([*sizes, *others])})"
             yield Finding("controls", FLAG, reason)
+        if set(map(corpus_of, finished(runs))) - set(map(corpus_of, row.scored)):
+            yield Finding("controls", FLAG, f"the {name} control has other data")
+        for metric in context.metrics:
+            if differing := differing_suite_options(metric, [*row.scored, *finished(runs)]):
+                values = "; ".join(f"{key}: {value}" for key, value in differing.items())
+                reason = f"the {name} control is scored by other suites ({values})"
+                yield Finding("controls", FLAG, reason, metric)
     wrong = [run.costs["flops"] for run in finished(row.shuffled) if is_off(run, row.budget)]
     if wrong:
         reason = f"the shuffled control took other FLOPs, such as {flops_text(wrong[0])}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.sweeps.definition import (
     absolute,
     check_keys,
@@ -330,10 +331,18 @@ def parse_objective(name: str, content: Any, grid: Mapping[str, tuple[Any, ...]]
     content = mapping(content, where)
     check_keys(dict(content), OBJECTIVE_KEYS, where)
     control = content.get("control")
+    options = parse_options(content.get("options", []), f"{where}.options")
+    grid = parse_grid(content["grid"]) if "grid" in content else grid
+    for option in options:
+        if (key := str(parse_override(option).key_or_group)) in grid:
+            raise UsageError(
+                f"{where}: {key} is tuned, so '{option}' would have no effect; leave it out, or "
+                "give the objective a grid without it"
+            )
     return Objective(
         name,
-        parse_options(content.get("options", []), f"{where}.options"),
-        parse_grid(content["grid"]) if "grid" in content else grid,
+        options,
+        grid,
         None if control is None else text_of(control, f"{where}.control"),
         text_of(content.get("note", ""), f"{where}.note"),
     )
@@ -376,6 +385,8 @@ def parse_means(content: Any) -> dict[str, tuple[str, ...]]:
 def check_plan(plan: Plan) -> None:
     """Raise UsageError for parts of a plan that contradict each other."""
     names = [objective.name for objective in plan.objectives]
+    if not names:
+        raise UsageError("objectives: there is none")
     if len({name.lower() for name in names}) < len(names):
         raise UsageError(f"objectives: two have the same name ({', '.join(names)})")
     named = {"comparison.baseline": plan.comparison.baseline}
@@ -400,8 +411,21 @@ def check_plan(plan: Plan) -> None:
             f"tuning.seeds: {shared[0]} is also one of the seeds; values that were chosen by a "
             "seed's luck must be compared on other seeds"
         )
+    check_means(plan.comparison)
     if len(set(plan.metrics)) < len(plan.metrics):
         raise UsageError("comparison.secondary: a metric is named twice")
+
+
+def check_means(comparison: Comparison) -> None:
+    """Raise UsageError for a mean of means, and for one of metrics of opposite directions."""
+    for name, parts in comparison.means.items():
+        if nested := [part for part in parts if part in comparison.means]:
+            raise UsageError(f"comparison.means.{name}: {nested[0]} is itself a mean")
+        if len({Metric.of(part, ()).lower_is_better for part in parts}) > 1:
+            raise UsageError(
+                f"comparison.means.{name}: of {', '.join(parts)} the smaller value of some, and "
+                "the larger one of others is the better; their mean says nothing"
+            )
 
 
 def parse_data(content: Any, base: Path) -> dict[str, Any]:
@@ -494,7 +518,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def flops_text(budget: float) -> str:
+def budget_text(budget: float) -> str:
     """Return FLOPs as an option has them, such as 6e10: short names of runs."""
     mantissa, _, exponent = f"{budget:.10e}".partition("e")
     text = f"{float(mantissa):g}e{int(exponent)}"

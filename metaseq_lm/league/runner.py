@@ -7,14 +7,15 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
     FINAL,
+    PHASES,
     SHUFFLED,
     TUNE,
     UNTRAINED,
@@ -26,7 +27,7 @@ from metaseq_lm.league.expansion import (
     stored_settings,
     tuning_values,
 )
-from metaseq_lm.league.plan import Objective, Plan, flops_text
+from metaseq_lm.league.plan import Objective, Plan, budget_text
 from metaseq_lm.league.progress import Progress
 from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
@@ -34,12 +35,12 @@ from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.job import Code, code_at
+from metaseq_lm.sweeps.job import Code, code_at, is_same_plugin
 from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
-from metaseq_lm.training.suites import parse_entry
+from metaseq_lm.training.suites import SuiteRequest, parse_entry
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
 
@@ -118,7 +119,8 @@ class Runner:
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
 
-        All trials are composed; final runs and controls are built with the first of their values.
+        All trials and runs on shuffled text are composed; final runs and untrained models are built
+        with the first of their values.
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
@@ -128,6 +130,11 @@ class Runner:
                     trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
                     for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
                         pass
+                if self.shuffled_budgets:
+                    at_budgets = budget_values(dict.fromkeys(self.shuffled_budgets, first))
+                    shuffled = self.sweep(objective, SHUFFLED, at_budgets)
+                    for _ in composed(of_one_seed(shuffled.runs), shuffled.definition, self.check):
+                        pass
                 built = [self.sweep(objective, FINAL, settings)]
                 if self.plan.controls.untrained:
                     built.append(self.sweep(objective, UNTRAINED, []))
@@ -135,6 +142,7 @@ class Runner:
                     check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
+        self.check_tuning_metric()
 
     # ---------------------------------------------------------------- the phases
 
@@ -143,11 +151,27 @@ class Runner:
 
         The untrained models come first: they cost little and show whether the metrics exist.
         """
+        self.warn_of_changed_plugins()
         over = self.run_sweeps(self.untrained_sweeps(), self.request.budgets)
         self.check_metrics()
         self.tune()
         over &= self.run_sweeps(self.final_sweeps(), self.request.budgets)
         return self.run_sweeps(self.shuffled_sweeps(), self.request.budgets) and over
+
+    def warn_of_changed_plugins(self) -> None:
+        """Say which objectives have runs of another plug-in than there is now: they stay."""
+        user_dir = self.request.source.user_dir
+        for objective in self.request.objectives if user_dir else ():
+            for phase in PHASES:
+                folder = SweepFolder(self.out / phase / objective.name)
+                last = folder.last_code() if folder.path.is_dir() else None
+                if last and not is_same_plugin(folder.path / "code" / last, str(user_dir)):
+                    say(
+                        f"metaseq-lm: warning: {user_dir} has changed since the first runs of "
+                        f"{objective.name}, which stay and go on with the copy that they began "
+                        "with; for the changed one give another --name"
+                    )
+                    break
 
     def check_metrics(self) -> None:
         """Raise UsageError for a metric of the plan that the untrained models do not have.
@@ -155,20 +179,40 @@ class Runner:
         A secondary metric may be one of an optional suite.
         """
         comparison = self.plan.comparison
-        entries = [parse_entry(entry, self.request.source.data) for entry in comparison.suites]
-        optional = tuple(f"{entry.name}." for entry in entries if entry.is_optional)
+        optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
+        decisive = comparison.means.get(comparison.metric, (comparison.metric,))
+        needed = [part for n in self.plan.metrics for part in comparison.means.get(n, (n,))]
         for sweep in self.untrained_sweeps():
-            for begun_run in finished(list(begun(sweep))):
-                run = replace(begun_run, means=comparison.means)
-                for name in self.plan.metrics:
-                    may_lack = name.startswith(optional) and name != comparison.metric
+            is_tuned = bool(self.plan.objective(sweep.objective).grid)
+            names = [*needed, *[self.plan.tuning.metric] * is_tuned]
+            for run in finished(list(begun(sweep))):
+                if taken := [name for name in comparison.means if name in run.metrics]:
+                    raise UsageError(
+                        f"comparison.means.{taken[0]}: the runs have a metric of this name; "
+                        "choose another one, and another --out"
+                    )
+                for name in names:
+                    may_lack = name.startswith(optional) and name not in decisive
                     if name not in run.metrics and not may_lack:
                         raise UsageError(
-                            f"comparison: no run of {sweep.objective} has the metric '{name}'."
-                            f"{nearest(name, list(run.metrics))} Metrics: "
-                            f"{', '.join(run.metrics)}. The plan names it, so correct the plan and "
-                            "choose another --out"
+                            f"the plan names a metric that no run of {sweep.objective} has, "
+                            f"'{name}'.{nearest(name, list(run.metrics))} Metrics: "
+                            f"{', '.join(run.metrics)}. Correct the plan and choose another --out"
                         )
+
+    def check_tuning_metric(self) -> None:
+        """Raise UsageError for a metric of tuning that is of a suite."""
+        metric = self.plan.tuning.metric
+        if metric.startswith(tuple(f"{entry.name}." for entry in self.suites())):
+            raise UsageError(
+                f"tuning.metric: {metric} is of a suite, which trials are not scored with; choose "
+                "a metric of validation"
+            )
+
+    def suites(self) -> list[SuiteRequest]:
+        """Return the suites of the plan."""
+        data = self.request.source.data
+        return [parse_entry(entry, data) for entry in self.plan.comparison.suites]
 
     def tune(self) -> None:
         """Run the trials, and further ones until no best value is at an end of its grid."""
@@ -198,7 +242,9 @@ class Runner:
                     grid[key] = values
             if grid != trials.grid:
                 grids[budget] = grid
-                show_progress(f"{objective.name} at {flops_text(budget)}: {describe(trials, grid)}")
+                show_progress(
+                    f"{objective.name} at {budget_text(budget)}: {describe(trials, grid)}"
+                )
         return grids
 
     def is_possible(self, objective: Objective, budget: float, grid: Grid) -> bool:
@@ -231,12 +277,16 @@ class Runner:
                 continue
             chosen[budget] = {}
             if objective.grid:
-                nearest = self.plan.tuning.nearest(budget)
-                best = trials[nearest].best() if nearest in trials else None
+                tuned = self.plan.tuning.nearest(budget)
+                best = trials[tuned].best() if tuned in trials else None
                 if best is None:
+                    metric = self.plan.tuning.metric
+                    runs = trials[tuned].runs if tuned in trials else ()
+                    reason = "none could start; does an update cost more than the budget?"
+                    reason = (runs[0].why_unscored(metric) if runs else None) or reason
                     raise UsageError(
-                        f"objective {objective.name}: no trial at {flops_text(nearest)} FLOPs has "
-                        f"{self.plan.tuning.metric}; see 'metaseq-lm sweep status {sweep.folder}'"
+                        f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
+                        f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
                 chosen[budget] = best
         return {budget: chosen[budget] for budget in self.request.budgets}

@@ -115,6 +115,7 @@ class Context:
         unigram: The cross-entropy of the valid split under the word frequencies of the train split,
             in nats a token; None if not known.
         solved: The score from which on a seed counts as having solved a task.
+        shuffled: The budgets at which the plan asks for controls on shuffled text.
     """
 
     rows: tuple[Row, ...]
@@ -124,6 +125,7 @@ class Context:
     vocabulary: int = 0
     unigram: float | None = None
     solved: float = 0.9
+    shuffled: tuple[float, ...] = ()
 
     @property
     def primary(self) -> str:

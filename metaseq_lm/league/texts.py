@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
+from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.league.plan import CONLLU, FILES, LABELLED, TEXT
 
@@ -17,8 +20,10 @@ HELD_OUT = 50  # every 50th line of the text is held out
 TAGGED = (("upos", "upos", "none"), ("relation", "deprel", "none"))
 
 
-def make_text(data: Mapping[str, Any], folder: Path, lines: int | None = None) -> None:
-    """Make what a data folder lacks of the corpus of a text and the sets of its probe.
+def make_text(
+    data: Mapping[str, Any], folder: Path, lines: int | None = None, keep_corpus: bool = True
+) -> None:
+    """Make the corpus of a text and the sets of its probe.
 
     Every 50th line of the text is the valid split; the tokenizer learns from the others. A probe in
     CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts the set `labels`.
@@ -27,15 +32,27 @@ def make_text(data: Mapping[str, Any], folder: Path, lines: int | None = None) -
         data: The files `text`, `probe` and `probe_test`, and options of preprocess by name.
         folder: The data folder.
         lines: How many lines of the text are read; None for all.
+        keep_corpus: Whether a corpus that is there stays.
+
+    Raises:
+        UsageError: A file is not there, or the text is too short.
+        MetaseqError: A file is damaged, or of another form.
     """
-    if not has_set(folder):
+    for key in FILES:
+        if not Path(data[key]).is_file():
+            raise UsageError(f"{data[key]}: no such file; the data need {', '.join(FILES)}")
+    if data["probe"].endswith(CONLLU) != data["probe_test"].endswith(CONLLU):
+        raise UsageError(
+            f"{data['probe']} and {data['probe_test']}: one is CoNLL-U by its name, the other is "
+            "not; a probe learns from the one and is scored on the other"
+        )
+    if not (keep_corpus and has_set(folder)):
         splits = split_lines(Path(data[TEXT]), folder.with_name(TEXT), lines)
         options = {key: value for key, value in data.items() if key not in FILES}
-        make(options, pipeline.Request(folder, splits))
+        make(options, pipeline.Request(folder, splits, overwrite=True))
     probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
-    for name, options in probe_sets(data).items():
-        if not has_set(folder / name):
-            make(options, pipeline.Request(folder, probes))
+    for options in probe_sets(data).values():
+        make(options, pipeline.Request(folder, probes, overwrite=True))
 
 
 def probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -59,13 +76,24 @@ def has_set(folder: Path) -> bool:
 
 
 def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
-    """Make a dataset by options of preprocess."""
+    """Make a dataset by options of preprocess; UsageError for one that no dataset has."""
+    known = {item.name for kind in pipeline.all_kinds().values() for item in fields(kind)}
+    for key in arguments:
+        if key not in known:
+            raise UsageError(
+                f"data: preprocess has no option '{key}'.{nearest(key, sorted(known))} A league "
+                "makes its data by options of preprocess, with _ in place of -"
+            )
     kind, options = pipeline.choose_kind(arguments)
     pipeline.preprocess(kind.value(options, request))
 
 
 def split_lines(text: Path, folder: Path, most: int | None) -> dict[str, list[Path]]:
-    """Write the lines of a text into train.txt and valid.txt and return their paths by split."""
+    """Write the lines of a text into train.txt and valid.txt and return their paths by split.
+
+    Raises UsageError for fewer than 100 lines, MetaseqError for a file that is no UTF-8.
+    """
+    check_content(TextFile(text), damage_allowed=False)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {split: folder / f"{split}.txt" for split in ("train", "valid")}
     count = 0

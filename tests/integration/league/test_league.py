@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,11 +20,13 @@ from sweeping import ROOT, states_of, wait_until
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
 from metaseq_lm.league import runner, tuning
+from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
+from metaseq_lm.sweeps.launching import take_code
 from metaseq_lm.sweeps.options import Launch
 
 PLUG_IN = '''
@@ -185,6 +189,53 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert len(trained) == before
 
 
+def test_a_plug_in_that_changed_after_its_runs_is_said(
+    played: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copy_of(played, tmp_path / "copy")
+    (tmp_path / "thrice.py").write_text(PLUG_IN.replace("twice", "thrice"))
+    trained = in_process(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    mine = ["--with", "criterion=thrice", "--name", "thrice", "--user-dir", "thrice.py"]
+    mine += ["--grid", "optimizer.lr=1e-3,1e-4"]
+    assert league("--out", folder, *mine) == 0
+    take_code(SweepFolder(folder / "final/thrice"))  # runs in processes take it
+    jobs = {"job": "1", "folder": "jobs/0001", "executor": "local", "run": "x"}
+    code = next((folder / "final/thrice/code").iterdir()).name
+    SweepFolder(folder / "final/thrice").append("submit", code=code, **jobs)
+    capsys.readouterr()
+    assert league("--out", folder, *mine) == 0
+    assert "has changed since" not in capsys.readouterr().err
+    (tmp_path / "thrice.py").write_text(PLUG_IN.replace("twice", "thrice") + "# other\n")
+    before = len(trained)
+    assert league("--out", folder, *mine) == 0
+    assert "thrice.py has changed since" in capsys.readouterr().err
+    assert len(trained) == before
+
+
+def test_a_task_without_shuffled_tokens_is_seen_before_anything_runs(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = in_process(monkeypatch)
+    options = ["task=sentence_prediction", "task.labelled=which_moon_20"]
+    options += ["criterion=sentence_prediction"]
+    content = plan_with(data={"folder": str(moons)})
+    shared = [o for o in content["options"] if not o.startswith("task")]
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        options=shared,
+        objectives={"masked": {"options": options}},
+        comparison__metric="valid.accuracy",
+    )
+    assert league(plan, "--out", tmp_path / "L") == 2
+    assert "task.shuffle_tokens" in capsys.readouterr().err
+    assert not trained
+
+
 def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
     moons: Path,
     tmp_path: Path,
@@ -274,6 +325,11 @@ WRONG = {
     "an unknown option": (["--with", "task.mask_porb=1"], "mask_porb"),
     "an unknown control": (["--with", "task.mask_prob=1", "--control", "rtd"], "rtd"),
     "an archive": (["--archive", "x.jsonl"], "report"),
+    "a name for nothing": (["--name", "mine"], "--name.*--with"),
+    "a grid for nothing": (["--grid", "optimizer.lr=1,2"], "--grid.*--with"),
+    "a control for nothing": (["--control", "dense"], "--control.*--with"),
+    "an option that is tuned": (["--with", "optimizer.lr=0.1"], "optimizer.lr is tuned"),
+    "a budget in words": (["--budgets", "large"], "'large' is not a number"),
 }
 
 
@@ -301,6 +357,73 @@ def test_a_metric_that_no_run_has_is_seen_before_tuning(
     assert league(plan, "--out", tmp_path / "L") == 2
     assert "Did you mean 'valid.mlm'" in capsys.readouterr().err
     assert {name.split("/")[0] for name in trained} == {"untrained"}
+
+
+@pytest.mark.parametrize(
+    "changes, message, phases",
+    [
+        ({"tuning__metric": "valid.lss"}, "Did you mean 'valid.loss'", {"untrained"}),
+        ({"comparison__means": {"valid.mlm": ["valid.loss"]}}, "of this name", {"untrained"}),
+        (
+            {"tuning__metric": "s.accuracy", "comparison__suites": ["probe which_moon_20 name=s"]},
+            "of a suite",
+            set(),
+        ),
+        (
+            {name: [1e3] for name in ("budgets", "usual_budgets", "tuning__budgets")}
+            | {"controls__shuffled": False},
+            "more than the budget",
+            {"untrained"},
+        ),
+    ],
+)
+def test_plans_that_cannot_be_followed_are_seen_before_final_runs(
+    changes: dict[str, Any],
+    message: str,
+    phases: set[str],
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained = in_process(monkeypatch)
+    plan = write_plan(tmp_path / "plan.yaml", moons, **changes)
+    assert league(plan, "--out", tmp_path / "L") == 2
+    assert message in capsys.readouterr().err
+    assert {name.split("/")[0] for name in trained} - {"tune"} == phases
+
+
+def test_a_dry_run_refuses_a_budget_below_an_update(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path / "plan.yaml", moons, budgets=[1e3, SMALL], controls__shuffled=[])
+    assert league(plan, "--dry-run", "--budgets", "1e3") == 2
+    assert "more than the budget of 1.0e3" in capsys.readouterr().err
+
+
+def test_one_command_at_a_time_runs_a_league(
+    played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = LeagueFolder(copy_of(played, tmp_path / "copy"))
+    mine = ["--with", "task.mask_prob=0.3"]
+    with folder.lock():
+        assert league("--out", folder.path, *mine) == 1
+        assert "another 'league' command" in capsys.readouterr().err
+        assert league("report", folder.path) == 0
+    assert folder.read().added == ()
+
+
+def test_the_verdict_takes_a_smaller_loss_for_the_better_one(played: Path) -> None:
+    """The name of the primary metric, valid.mlm, does not say so; the losses of runs do."""
+    folder = LeagueFolder(played / "L")
+    metric = read_league_runs(folder, folder.read()).standings().primary
+    assert metric.name == "valid.mlm" and metric.lower_is_better and not metric.guessed
+
+
+def test_data_that_are_gone_are_said(played: Path, tmp_path: Path) -> None:
+    folder = LeagueFolder(played / "L")
+    runs = replace(read_league_runs(folder, folder.read()), data=tmp_path / "gone")
+    assert any("ceiling and plateau" in note for note in runs.standings().notes)
 
 
 def test_a_folder_is_of_one_plan_and_of_one_hash(

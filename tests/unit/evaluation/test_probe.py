@@ -195,3 +195,17 @@ def test_words_without_a_label_are_left_out(world: Path) -> None:
     part = part_of(rows, 0, 3)
     assert part.samples.tolist() == [0, 1, 2]
     assert 0 < len(part.labels) < rows.lengths[:3].sum() and part.labels.max() < 4
+
+
+def test_a_set_too_small_to_choose_a_layer_is_refused(world: Path, tmp_path: Path) -> None:
+    """Without a valid split a part of train chooses, and one sentence has no part."""
+    table = tmp_path / "one.tsv"
+    table.write_text("text\tlabel\na\tgood\n")
+    files = ["--trainpref", str(table), "--testpref", str(table)]
+    assert main(["preprocess", "--labelled", "one", *files, "--destdir", str(world)]) == 0
+    suite = build_suite("probe")
+    items = suite.read(world / "one")
+    with pytest.raises(UsageError, match="no labelled item to learn from"):
+        suite.references(items, world / "one")
+    with pytest.raises(UsageError, match="no labelled item to learn from"):
+        suite.score(items, Labels())

@@ -72,6 +72,22 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("tuning", FLAG, "1 of 3 trials did not finish"),
     ),
+    "an untrained control on other data": (
+        lambda row: replace(
+            row, untrained=tuple(map(make.with_results(corpus="k2"), row.untrained))
+        ),
+        *("controls", FLAG, "the untrained control has other data"),
+    ),
+    "a shuffled control by another suite": (
+        lambda row: replace(
+            row,
+            shuffled=tuple(
+                make.with_suite("pairs", "brackets", data="d2", accuracy=0.5, ties=0)(run)
+                for run in row.shuffled
+            ),
+        ),
+        *("controls", FLAG, "the shuffled control is scored by other suites"),
+    ),
     "half the budget": (
         lambda row: make.change(row, make.with_results(flops=BUDGET / 2)),
         *("budget", REFUSE, "8 of 8 runs took other FLOPs than the budget of 6.0e10: 3.0e10"),
@@ -445,6 +461,15 @@ def test_the_screen_errs_as_often_as_documented(seeds: tuple[int, int], rate: fl
         signs.append(result.sign)
     for sign in (1, -1):
         assert stats.binomtest(signs.count(sign), len(signs), rate).pvalue > 1e-3
+
+
+def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
+    baseline: Row, row: Row
+) -> None:
+    row = replace(row, shuffled=())
+    assert standing(baseline, row).findings == ()
+    finding = only(standing(baseline, row, shuffled=(BUDGET,)).findings, "shuffled")
+    assert finding.action == NOTE and "planned" in finding.reason
 
 
 def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:

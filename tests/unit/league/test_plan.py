@@ -7,7 +7,7 @@ import pytest
 from league_plans import LARGE, SMALL, plan_with
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.plan import LAPTOP, flops_text, parse_plan, read_plan
+from metaseq_lm.league.plan import LAPTOP, budget_text, parse_plan, read_plan
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "no data"),
@@ -36,6 +36,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shuffled tokens as an option": ({"options": ["task.shuffle_tokens=true"]}, "shuffled"),
     "the budget in a grid": ({"tuning__grid": {"trainer.max_flops": [1]}}, "budgets"),
     "a value twice": ({"tuning__grid": {"optimizer.lr": [1, 1]}}, "twice"),
+    "no objective": ({"objectives": {}}, "there is none"),
+    "an option that is tuned": (
+        {"objectives": {"masked": {"options": ["optimizer.lr=0.1"]}}},
+        "objectives.masked.*optimizer.lr is tuned",
+    ),
+    "a mean of itself": ({"comparison__means": {"m": ["m"]}}, "means.m.*mean"),
+    "a mean of a loss and a share": (
+        {"comparison__means": {"m": ["valid.loss", "valid.accuracy"]}},
+        "means.m.*smaller",
+    ),
     "an effect that is a word": ({"comparison__smallest_effect": "small"}, "not a number"),
     "a fraction of a step": ({"tuning__widen": 0.5}, "whole number"),
 }
@@ -110,5 +120,5 @@ def test_the_division_that_ships_is_a_plan() -> None:
     "budget, text", [(6e10, "6e10"), (2.5e11, "2.5e11"), (2e9, "2e9"), (1.0, "1e0")]
 )
 def test_budgets_are_short_texts(budget: float, text: str) -> None:
-    assert flops_text(budget) == text
-    assert float(flops_text(budget * 1.2345678901)) == budget * 1.2345678901
+    assert budget_text(budget) == text
+    assert float(budget_text(budget * 1.2345678901)) == budget * 1.2345678901

@@ -1,0 +1,133 @@
+"""The data of a league: made once, and never taken for those of other options or files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import is_altered, read_json, to_json, with_checksum, write_atomic
+from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.league.plan import FILES, TEXT, Plan
+from metaseq_lm.league.texts import has_set, has_text, make, make_text
+
+RECORD = ".source.json"  # behind the name of the data folder, which is beside it
+# Options of preprocess that make a world small, for a look at its plan.
+SMALL = {"world_documents": 256, "world_held_out": 64, "world_labelled": 64, "world_pairs": 8}
+FEW_LINES = 5000  # of a text
+CHUNK = 1 << 20  # bytes
+
+
+def has_data(plan: Plan, folder: Path) -> bool:
+    """Return whether the data of a plan are there, in `folder` or where the plan says."""
+    if "folder" in plan.data:
+        return True
+    is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
+    return is_there and read_record(folder).get("complete", True)
+
+
+def data_folder(plan: Plan, folder: Path) -> Path:
+    """Return the data folder of a plan: `folder`, unless the plan names one."""
+    return Path(plan.data.get("folder", folder))
+
+
+def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
+    """Return the data folder of a plan, made in `folder` unless it is there.
+
+    A record beside it says what it was made of, and whether all of it was made: what a stopped
+    command left is made again.
+
+    Raises:
+        UsageError: An option or a file cannot be used, or the data are those of others.
+    """
+    if "folder" in plan.data:
+        return data_folder(plan, folder)
+    source, record = source_of(plan.data), read_record(folder)
+    if has_data(plan, folder):
+        check_source(source, record.get("source", source), folder)
+        return folder
+    if not is_same_corpus(source, record.get("source", {})):
+        record = {}
+    is_begun = bool(record)
+    write_record(folder, {"source": source, "complete": False})
+    if TEXT in plan.data:
+        make_text(plan.data, folder, FEW_LINES if small else None, keep_corpus=is_begun)
+    else:
+        arguments: dict[str, Any] = {}
+        for key, value in {**plan.data, **(SMALL if small else {})}.items():
+            arguments[key] = tuple(value) if isinstance(value, list) else value
+        make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
+    write_record(folder, {"source": source, "complete": True})
+    return folder
+
+
+def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what data are made of: options of preprocess, and hashes of files.
+
+    A file that is gone has no hash.
+    """
+    source = dict(data)
+    for key in FILES:
+        if key in data:
+            file = Path(data[key])
+            source[key] = hash_of(file) if file.is_file() else None
+    return source
+
+
+def hash_of(file: Path) -> str:
+    """Return a hash of the content of a file, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(file, "rb") as content:
+        while chunk := content.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two sources differ in nothing but the files of a probe."""
+    return all(
+        source.get(key) == other.get(key) for key in {*source, *other} - {"probe", "probe_test"}
+    )
+
+
+def check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:
+    """Raise UsageError if data were made of something else; files that are gone do not count."""
+    differing = [
+        key
+        for key in sorted({*source, *made_of})
+        if source.get(key) != made_of.get(key)
+        and not (key in FILES and key in source and source[key] is None)
+    ]
+    if differing:
+        raise UsageError(
+            f"{folder}: its data were made of something else than the plan says now (other "
+            f"{', '.join(differing)}); choose another --out, or delete this folder if nothing was "
+            "trained on it"
+        )
+
+
+def record_of(folder: Path) -> Path:
+    """Return the file that says what a data folder was made of."""
+    return folder.with_name(f"{folder.name}{RECORD}")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return what a data folder was made of, {} if nothing says so."""
+    file = record_of(folder)
+    try:
+        record = read_json(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise MetaseqError(f"{file}: damaged ({error}); delete it and {folder}") from error
+    if is_altered(record) or not isinstance(record.get("source"), dict):
+        raise MetaseqError(f"{file}: damaged (changed since); delete it and {folder}")
+    return record
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write what a data folder is made of."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(record_of(folder), (to_json(with_checksum(dict(record)), 1) + "\n").encode())
