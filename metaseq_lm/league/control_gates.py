@@ -71,6 +71,11 @@ def compare(
     return Difference(float(np.mean(scores)), float(np.mean(others)), error, lower_is_better)
 
 
+def side(lower_is_better: bool) -> str:
+    """Return on which side of another a better score is, in a word."""
+    return "below" if lower_is_better else "above"
+
+
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
     """Return the recorded references of a metric by name, such as chance; {} if there are none.
 
@@ -100,10 +105,10 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         result = compare(scores, others, context.lower_is_better(metric))
         if result is None or result.sign > 0:
             continue
-        level = "at the level of" if not result.sign else "below"
+        lower = context.lower_is_better(metric)
+        level = "at the level of" if not result.sign else side(not lower)
         reason = f"{metric} is {level} the untrained model ({result.text})"
         chance = references(row.scored, metric).get("chance")
-        lower = context.lower_is_better(metric)
         if result.sign < 0 and chance is not None and not lower and result.mean < chance:
             reason += (
                 f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
@@ -156,7 +161,9 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
         result = compare(scores, others, lower)
         if result is None or result.sign > 0:
             continue
-        reason = f"{metric} is not above that of the objective on shuffled text ({result.text})"
+        reason = (
+            f"{metric} is not {side(lower)} that of the objective on shuffled text ({result.text})"
+        )
         if metric == context.primary:
             yield Finding("shuffled", FLAG, f"{reason}: no order of words was learnt", metric)
             continue
@@ -182,7 +189,8 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"its control {name} has the better {metric} ({result.text})"
         yield Finding("control", FLAG, reason, metric)
     elif not result.sign:
-        reason = f"{metric} is not above that of its control {name} ({result.text}): {conclusion}"
+        reason = f"{metric} is not {side(lower)} that of its control {name} ({result.text})"
+        reason += f": {conclusion}"
         yield Finding("control", NOTE, reason, metric)
 
 
@@ -200,5 +208,5 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
                 if name in levels and (mean >= levels[name] if lower else mean <= levels[name])
             ]
             if unbeaten:
-                reason = f"{metric} is {number(mean)}, not above {' and '.join(unbeaten)}"
+                reason = f"{metric} is {number(mean)}, not {side(lower)} {' and '.join(unbeaten)}"
                 yield Finding("guessing", action, reason, metric)

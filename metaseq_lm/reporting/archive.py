@@ -161,9 +161,15 @@ def read(path: Path) -> list[Run]:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """Return the facts about the runs of an archive, those of the first header."""
-    first = json.loads(read_content(path).partition(b"\n")[0])
-    return {str(key): str(value) for key, value in first.get("about", {}).items()}
+    """Return the facts about the runs of an archive, those of the first header.
+
+    Raises UsageError if the file is not an archive.
+    """
+    try:
+        first = json.loads(read_content(path).partition(b"\n")[0])
+        return {str(key): str(value) for key, value in first.get("about", {}).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{path}: not an archive of runs: {error}") from error
 
 
 def read_content(path: Path) -> bytes:

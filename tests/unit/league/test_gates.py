@@ -583,6 +583,10 @@ def test_a_term_of_the_loss_is_the_better_the_smaller(baseline: Row, row: Row) -
     worse = make.change(row, make.with_results(metrics={"valid": {"loss": 5.0, "mlm": 5.0}}))
     gates = {f.gate for f in standing(baseline, worse, metrics=("valid.mlm",)).findings}
     assert "below untrained" in gates
+    reason = only(
+        standing(baseline, worse, metrics=("valid.mlm",)).findings, "below untrained"
+    ).reason
+    assert "valid.mlm is above the untrained model" in reason
 
 
 def test_a_control_without_a_score_is_said(baseline: Row, row: Row) -> None:

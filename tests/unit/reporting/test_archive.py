@@ -59,6 +59,14 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
     ]
 
 
+def test_facts_of_another_file_are_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    for content in ("no JSON\n", "[1]\n", ""):
+        file.write_text(content)
+        with pytest.raises(UsageError, match="not an archive"):
+            archive.read_about(file)
+
+
 def test_an_archive_may_be_packed_and_has_facts_about_its_runs(runs, tmp_path):
     plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
     for file in (plain, packed):
