@@ -129,12 +129,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_unused(
-    args: argparse.Namespace, names: Iterable[str], what: str, but: Sequence[str] = ()
+    args: argparse.Namespace, names: Iterable[str], command: str, used: Sequence[str] = ()
 ) -> None:
-    """Raise UsageError for an option that is given and that `what` does not use."""
+    """Raise UsageError for an option that is set and that `command` does not use."""
     for name in names:
-        if name not in but and getattr(args, name) not in (None, False, []):
-            raise UsageError(f"{flag_of(name)}: {what} does not use it")
+        if name not in used and getattr(args, name) not in (None, False, []):
+            raise UsageError(f"{flag_of(name)}: {command} does not use it")
 
 
 def report(place: Path | None, options: LeagueOptions) -> int:

@@ -171,10 +171,10 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         Raises UsageError if there is none of one of them.
         """
         parts = self._split(items, longest)
-        for part, what in zip(parts, ("to learn from", "to choose the layer by", "to score")):
+        for part, use in zip(parts, ("to learn from", "to choose the layer by", "to score")):
             if not len(part.labels):
                 raise UsageError(
-                    f"{items.folder}: no labelled item {what}; a set without a valid split needs "
+                    f"{items.folder}: no labelled item {use}; a set without a valid split needs "
                     "two in train, or more than train=N takes"
                 )
         return parts

@@ -10,6 +10,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import is_altered, read_json, to_json, with_checksum, write_atomic
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.plan import FILES, TEXT, Plan
 from metaseq_lm.league.texts import has_set, has_text, make, make_text
 
@@ -45,6 +46,10 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     if "folder" in plan.data:
         return data_folder(plan, folder)
     source, record = source_of(plan.data), read_record(folder)
+    if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
+        raise UsageError(
+            f"{folder} holds other data than the world of the plan; choose another --out"
+        )
     if has_data(plan, folder):
         check_source(source, record.get("source", source), folder)
         return folder

@@ -186,9 +186,9 @@ class Runner:
             is_tuned = bool(self.plan.objective(sweep.objective).grid)
             names = [*needed, *[self.plan.tuning.metric] * is_tuned]
             for run in finished(list(begun(sweep))):
-                if taken := [name for name in comparison.means if name in run.metrics]:
+                if doubled := [name for name in comparison.means if name in run.metrics]:
                     raise UsageError(
-                        f"comparison.means.{taken[0]}: the runs have a metric of this name; "
+                        f"comparison.means.{doubled[0]}: the runs have a metric of this name; "
                         "choose another one, and another --out"
                     )
                 for name in names:
