@@ -12,6 +12,7 @@ from metaseq_lm.core.output import seconds_text
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
 from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.parity_gates import PARITY
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.standings import Row
@@ -38,6 +39,11 @@ def forecast(runner: Runner, contents: Contents) -> str:
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
             f"{' to '.join(f'{int(b // price):,}' for b in ends(request.budgets))} updates"
         )
+        if wrong := [b for b in request.budgets if b - int(b // price) * price > PARITY * b]:
+            prices.append(
+                f"{objective.name}: at {', '.join(map(flops_text, wrong))} FLOPs whole updates "
+                f"leave more than {PARITY:.0%} of the budget, so the gate 'budget' refuses the row"
+            )
         one = replace(request, objectives=(objective,))
         for (phase, budget), count in replace(runner, request=one).planned().items():
             counts[phase] += count

@@ -401,6 +401,28 @@ def test_a_dry_run_refuses_a_budget_below_an_update(
     assert "more than the budget of 1.0e3" in capsys.readouterr().err
 
 
+def test_a_dry_run_tells_rows_that_will_be_refused(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three updates leave a seventh of a budget of three and a half."""
+    plan = write_plan(tmp_path / "plan.yaml", moons)
+    assert league(plan, "--dry-run") == 0
+    prices = dict(re.findall(r"(\w+): an update costs (\S+) FLOPs", capsys.readouterr().out))
+    price = float(prices["masked"])
+    budgets = {"fits": 10 * price * 1.001, "leaves": 3.5 * price}
+    for name, budget in budgets.items():
+        changes = {key: [budget] for key in ("budgets", "usual_budgets", "tuning__budgets")}
+        plan = write_plan(
+            tmp_path / f"{name}.yaml",
+            moons,
+            objectives={"masked": {}},
+            controls__shuffled=False,
+            **changes,
+        )
+        assert league(plan, "--dry-run") == 0
+        assert ("masked: at" in capsys.readouterr().out) == (name == "leaves")
+
+
 def test_one_command_at_a_time_runs_a_league(
     played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
