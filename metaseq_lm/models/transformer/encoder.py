@@ -187,10 +187,12 @@ class Stack(nn.Module):
         """
         length = x.shape[-2]
         distances = [scope.distance(length) for scope in self.scopes]
-        visibility = {d: Visibility.of(layout, length, x.device, d) for d in set(distances)}
+        visibility = {
+            d: Visibility.of(layout, length, x.device, d) for d in dict.fromkeys(distances)
+        }
         rotation = {
             theta: Rotation.of(layout, x, theta, self.head_width) if theta else None
-            for theta in {scope.theta for scope in self.scopes}
+            for theta in dict.fromkeys(scope.theta for scope in self.scopes)
         }
         if self.project is not None:
             x = self.project(x)

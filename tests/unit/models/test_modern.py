@@ -311,6 +311,21 @@ def test_second_derivatives_are_differences_of_gradients(reach: str, style: dict
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * wanted.abs().max().item())
 
 
+@pytest.mark.filterwarnings("error")
+@STYLES
+@pytest.mark.parametrize("context", [ForwardContext, double_backward])
+def test_mixed_precision(context: Any, style: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = TransformerLM(replace(SIZES, **style), VOCABULARY)
+    whole = model(TOKENS, Layout(PADDING))
+    with use_context(context()), torch.autocast("cpu", torch.bfloat16):
+        rounded = model(TOKENS, Layout(PADDING))
+    rounded.float().pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert rounded.dtype == torch.bfloat16
+    assert (whole - rounded).abs().max() < 0.03 * whole.abs().max()
+
+
 def test_initial_weights() -> None:
     """Normal, cut at two standard deviations: the realised one is 0.8796 of the one stated."""
     config = replace(SIZES, encoder_layers=8, encoder_embed_dim=128, encoder_ffn_embed_dim=192)
