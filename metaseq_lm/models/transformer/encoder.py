@@ -274,7 +274,6 @@ def truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-@register_model("modern", dataclass=ModernConfig)
 @register_model("transformer", dataclass=TransformerConfig)
 class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
@@ -324,6 +323,13 @@ class TransformerLM(nn.Module):
         name = head if head is not None else next(iter(self.heads))
         logits: Tensor = self.heads[name](x, self.encoder.embeddings.tokens.weight)
         return logits
+
+
+@register_model("modern", dataclass=ModernConfig)
+class ModernLM(TransformerLM):
+    """An encoder with the layers of ModernBERT (Warner et al. 2025) and language-model heads."""
+
+    exported = True
 
 
 class LMHead(nn.Module):

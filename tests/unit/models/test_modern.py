@@ -245,6 +245,15 @@ def test_rotated_products_depend_on_distance() -> None:
     assert torch.equal(rotation(q)[..., 0, :], q[..., 0, :])
 
 
+def test_positions_start_in_each_document() -> None:
+    """Angles of large positions are less exact, so packed rows have those of rows alone."""
+    x = torch.zeros(1, 6, 1)
+    packed = Rotation.of(Layout(documents=torch.tensor([[0, 0, 0, 0, 3, 3]])), x, 100.0, 8)
+    alone = Rotation.of(Layout(), x, 100.0, 8)
+    for one, other in ((packed.cos, alone.cos), (packed.sin, alone.sin)):
+        assert torch.equal(one[0, 0], other[0, 0, [0, 1, 2, 3, 0, 1]])
+
+
 @CONTEXTS
 @STYLES
 @pytest.mark.parametrize("reach", REACHES)
