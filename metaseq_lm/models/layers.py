@@ -111,13 +111,17 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` over the last axis that also takes weights (C, D)."""
+    """`nn.RMSNorm` over the last axis that also takes weights (C, D); computed in their precision.
+
+    The result has the precision of x, which under autocast is lower for queries and keys.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
+        whole = x.to(self.weight.dtype)
         if self.weight.dim() == 1:
-            return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
-        scaled = F.rms_norm(x, self.normalized_shape, None, self.eps)
-        return scaled * of_copies(self.weight, x)
+            return F.rms_norm(whole, self.normalized_shape, self.weight, self.eps).to(x.dtype)
+        scaled = F.rms_norm(whole, self.normalized_shape, None, self.eps)
+        return (scaled * of_copies(self.weight, x)).to(x.dtype)
 
 
 def of_copies(vectors: Tensor, x: Tensor) -> Tensor:

@@ -274,7 +274,6 @@ def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(chosen, sums // counts.clamp(min=1), tokens), chosen
 
 
-@register_model("modern_electra", dataclass=ModernElectraConfig)
 @register_model("electra", dataclass=ElectraConfig)
 class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
@@ -361,3 +360,10 @@ class Electra(nn.Module):
         assert isinstance(self.generator, Difficulty)
         logits: Tensor = self.generator(self.encoder, batch)
         return logits
+
+
+@register_model("modern_electra", dataclass=ModernElectraConfig)
+class ModernElectra(Electra):
+    """A main encoder and a noise model with the layers of ModernBERT (Warner et al. 2025)."""
+
+    exported = True

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.models.transformer.attention import Scope
 
-XAVIER_ATTENTION, TRUNCATED_NORMAL, DEPTH_SCALED = (
-    "xavier_attention",
-    "truncated_normal",
-    "depth_scaled",
-)
+XAVIER_ATTENTION = "xavier_attention"
+TRUNCATED_NORMAL = "truncated_normal"
+DEPTH_SCALED = "depth_scaled"
 INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
-LAYER, RMS = NORMS = ("layer", "rms")
+LAYER = "layer"
+RMS = "rms"
+NORMS = (LAYER, RMS)
 GATES = ("gelu", "silu")
 
 

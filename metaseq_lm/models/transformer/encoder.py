@@ -187,10 +187,12 @@ class Stack(nn.Module):
         """
         length = x.shape[-2]
         distances = [scope.distance(length) for scope in self.scopes]
-        visibility = {d: Visibility.of(layout, length, x.device, d) for d in set(distances)}
+        visibility = {
+            d: Visibility.of(layout, length, x.device, d) for d in dict.fromkeys(distances)
+        }
         rotation = {
             theta: Rotation.of(layout, x, theta, self.head_width) if theta else None
-            for theta in {scope.theta for scope in self.scopes}
+            for theta in dict.fromkeys(scope.theta for scope in self.scopes)
         }
         if self.project is not None:
             x = self.project(x)
@@ -272,7 +274,6 @@ def truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-@register_model("modern", dataclass=ModernConfig)
 @register_model("transformer", dataclass=TransformerConfig)
 class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
@@ -322,6 +323,13 @@ class TransformerLM(nn.Module):
         name = head if head is not None else next(iter(self.heads))
         logits: Tensor = self.heads[name](x, self.encoder.embeddings.tokens.weight)
         return logits
+
+
+@register_model("modern", dataclass=ModernConfig)
+class ModernLM(TransformerLM):
+    """An encoder with the layers of ModernBERT (Warner et al. 2025) and language-model heads."""
+
+    exported = True
 
 
 class LMHead(nn.Module):

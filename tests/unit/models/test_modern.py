@@ -245,6 +245,15 @@ def test_rotated_products_depend_on_distance() -> None:
     assert torch.equal(rotation(q)[..., 0, :], q[..., 0, :])
 
 
+def test_positions_start_in_each_document() -> None:
+    """Angles of large positions are less exact, so packed rows have those of rows alone."""
+    x = torch.zeros(1, 6, 1)
+    packed = Rotation.of(Layout(documents=torch.tensor([[0, 0, 0, 0, 3, 3]])), x, 100.0, 8)
+    alone = Rotation.of(Layout(), x, 100.0, 8)
+    for one, other in ((packed.cos, alone.cos), (packed.sin, alone.sin)):
+        assert torch.equal(one[0, 0], other[0, 0, [0, 1, 2, 3, 0, 1]])
+
+
 @CONTEXTS
 @STYLES
 @pytest.mark.parametrize("reach", REACHES)
@@ -309,6 +318,21 @@ def test_second_derivatives_are_differences_of_gradients(reach: str, style: dict
     )
     wanted = (ahead - back) / (2 * step)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * wanted.abs().max().item())
+
+
+@pytest.mark.filterwarnings("error")
+@STYLES
+@pytest.mark.parametrize("context", [ForwardContext, double_backward])
+def test_mixed_precision(context: Any, style: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = TransformerLM(replace(SIZES, **style), VOCABULARY)
+    whole = model(TOKENS, Layout(PADDING))
+    with use_context(context()), torch.autocast("cpu", torch.bfloat16):
+        rounded = model(TOKENS, Layout(PADDING))
+    rounded.float().pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert rounded.dtype == torch.bfloat16
+    assert (whole - rounded).abs().max() < 0.03 * whole.abs().max()
 
 
 def test_initial_weights() -> None:
