@@ -136,7 +136,17 @@ class LeagueRuns:
             rows,
             {name: references(self.runs, name) for name in self.plan.metrics},
             self.notes(),
+            self.missing(),
         ).decided()
+
+    def missing(self) -> list[str]:
+        """Return the objectives and the budgets of the plan without final runs."""
+        ended = [(row.objective, row.budget) for row in self.rows()]
+        objectives = {name for name, _ in ended}
+        budgets = {budget for _, budget in ended}
+        names = [o.name for o in self.plan.objectives if o.name not in objectives]
+        listed = [b for b in self.plan.ladder.budgets if b not in budgets]
+        return [*names, *(f"{flops_text(budget)} FLOPs" for budget in listed)]
 
     def metric(self, name: str) -> Metric:
         """Return a metric, with direction and unit."""

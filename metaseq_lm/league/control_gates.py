@@ -145,7 +145,7 @@ def best_losses(runs: Sequence[Run]) -> list[float]:
 
 
 def shuffled(row: Row, context: Context) -> Iterator[Finding]:
-    """The score is not above that of the same objective on shuffled text: no order was learnt.
+    """The score is not above that of the same objective on shuffled text: it shows no order.
 
     A flag for the primary metric. Another one may need no order, such as the topic of a document,
     which is worth a note where it is above the untrained model's.
@@ -165,7 +165,7 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
             f"{metric} is not {side(lower)} that of the objective on shuffled text ({result.text})"
         )
         if metric == context.primary:
-            yield Finding("shuffled", FLAG, f"{reason}: no order of words was learnt", metric)
+            yield Finding("shuffled", FLAG, f"{reason}: it shows no order of words", metric)
             continue
         learnt = compare(scores, seed_scores(row.untrained, metric), lower)
         if learnt is not None and learnt.sign > 0:
@@ -178,7 +178,9 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         return
     conclusion = "a difference from the baseline is one of systems, not of objectives"
     if row.control is None:
-        yield Finding("control", NOTE, f"no matched control: {conclusion}")
+        name = row.control_name
+        absent = f"its control {name} was not run" if name else "no matched control"
+        yield Finding("control", NOTE, f"{absent}: {conclusion}")
         return
     metric, name = context.primary, row.control.objective
     lower = context.lower_is_better(metric)

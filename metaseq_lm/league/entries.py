@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import Decision, Rule, decide_all
+from metaseq_lm.league.verdict import WORSE, Decision, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
+# Flags that say what a row did not gain: it can be worse than the baseline all the same, but
+# neither better nor equivalent.
+WITHOUT_GAIN = ("plateau", "untrained", "below untrained", "shuffled", "control", "guessing")
 Scores = Mapping[str, Sequence[float]]
 
 
@@ -43,6 +46,17 @@ class Entry:
         """Return whether the row has scores of a metric and nothing forbids to compare them."""
         return bool(self.scores.get(metric)) and not self.about(metric, VOID, REFUSE, FLAG)
 
+    def is_tested(self, metric: str) -> bool:
+        """Return whether the row is compared with the baseline: what it did not gain is no bar."""
+        bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if f.gate not in WITHOUT_GAIN]
+        return bool(self.scores.get(metric)) and not bars
+
+    def stated(self, metric: str) -> Decision | None:
+        """Return the decision if it holds for the row: of one that is not ranked only "worse"."""
+        if self.decision is None or self.is_ranked(metric) or self.decision.verdict == WORSE:
+            return self.decision
+        return None
+
 
 @dataclass(frozen=True)
 class Standings:
@@ -56,6 +70,7 @@ class Standings:
         entries: The rows, in the order of the plan.
         references: Scores that need no training, such as chance, of each metric by their names.
         notes: Sentences below the table, such as the cost of tuning.
+        missing: Objectives and budgets of the plan that have no runs yet.
     """
 
     title: str
@@ -65,6 +80,7 @@ class Standings:
     entries: Sequence[Entry]
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     @property
     def primary(self) -> Metric:
@@ -77,7 +93,7 @@ class Standings:
         return sorted({entry.budget for entry in self.entries})
 
     def decided(self) -> "Standings":
-        """Return the standings with a decision on every ranked row beside a ranked baseline."""
+        """Return the standings with a decision on every tested row beside a ranked baseline."""
         name, baselines = self.primary.name, {}
         for entry in self.entries:
             if entry.objective == self.baseline and entry.is_ranked(name):
@@ -85,7 +101,7 @@ class Standings:
         tested = []
         for i, entry in enumerate(self.entries):
             base = baselines.get(entry.budget)
-            if base and base is not entry and entry.is_ranked(name):
+            if base and base is not entry and entry.is_tested(name):
                 tested.append((i, (entry.scores[name], base.scores[name])))
         decisions = decide_all([pair for _, pair in tested], self.rule)
         entries = [replace(entry, decision=None) for entry in self.entries]
@@ -104,7 +120,8 @@ class Standings:
         for action in (VOID, REFUSE, FLAG):
             if findings := entry.about(name, action):
                 gates = ", ".join(dict.fromkeys(finding.gate for finding in findings))
-                return f"{NOT_RANKED[action]}: {gates}"
+                decision = entry.stated(name)
+                return f"{decision.text if decision else NOT_RANKED[action]}: {gates}"
         if not entry.scores.get(name):
             return "no scores"
         if entry.objective == self.baseline:

@@ -73,7 +73,8 @@ def standings_table(standings: Standings) -> Table:
             rows.append(row)
             records.append(record(standings, entry))
     notes = [*summaries(standings), *reasons(standings, metric), *references(standings)]
-    notes += [describe_rule(standings), *describe_origins(standings), *standings.notes]
+    notes += [describe_rule(standings), *describe_origins(standings)]
+    notes += [*describe_missing(standings), *standings.notes]
     return Table(standings.title, head, rows, notes, records)
 
 
@@ -145,18 +146,28 @@ def summaries(standings: Standings) -> list[str]:
     lines = []
     for budget in standings.budgets:
         parts = []
-        entries = standings.at(budget, standings.primary)
-        for verdict in VERDICTS:
-            names = [e.objective for e in entries if e.decision and e.decision.verdict == verdict]
+        name, outside = standings.primary.name, []
+        by_verdict: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
+        for entry in standings.at(budget, standings.primary):
+            if decision := entry.stated(name):
+                by_verdict[decision.verdict].append(entry.objective)
+            elif not entry.is_ranked(name):
+                outside.append(entry.objective)
+        for verdict, names in by_verdict.items():
             if names:
                 parts.append(f"{verdict}: {', '.join(names)}")
-        outside = [e.objective for e in entries if not e.is_ranked(standings.primary.name)]
         parts += [f"not ranked: {', '.join(outside)}"] if outside else []
         lines.append(
             f"{flops_text(budget)} FLOPs, beside {standings.baseline}: "
             f"{'; '.join(parts) or 'nothing was compared'}."
         )
     return lines
+
+
+def describe_missing(standings: Standings) -> list[str]:
+    """Return which parts of the plan have no runs yet, in a sentence if there are any."""
+    names = ", ".join(standings.missing)
+    return [f"Of the plan there are no runs yet of {names}."] if names else []
 
 
 def reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:

@@ -73,6 +73,7 @@ class Row:
         shuffled: Runs of the same objective at this budget on shuffled rows (task.shuffle_tokens).
         control: The row of the matched control, another objective of the plan, at this budget; None
             if the plan names none.
+        control_name: The name of that objective, "" if there is none.
         tuning: How its options were chosen; None if they were not tuned.
         added: Whether the objective was added to a frozen plan.
         shipped: Whether its runs came with the plan and were not made here.
@@ -85,6 +86,7 @@ class Row:
     shuffled: tuple[Run, ...] = field(default=(), repr=False)
     control: "Row | None" = field(default=None, repr=False)
     tuning: Tuning | None = field(default=None, repr=False)
+    control_name: str = ""
     added: bool = False
     shipped: bool = False
 

@@ -9,6 +9,7 @@ from metaseq_lm.core.output import clean
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
 from metaseq_lm.league.page import (
+    describe_missing,
     describe_origins,
     interval_title,
     signed_texts,
@@ -31,7 +32,7 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
         [*findings(standings), *rule(standings), *levels(standings)],
-        wrapped(" ".join(describe_origins(standings))),
+        wrapped(" ".join([*describe_origins(standings), *describe_missing(standings)])),
         *other_metrics(standings),
         where(paths),
     ]
@@ -83,7 +84,8 @@ def main_row(standings: Standings, entry: Entry) -> Lines:
         difference += f" ({' to '.join(ends)})" if ends else ""
     verdict = standings.verdict_text(entry)
     if not hidden and (marks := standings.marks(entry, metric.name)):
-        verdict = f"{NOT_RANKED[FLAG]}: {' '.join(marks)}"
+        decision = entry.stated(metric.name)
+        verdict = f"{decision.text if decision else NOT_RANKED[FLAG]}: {' '.join(marks)}"
     return [*row, difference, verdict]
 
 

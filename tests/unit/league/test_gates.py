@@ -156,6 +156,10 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         lambda row: replace(row, control=None),
         *("control", NOTE, "no matched control"),
     ),
+    "a control that was not run": (
+        lambda row: replace(row, control=None, control_name="twin"),
+        *("control", NOTE, "control twin was not run"),
+    ),
     "a control without scores": (
         lambda row: replace(row, control=replace(row.control, runs=())),
         *("control", NOTE, "twin has no score"),
@@ -320,7 +324,7 @@ SCORE_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
     ),
     "no order learnt": (
         lambda row: replace(row, shuffled=make.runs(4, 0.9, 600, topic=0.5)),
-        *(BRACKETS, "shuffled", FLAG, "no order of words was learnt"),
+        *(BRACKETS, "shuffled", FLAG, "it shows no order of words"),
     ),
     "no order needed": (
         lambda row: replace(row, shuffled=make.runs(4, 0.5, 600)),

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights
-from metaseq_lm.league.page import secondary_table, standings_table, write_page
+from metaseq_lm.league.page import secondary_table, standings_table, summaries, write_page
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.verdict import BETTER, EQUIVALENT, Rule
+from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Rule
 from metaseq_lm.reporting.formats import to_csv, to_text
 from metaseq_lm.reporting.numbers import Metric
 
@@ -84,6 +84,34 @@ def test_verdicts_are_of_ranked_rows_beside_the_baseline(mixed):
     assert "no baseline" in verdicts["2.0e10", "causal"]
     decisions = [e.decision for e in mixed.entries if e.decision]
     assert [d.rule.comparisons for d in decisions] == [2, 2]
+
+
+def test_a_row_without_a_gain_can_be_worse_but_nothing_else():
+    """A low score must not protect from the verdict, nor a flag be lost."""
+    flat = Finding("untrained", FLAG, "at the level of the untrained model", PAIRS)
+    league = standings(
+        entry("masked", 0.6),
+        entry("low", 0.4, findings=[flat]),
+        entry("high", 0.9, findings=[flat]),
+        entry("same", 0.6, findings=[flat]),
+        entry("edge", 0.4, findings=[flat, EDGE]),
+    )
+    cells = column(standings_table(league), "verdict")
+    verdicts = {name: cell.text for (_, name), cell in cells.items()}
+    assert verdicts["low"] == f"{WORSE}: untrained"
+    for name in ("high", "same"):
+        assert verdicts[name] == "not ranked: untrained"
+    assert verdicts["edge"] == "not ranked: untrained, rate at the edge"
+    (sentence,) = summaries(league)
+    assert "worse: low; not ranked:" in sentence and "better" not in sentence
+
+
+def test_what_a_plan_has_no_runs_of_is_named(mixed):
+    partial = replace(mixed, missing=["span", "1.0e12 FLOPs"])
+    sentence = "no runs yet of span, 1.0e12 FLOPs"
+    assert sentence in " ".join(standings_table(partial).notes)
+    assert sentence in " ".join(terminal_text(partial).split())
+    assert "no runs yet" not in terminal_text(mixed)
 
 
 def test_a_baseline_that_is_not_ranked_decides_nothing():
