@@ -86,6 +86,7 @@ class LeagueRuns:
             tuple(runs),
             untrained=tuple(self.of(objective, UNTRAINED)),
             shuffled=tuple(self.of(objective, SHUFFLED, budget)),
+            control_name=objective.control or "",
             tuning=self.tuning(objective, budget, runs[0]),
             added=objective.name in {item.name for item in self.contents.added},
             shipped=setting_of(runs[0]) in self.shipped,
