@@ -5,7 +5,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import (
     COLOURS,
@@ -164,7 +164,7 @@ def describe_marks(standings: Standings, scores: str, with_shuffled: bool) -> st
 def draw_ladder(standings: Standings, path: Path) -> None:
     """Draw the primary metric over the FLOPs of a run: means as lines, dots are seeds.
 
-    A row that is void or refused is hollow and no part of a line; a flagged one has its letters.
+    A row that is void or refused is hollow and no part of a line.
     Grey are the references, and the mean ± sd of all untrained scores.
     """
     metric = standings.primary
@@ -187,8 +187,6 @@ def draw_ladder(standings: Standings, path: Path) -> None:
         if summary := summarise(untrained):
             axes.axhspan(summary.low, summary.high, color=CONTROL, alpha=0.3, linewidth=0)
         subject = describe_marks(standings, "small: a seed; large: mean", with_shuffled=False)
-        if any(entry.about(metric.name, FLAG) for entry in standings.entries):
-            subject += "; letter: see the table"
         legend(figure, styles | lines, subject)
 
 
@@ -207,8 +205,5 @@ def draw_steps(
         if scores and not is_hollow:
             xs.append(x)
             means.append(sum(scores) / len(scores))
-            marks = standings.marks(entry, metric.name)
-            offset: Any = {"xytext": (5, 5), "textcoords": "offset points"}
-            axes.annotate(" ".join(marks), (x, means[-1]), **offset, fontsize=7, color=style.colour)
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=7, **look)
