@@ -111,8 +111,8 @@ def solved_rows(scores: Scores) -> Iterator[list[str]]:
     copy, attractor = (scores.of("masked_40", LARGE, metric) for metric in (COPY, ATTRACTOR))
     text = f"at {flops_text(LARGE)}: masked_40 solves {COPY}, not yet {ATTRACTOR}"
     is_held = 2 * count(copy) > len(copy) and 2 * count(attractor) <= len(attractor)
-    both = f"{solvers(copy)}; {solvers(attractor)}" if copy and attractor else ""
-    yield [text, both, "", verdict(bool(both), is_held)]
+    counts = f"{solvers(copy)}; {solvers(attractor)}" if copy and attractor else ""
+    yield [text, counts, "", verdict(bool(counts), is_held)]
 
 
 def count(values: Sequence[float]) -> int:

@@ -35,25 +35,25 @@ MISSING = ("no such", "no runs found", "no tokenizer here")
 
 def calls_of(script: Path, out: Path) -> list[list[str]]:
     """Return the arguments of each call of python by a script, all of which "succeed"."""
-    given = {"METASEQ_LM_DATA": str(out), "SEEDS": "1", "PEER": "1"}
-    given |= {"METASEQ_LM_MINILM": str(out / "weights")}
+    variables = {"METASEQ_LM_DATA": str(out), "SEEDS": "1", "PEER": "1"}
+    variables |= {"METASEQ_LM_MINILM": str(out / "weights")}
     # Of BAM all stages, of which it would find the folders.
     stages = yaml.safe_load((EXAMPLES / "bam" / "sweep.yaml").read_text())["stages"]
     for stage in stages:
         (out / "runs" / stage["name"].replace("{set}", "RTE")).mkdir(parents=True)
-    return recorded(script, out, given)
+    return recorded(script, out, variables)
 
 
-def recorded(script: Path, out: Path, given: dict[str, str]) -> list[list[str]]:
-    """Return the arguments of each call of python by a script, run with variables `given`."""
+def recorded(script: Path, out: Path, variables: dict[str, str]) -> list[list[str]]:
+    """Return the arguments of each call of python by a script, run with further environment `variables`."""
     programs, record = out / "programs", out / "calls"
     programs.mkdir(parents=True)
     (programs / "python").write_text(PYTHON)
     (programs / "python").chmod(0o755)
-    given |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CALLS": str(record)}
+    variables |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "CALLS": str(record)}
     others = {key: value for key, value in os.environ.items() if key not in ASKED}
     done = subprocess.run(
-        ["bash", str(script), str(out)], env=others | given, capture_output=True, text=True
+        ["bash", str(script), str(out)], env=others | variables, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     calls = record.read_text().split("\036\0")[:-1]

@@ -46,12 +46,12 @@ def league(*arguments: object) -> int:
 @pytest.fixture(scope="module")
 def played(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a league that has run, the plan beside it."""
-    place = tmp_path_factory.mktemp("league")
+    folder = tmp_path_factory.mktemp("league")
     with pytest.MonkeyPatch.context() as monkeypatch:
         trained = in_process(monkeypatch)
-        assert league(write_plan(place / "plan.yaml", moons), "--out", place / "L") == 0
-    (place / "trained.json").write_text(json.dumps(trained))
-    return place
+        assert league(write_plan(folder / "plan.yaml", moons), "--out", folder / "L") == 0
+    (folder / "trained.json").write_text(json.dumps(trained))
+    return folder
 
 
 def copy_of(played: Path, place: Path) -> Path:

@@ -39,19 +39,19 @@ def trials(
 
 
 def test_the_best_is_by_the_mean_over_seeds() -> None:
-    made = trials({1.0: [3, 3], 2.0: [1, 4], 4.0: [2.9, 3.2]})
-    assert made.best() == {LR: 2.0}
+    of_rates = trials({1.0: [3, 3], 2.0: [1, 4], 4.0: [2.9, 3.2]})
+    assert of_rates.best() == {LR: 2.0}
     assert trials({1.0: [3], 2.0: [3]}).best() == {LR: 1.0}
     assert trials({1.0: [3], 2.0: [5]}, metric="valid.accuracy").best() == {LR: 2.0}
 
 
 def test_the_best_by_a_term_of_the_loss_is_the_smallest() -> None:
     """Its name, valid.mlm, does not say so."""
-    made = []
+    runs = []
     for rate, loss in ((1.0, 3.0), (2.0, 2.0)):
         results = {"status": "finished", "metrics": {"valid": {"mlm": loss}}, "losses": ["mlm"]}
-        made.append(Run(Path("run"), {LR: rate}, [], results))
-    assert Trials(OBJECTIVE, SMALL, tuple(made), "valid.mlm").best() == {LR: 2.0}
+        runs.append(Run(Path("run"), {LR: rate}, [], results))
+    assert Trials(OBJECTIVE, SMALL, tuple(runs), "valid.mlm").best() == {LR: 2.0}
 
 
 def test_a_value_with_a_run_that_did_not_finish_is_not_chosen() -> None:
@@ -103,16 +103,16 @@ def test_each_of_several_keys_is_widened_and_words_are_not() -> None:
             runs += [
                 run(lr + size, optimizer_lr=lr, model_size=size, model_init=init) for init in "ab"
             ]
-    made = Trials(objective, SMALL, tuple(runs), "valid.loss")
-    assert made.best() == {LR: 1.0, "model.size": 8, "model.init": "a"}
-    assert widened(made, 1) == {LR: (0.5, 1.0, 2.0), "model.size": (4, 8, 16)}
+    of_pairs = Trials(objective, SMALL, tuple(runs), "valid.loss")
+    assert of_pairs.best() == {LR: 1.0, "model.size": 8, "model.init": "a"}
+    assert widened(of_pairs, 1) == {LR: (0.5, 1.0, 2.0), "model.size": (4, 8, 16)}
 
 
 def test_trials_are_of_the_budget_that_they_have() -> None:
     plan: Plan = parse_plan(plan_with())
     runs = [run(1, optimizer_lr=1.0), run(2, LARGE, optimizer_lr=2.0)]
-    made = trials_of(plan, OBJECTIVE, runs)
-    assert {budget: of.best() for budget, of in made.items()} == {
+    by_budget = trials_of(plan, OBJECTIVE, runs)
+    assert {budget: of.best() for budget, of in by_budget.items()} == {
         SMALL: {LR: 1.0},
         LARGE: {LR: 2.0},
     }
