@@ -45,7 +45,7 @@ def calls_of(script: Path, out: Path) -> list[list[str]]:
 
 
 def recorded(script: Path, out: Path, variables: dict[str, str]) -> list[list[str]]:
-    """Return the arguments of each call of python by a script, run with further environment `variables`."""
+    """Return the arguments of each call of python by a script, run with further `variables`."""
     programs, record = out / "programs", out / "calls"
     programs.mkdir(parents=True)
     (programs / "python").write_text(PYTHON)
