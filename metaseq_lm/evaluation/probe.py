@@ -2,9 +2,11 @@
 
 The data are a labelled set of texts, whose states are means over their tokens, or a tagged set,
 where the state of a word is that of its first token. Each layer has a ridge regression on
-standardised states, fitted to the one-hot labels of the train split; its ridge is that of the least
-generalised cross-validation error (Golub, Heath and Wahba 1979). The layer is chosen on the valid
-split, for the last one misleads: a causal model's last states are about the next token.
+standardised states, fitted to the one-hot labels of the train split; its ridge is that with the
+fewest errors when each item is left out in turn. (The squared error of the one-hot labels is no
+guide: where states tell little it is least with a ridge that predicts the majority class.) The
+layer is chosen on the valid split, for the last one misleads: a causal model's last states are
+about the next token.
 
 Shapes: N items, D width, K classes.
 """
@@ -135,19 +137,23 @@ class Probe(Suite[ProbedSet, HiddenStates]):
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
         parts = self._parts(items, probabilities.longest)
         train, chooser, test = parts
-        accuracies = []  # of each layer, on the items that choose and on those that are scored
+        scores = []  # of each layer
         for layers in zip(*(part.states(probabilities) for part in parts)):
             ridge = Ridge.fit(layers[0], train.labels, len(classes_of(train.rows)))
-            predictions = [ridge.predict(states) for states in layers[1:]]
-            hits = (predictions[0] == chooser.labels, predictions[1] == test.labels)
-            accuracies.append([float(hit.mean()) for hit in hits])
-        layer = int(np.argmax(accuracies, axis=0)[0])
-        overall = {"accuracy": accuracies[layer][1], "layer": float(layer)}
+            hits = (
+                ridge.predict(layers[1]) == chooser.labels,
+                ridge.predict(layers[2]) == test.labels,
+            )
+            valid_accuracy, accuracy = (float(hit.mean()) for hit in hits)
+            scores.append(
+                {"accuracy": accuracy, "valid_accuracy": valid_accuracy, "ridge": ridge.ridge}
+            )
+        layer = int(np.argmax([score["valid_accuracy"] for score in scores]))
         count = len(test.labels)
-        results = {OVERALL: GroupMetrics(count, overall)}
-        for number, (_, accuracy) in enumerate(accuracies):
-            results[f"layer_{number}"] = GroupMetrics(count, {"accuracy": accuracy})
-        last = {"accuracy": accuracy, "effective_rank": effective_rank(layers[2])}
+        results = {OVERALL: GroupMetrics(count, {**scores[layer], "layer": float(layer)})}
+        for number, score in enumerate(scores):
+            results[f"layer_{number}"] = GroupMetrics(count, score)
+        last = {**scores[-1], "effective_rank": effective_rank(layers[2])}
         results["last"] = GroupMetrics(count, last)
         return results
 
@@ -327,11 +333,13 @@ class Ridge:
 
     @classmethod
     def fit(cls, inputs: np.ndarray, labels: np.ndarray, n_classes: int) -> "Ridge":
-        """Return the regression with the ridge that has the least generalised cross-validation.
+        """Return the regression with the ridge of RIDGES that has the fewest errors.
 
-        With inputs X (N, D) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the
-        fitted values are H Y, H = U S / (S + r) U^T, and the error is |Y - H Y|^2 / N over
-        (1 - (1 + tr H) / N)^2; the 1 is for the intercept.
+        An error is an item that the regression on all others gives another class. With inputs X
+        (N, D) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the values that are
+        fitted are H Y, H = U S / (S + r) U^T + 1 / N, the last term for the intercept, and an item
+        left out has Y - (Y - H Y) / (1 - diag H) (Allen 1974); standardisation stays that of all.
+        Of equal ridges the one with the least squared error of the items left out is chosen.
 
         Args:
             inputs: X, (N, D).
@@ -342,22 +350,23 @@ class Ridge:
         mean, scale = x.mean(axis=0), x.std(axis=0)
         scale = np.where(scale > 0, scale, 1.0)
         x = (x - mean) / scale
-        y = np.eye(n_classes)[labels]
-        intercept = y.mean(axis=0)
-        y = y - intercept
+        one_hot = np.eye(n_classes)[labels]
+        intercept = one_hot.mean(axis=0)
+        y = one_hot - intercept
         # X^T X has the same S, without the zeros, and D is mostly less than N.
         squares, basis = np.linalg.eigh(x.T @ x)
         squares = squares.clip(min=0)
-        product = basis.T @ (x.T @ y)  # S^(1/2) U^T Y, (D, K)
-        explained = (product**2).sum(axis=1) / np.where(squares > 0, squares, 1.0)  # |U^T Y|^2
+        rotated = x @ basis  # U S^(1/2), (N, D)
+        product = rotated.T @ y  # S^(1/2) U^T Y, (D, K)
         count = len(x)
         errors = []
         for ridge in RIDGES:
-            shrunk = squares / (squares + count * ridge)
-            rest = (y**2).sum() - (explained * (2 * shrunk - shrunk**2)).sum()
-            free = max(1 - (1 + shrunk.sum()) / count, 1e-12)
-            errors.append(rest / count / free**2)
-        best = float(RIDGES[int(np.argmin(errors))])
+            inverse = 1 / (squares + count * ridge)
+            free = 1 - 1 / count - (rotated**2) @ inverse
+            residuals = (y - rotated @ (product * inverse[:, None])) / free.clip(1e-12)[:, None]
+            missed = (one_hot - residuals).argmax(axis=1) != labels
+            errors.append((float(missed.mean()), float((residuals**2).sum())))
+        best = float(RIDGES[min(range(len(RIDGES)), key=errors.__getitem__)])
         weights = basis @ (product / (squares + count * best)[:, None])
         return cls(mean, scale, weights, intercept, best)
 

@@ -158,11 +158,12 @@ class Agreement:
     def head_numbers(self, clauses: np.ndarray) -> np.ndarray:
         """Return the number of the head noun at the token before the verb, (M, L).
 
-        NO_LABEL elsewhere.
+        NO_LABEL elsewhere, and at a noun that is the head itself: the last noun of a phrase tells
+        nothing of the head, so that the word alone is at chance, neither right nor misled.
         """
         labels = np.full(clauses.shape, NO_LABEL)
         columns, _ = self.attractors(clauses)
-        rows = np.flatnonzero(columns >= 0)
+        rows = np.flatnonzero(columns >= 2)
         labels[rows, columns[rows] - 1] = self.nouns.form(clauses[rows, 0])
         return labels
 

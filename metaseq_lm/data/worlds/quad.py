@@ -185,25 +185,6 @@ class Quad(World):
         """Return 0 for the topics below the middle, 1 for the others."""
         return np.asarray(2 * topics >= self.config.topics).astype(np.int64)
 
-    def sample_labelled(self, name: str, split: str, keys: np.ndarray) -> Documents:
-        """Return documents for a split of a labelled set: see `World.sample_labelled`.
-
-        A probe of the head's number is trained on all clauses of agreement and tested on those
-        whose last noun before the verb has the other number: trained on these alone it would need
-        only the noun that it stands at.
-        """
-        documents = self.sample(keys)
-        if name != HEAD or split == "train":
-            return documents
-        rows, columns = np.nonzero(documents.labels[HEAD] != NO_LABEL)
-        agrees = (
-            self.agreement.nouns.form(documents.tokens[rows, columns])
-            == (documents.labels[HEAD][rows, columns])
-        )
-        labels = documents.labels[HEAD].copy()
-        labels[rows[agrees], columns[agrees]] = NO_LABEL
-        return Documents(documents.tokens, {**documents.labels, HEAD: labels})
-
     def _sample_clauses(
         self, number: int, topics: np.ndarray, uniforms: np.ndarray
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
