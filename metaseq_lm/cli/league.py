@@ -63,6 +63,11 @@ class LeagueOptions:
     control: str | None = option(
         None, "matched control of the objective of --with", metavar="OBJECTIVE"
     )
+    tune_by: str | None = option(
+        None,
+        "metric that the objective of --with is tuned by (default: that of the plan)",
+        metavar="METRIC",
+    )
     budgets: tuple[float, ...] = option(
         (),
         "FLOPs of a run, of those of the plan (default: its usual ones; report: all)",
@@ -122,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         return report(Path(words[1]) if len(words) > 1 else None, options)
     if not args.added:
-        check_unused(args, ("name", "grid", "control"), "a league without --with")
+        check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
     if options.archive:
         raise UsageError("--archive goes with 'metaseq-lm league report L'")
     return run_league(args, options, words)
@@ -264,6 +269,8 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
         content["grid"] = dict(map(axis, options.grid))
     if options.control:
         content["control"] = options.control
+    if options.tune_by:
+        content["metric"] = options.tune_by
     objective = Added(options.name, content, user_dir_of(options))
     for other in contents.added:
         if other.name == objective.name and other != objective:
@@ -277,11 +284,13 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
 
 
 def describe(objective: "Added") -> str:
-    """Return the options, grid, control and plug-in of an objective in words."""
+    """Return the options, grid, control, metric and plug-in of an objective in words."""
     grid = objective.content.get("grid", {})
     parts = [*objective.options, *(f"--grid {k}={','.join(map(str, v))}" for k, v in grid.items())]
     if "control" in objective.content:
         parts.append(f"--control {objective.content['control']}")
+    if "metric" in objective.content:
+        parts.append(f"--tune-by {objective.content['metric']}")
     return " ".join([*parts, *([f"--user-dir {objective.user_dir}"] if objective.user_dir else [])])
 
 

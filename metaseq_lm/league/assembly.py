@@ -194,18 +194,19 @@ class LeagueRuns:
 
     def tuning_notes(self) -> list[str]:
         """Return a sentence on tuning: trials and FLOPs of each objective."""
+        metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
         parts = []
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):
                 flops = sum(run.costs["flops"] or 0.0 for run in runs)
                 planned = objective.trials * len(self.plan.tuning.seeds)
                 tuned = len({budget_of(run) for run in runs})
+                by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
                 wider = f", {len(runs) - planned * tuned} of them beyond the first grid"
                 parts.append(
-                    f"{objective.name} {len(runs)} trials, {flops_text(flops)} FLOPs"
+                    f"{objective.name}{by} {len(runs)} trials, {flops_text(flops)} FLOPs"
                     f"{wider if len(runs) > planned * tuned else ''}"
                 )
-        metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
         return [note] if parts else []
 

@@ -125,8 +125,9 @@ def league_options(plan: Plan, objective: Objective, phase: str) -> list[str]:
         options += ["trainer.max_update=0"]
     if phase == SHUFFLED:
         options += ["task.shuffle_tokens=true"]
-    if phase != TUNE and plan.comparison.suites:
-        options += [f"trainer.final_suites={format_value(list(plan.comparison.suites))}"]
+    suites = plan.tuning_suites(objective) if phase == TUNE else list(plan.comparison.suites)
+    if suites:
+        options += [f"trainer.final_suites={format_value(suites)}"]
     return options
 
 

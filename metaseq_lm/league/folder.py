@@ -43,7 +43,7 @@ class Added:
 
     Attributes:
         name: Its name.
-        content: What stands for an objective in a plan: options, grid, control, note.
+        content: What stands for an objective in a plan: options, grid, control, note, metric.
         user_dir: The plug-in that it needs; None without one.
     """
 

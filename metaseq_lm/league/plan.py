@@ -19,6 +19,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.runs.suite_results import entry_name
 from metaseq_lm.sweeps.definition import (
     absolute,
     check_keys,
@@ -57,6 +58,7 @@ class Objective:
         grid: The values of each tuned option, all combinations are tried; empty: not tuned.
         control: The objective that is its matched control; None without one.
         note: One line for reports.
+        metric: The metric that tunes it; None: that of the plan's tuning.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Objective:
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     control: str | None = None
     note: str = ""
+    metric: str | None = None
 
     @property
     def trials(self) -> int:
@@ -94,7 +97,7 @@ class Tuning:
         budgets: FLOPs of a trial, ascending; a run has the values of the nearest of them.
         grid: The grid of objectives that have none of their own.
         seeds: The seeds of each trial; none of those that are compared.
-        metric: What chooses, of the run itself.
+        metric: What chooses, of the run itself, for objectives that name no other.
         widen: How often a grid gets a value beyond its end when that end is the best.
     """
 
@@ -147,6 +150,10 @@ class Comparison:
     level: float = 0.05
     solved: float = 0.9
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def parts_of(self, metric: str) -> tuple[str, ...]:
+        """Return the metrics that a metric is the mean of, itself if it is none."""
+        return self.means.get(metric, (metric,))
 
 
 @dataclass(frozen=True)
@@ -203,6 +210,16 @@ class Plan:
         """Return an objective by its name."""
         return next(objective for objective in self.objectives if objective.name == name)
 
+    def tuning_metric(self, objective: Objective) -> str:
+        """Return the metric that tunes an objective."""
+        return objective.metric or self.tuning.metric
+
+    def tuning_suites(self, objective: Objective) -> list[str]:
+        """Return the entries of suites that trials of an objective need for their metric."""
+        parts = self.comparison.parts_of(self.tuning_metric(objective))
+        names = {part.partition(".")[0] for part in parts}
+        return [entry for entry in self.comparison.suites if entry_name(entry) in names]
+
 
 def stated(value: Any) -> Any:
     """Return a dataclass, at any depth, as a mapping without the fields that have their default."""
@@ -229,7 +246,7 @@ CONTROL_KEYS = ("untrained", "shuffled", "seeds")
 COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
 )
-OBJECTIVE_KEYS = ("options", "grid", "control", "note")
+OBJECTIVE_KEYS = ("options", "grid", "control", "note", "metric")
 
 
 def archive_beside(plan: Path) -> Path | None:
@@ -330,7 +347,7 @@ def parse_objective(name: str, content: Any, grid: Mapping[str, tuple[Any, ...]]
         )
     content = mapping(content, where)
     check_keys(dict(content), OBJECTIVE_KEYS, where)
-    control = content.get("control")
+    control, metric = content.get("control"), content.get("metric")
     options = parse_options(content.get("options", []), f"{where}.options")
     grid = parse_grid(content["grid"]) if "grid" in content else grid
     for option in options:
@@ -339,12 +356,15 @@ def parse_objective(name: str, content: Any, grid: Mapping[str, tuple[Any, ...]]
                 f"{where}: {key} is tuned, so '{option}' would have no effect; leave it out, or "
                 "give the objective a grid without it"
             )
+    if metric is not None and not grid:
+        raise UsageError(f"{where}.metric: nothing is tuned by it; give a grid, or leave it out")
     return Objective(
         name,
         options,
         grid,
         None if control is None else text_of(control, f"{where}.control"),
         text_of(content.get("note", ""), f"{where}.note"),
+        None if metric is None else text_of(metric, f"{where}.metric"),
     )
 
 

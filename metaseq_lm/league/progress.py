@@ -32,7 +32,7 @@ class Progress:
         self.over: dict[Key, str] = {}
         self.begun: dict[Key, float] = {}
         self.seconds = self.flops = 0.0
-        self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of scored runs
+        self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of other runs
 
     def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[Run]) -> None:
         """Add runs of a sweep, with the states of its runs."""

@@ -142,7 +142,6 @@ class Runner:
                     check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
-        self.check_tuning_metric()
 
     # ---------------------------------------------------------------- the phases
 
@@ -180,18 +179,19 @@ class Runner:
         """
         comparison = self.plan.comparison
         optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
-        decisive = comparison.means.get(comparison.metric, (comparison.metric,))
-        needed = [part for n in self.plan.metrics for part in comparison.means.get(n, (n,))]
+        shown = [part for name in comparison.secondary for part in comparison.parts_of(name)]
         for sweep in self.untrained_sweeps():
-            is_tuned = bool(self.plan.objective(sweep.objective).grid)
-            names = [*needed, *[self.plan.tuning.metric] * is_tuned]
+            objective = self.plan.objective(sweep.objective)
+            decisive = [*comparison.parts_of(comparison.metric)]
+            if objective.grid:
+                decisive += comparison.parts_of(self.plan.tuning_metric(objective))
             for run in finished(list(begun(sweep))):
                 if doubled := [name for name in comparison.means if name in run.metrics]:
                     raise UsageError(
                         f"comparison.means.{doubled[0]}: the runs have a metric of this name; "
                         "choose another one, and another --out"
                     )
-                for name in names:
+                for name in [*decisive, *shown]:
                     may_lack = name.startswith(optional) and name not in decisive
                     if name not in run.metrics and not may_lack:
                         raise UsageError(
@@ -199,15 +199,6 @@ class Runner:
                             f"'{name}'.{nearest(name, list(run.metrics))} Metrics: "
                             f"{', '.join(run.metrics)}. Correct the plan and choose another --out"
                         )
-
-    def check_tuning_metric(self) -> None:
-        """Raise UsageError for a metric of tuning that is of a suite."""
-        metric = self.plan.tuning.metric
-        if metric.startswith(tuple(f"{entry.name}." for entry in self.suites())):
-            raise UsageError(
-                f"tuning.metric: {metric} is of a suite, which trials are not scored with; choose "
-                "a metric of validation"
-            )
 
     def suites(self) -> list[SuiteRequest]:
         """Return the suites of the plan."""
@@ -280,7 +271,7 @@ class Runner:
                 tuned = self.plan.tuning.nearest(budget)
                 best = trials[tuned].best() if tuned in trials else None
                 if best is None:
-                    metric = self.plan.tuning.metric
+                    metric = self.plan.tuning_metric(objective)
                     runs = trials[tuned].runs if tuned in trials else ()
                     reason = "none could start; does an update cost more than the budget?"
                     reason = (runs[0].why_unscored(metric) if runs else None) or reason

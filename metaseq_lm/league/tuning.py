@@ -1,10 +1,10 @@
-"""Tuning: the grid of each budget, the choice by validation, and the step beyond a grid's end."""
+"""Tuning: the grid of each budget, the choice by a metric, and the step beyond a grid's end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from metaseq_lm.league.expansion import BUDGET, Values
@@ -23,7 +23,7 @@ class Trials:
         objective: The objective.
         budget: FLOPs of a trial.
         runs: The runs, those that failed too.
-        metric: The validation metric that chooses.
+        metric: The metric that chooses.
     """
 
     objective: Objective
@@ -64,12 +64,16 @@ class Trials:
 
 
 def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials]:
-    """Return the trials of an objective by their budget, from its runs of the phase `tune`."""
+    """Return the trials of an objective by their budget, from its runs of the phase `tune`.
+
+    They have the means of the plan.
+    """
     by_budget: dict[float, list[Run]] = {}
     for run in runs:
-        by_budget.setdefault(float(run.values.get(BUDGET) or 0), []).append(run)
+        trial = replace(run, means=plan.comparison.means)
+        by_budget.setdefault(float(run.values.get(BUDGET) or 0), []).append(trial)
     return {
-        budget: Trials(objective, budget, tuple(of_budget), plan.tuning.metric)
+        budget: Trials(objective, budget, tuple(of_budget), plan.tuning_metric(objective))
         for budget, of_budget in sorted(by_budget.items())
     }
 

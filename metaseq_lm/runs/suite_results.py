@@ -5,6 +5,7 @@ results of the checkpoint that a run ended with from those of another one.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,18 @@ class SuiteResults:
 def default_name(suite: str) -> str:
     """Return the name of the results of a suite, such as "glue-RTE" of glue/RTE."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", suite)
+
+
+def entry_name(entry: str) -> str:
+    """Return the name of the results that an entry of trainer.final_suites asks for.
+
+    "" for one of another form, which `training.suites.parse_entry` refuses.
+    """
+    try:
+        suite, _, *options = shlex.split(entry)
+    except ValueError:
+        return ""
+    return dict(word.partition("=")[::2] for word in options).get("name", default_name(suite))
 
 
 def check_name(name: str) -> None:

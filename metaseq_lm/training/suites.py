@@ -244,7 +244,7 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
         raise UsageError(f"write {ENTRY}")
     suite, folder, *options = words
     values = dict(word.partition("=")[::2] for word in options)
-    name = values.get("name", suite_results.default_name(suite))
+    name = suite_results.entry_name(entry)
     suite_results.check_name(name)
     too_long = values.get("too_long", "fail")
     if too_long not in TOO_LONG:

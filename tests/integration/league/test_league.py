@@ -170,7 +170,7 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     trained = in_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     mine = ["--with", "criterion=twice", "task.mask_prob=0.3", "--control", "masked"]
-    grid = ["--grid", "optimizer.lr=1e-3,1e-4", "--name", "twice"]
+    grid = ["--grid", "optimizer.lr=1e-3,1e-4", "--name", "twice", "--tune-by", "valid.mlm"]
     assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
     shown = capsys.readouterr().out
     assert {name.split("/")[1] for name in trained} == {"twice"}
@@ -178,6 +178,7 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     assert f"plan {contents.plan.hash} + twice" in shown
     assert re.search(r"^dense +2 ", shown, re.M) and re.search(r"^twice +2 ", shown, re.M)
     assert contents.extended.objective("twice").control == "masked"
+    assert contents.extended.objective("twice").metric == "valid.mlm"
     before = len(trained)
     assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
     assert len(trained) == before
@@ -265,6 +266,39 @@ def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
     ]
 
 
+def test_an_objective_is_tuned_by_the_suites_of_its_own_metric(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suites = [f"probe which_moon_20 name={name}" for name in ("moon", "other")]
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        objectives={"masked": {}, "dense": {"metric": "probes"}},
+        seeds=[1],
+        tuning__widen=0,
+        controls__shuffled=False,
+        comparison__suites=suites,
+        comparison__means={"probes": ["moon.accuracy", "valid.accuracy"]},
+    )
+    in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 0
+    folder = LeagueFolder(tmp_path / "L")
+    runs = read_league_runs(folder, folder.read()).runs
+    scored = {}
+    for run in runs:
+        scored.setdefault(run.values["label"], []).append([suite.name for suite in run.suites])
+    assert scored.pop("masked, tuning") == [[], []]
+    assert scored.pop("dense, tuning") == [["moon"]] * 2
+    assert all(names == ["moon", "other"] for of_label in scored.values() for names in of_label)
+    trials = [run for run in runs if run.values["label"] == "dense, tuning"]
+    best = max(trials, key=lambda run: run.metrics["probes"])
+    (final,) = (run for run in runs if run.values["label"] == "dense")
+    assert final.values["optimizer.lr"] == best.values["optimizer.lr"]
+    page = (folder.path / "report" / "standings.txt").read_text()
+    assert "Tuned by valid.loss on seed 101: masked 2 trials" in page
+    assert "dense, by probes, 2 trials" in page
+
+
 def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     played: Path,
     moons: Path,
@@ -327,6 +361,7 @@ WRONG = {
     "an archive": (["--archive", "x.jsonl"], "report"),
     "a name for nothing": (["--name", "mine"], "--name.*--with"),
     "a grid for nothing": (["--grid", "optimizer.lr=1,2"], "--grid.*--with"),
+    "a metric for nothing": (["--tune-by", "valid.mlm"], "--tune-by.*--with"),
     "a control for nothing": (["--control", "dense"], "--control.*--with"),
     "an option that is tuned": (["--with", "optimizer.lr=0.1"], "optimizer.lr is tuned"),
     "a budget in words": (["--budgets", "large"], "'large' is not a number"),
@@ -365,9 +400,9 @@ def test_a_metric_that_no_run_has_is_seen_before_tuning(
         ({"tuning__metric": "valid.lss"}, "Did you mean 'valid.loss'", {"untrained"}),
         ({"comparison__means": {"valid.mlm": ["valid.loss"]}}, "of this name", {"untrained"}),
         (
-            {"tuning__metric": "s.accuracy", "comparison__suites": ["probe which_moon_20 name=s"]},
-            "of a suite",
-            set(),
+            {"tuning__metric": "s.acuracy", "comparison__suites": ["probe which_moon_20 name=s"]},
+            "Did you mean 's.accuracy'",
+            {"untrained"},
         ),
         (
             {name: [1e3] for name in ("budgets", "usual_budgets", "tuning__budgets")}

@@ -41,6 +41,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"objectives": {"masked": {"options": ["optimizer.lr=0.1"]}}},
         "objectives.masked.*optimizer.lr is tuned",
     ),
+    "a metric that tunes nothing": (
+        {"objectives": {"masked": {"grid": {}, "metric": "valid.mlm"}}},
+        "objectives.masked.metric",
+    ),
     "a mean of itself": ({"comparison__means": {"m": ["m"]}}, "means.m.*mean"),
     "a mean of a loss and a share": (
         {"comparison__means": {"m": ["valid.loss", "valid.accuracy"]}},
@@ -83,6 +87,7 @@ CHANGES: list[dict[str, Any]] = [
     *({"comparison__level": 0.01}, {"comparison__smallest_effect": 0.06}),
     *({"comparison__metric": "valid.loss"}, {"comparison__suites": ["pairs pairs"]}),
     {"objectives": {"masked": {"options": ["task.mask_prob=0.2"]}}},
+    {"objectives": {"masked": {"options": ["task.mask_prob=0.2"], "metric": "valid.mlm"}}},
 ]
 
 
@@ -90,6 +95,27 @@ def test_the_hash_covers_all_that_a_plan_says() -> None:
     hashes = {parse_plan(plan_with(**change)).hash for change in [{}, *CHANGES]}
     assert len(hashes) == 1 + len(CHANGES)
     assert all(len(digest) == 16 for digest in hashes)
+
+
+def test_the_hash_of_a_plan_without_metrics_of_objectives_stays() -> None:
+    """That of the same plan before objectives had one."""
+    assert parse_plan(plan_with()).hash == "06c09dc1014b8b2c"
+
+
+def test_trials_need_the_suites_of_their_metric() -> None:
+    suites = ["pairs pairs compare=changed", "probe depth", "probe topic name=topic"]
+    means = {"both": ["valid.accuracy", "topic.valid_accuracy"], "own": ["valid.loss"]}
+    metrics = {"a": "both", "b": "probe.accuracy", "c": "own", "d": "pairs.brackets.accuracy"}
+    plan = parse_plan(
+        plan_with(
+            objectives={**{name: {"metric": m} for name, m in metrics.items()}, "masked": {}},
+            comparison__suites=suites,
+            comparison__means=means,
+        )
+    )
+    needed = {objective.name: plan.tuning_suites(objective) for objective in plan.objectives}
+    assert needed == {"a": suites[2:], "b": suites[1:2], "c": [], "d": suites[:1], "masked": []}
+    assert plan.tuning_metric(plan.objective("masked")) == "valid.loss"
 
 
 def test_a_stated_default_does_not_change_the_hash() -> None:

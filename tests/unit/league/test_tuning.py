@@ -1,6 +1,7 @@
 """Tuning: the choice by validation and the step beyond the end of a grid."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from league_plans import LARGE, SMALL, plan_with
 from metaseq_lm.league.plan import Objective, Plan, parse_plan
 from metaseq_lm.league.tuning import Trials, beyond, trials_of, widened
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import SuiteResults
 
 LR = "optimizer.lr"
 OBJECTIVE = Objective("masked", (), {LR: (1.0, 2.0, 4.0)})
@@ -26,6 +28,12 @@ def run(loss: float | None, budget: float = SMALL, **values: Any) -> Run:
         {"status": "finished", "metrics": metrics} if loss is not None else {"status": "diverged"}
     )
     return Run(Path("run"), options, [], status)
+
+
+def probe(name: str, accuracy: float) -> SuiteResults:
+    """Return the results of a suite with one score."""
+    groups = {"overall": {"n": 5, "metrics": {"accuracy": accuracy}}}
+    return SuiteResults(name, "probe", 9, "w", "d", {}, groups, {})
 
 
 def trials(
@@ -106,6 +114,22 @@ def test_each_of_several_keys_is_widened_and_words_are_not() -> None:
     of_pairs = Trials(objective, SMALL, tuple(runs), "valid.loss")
     assert of_pairs.best() == {LR: 1.0, "model.size": 8, "model.init": "a"}
     assert widened(of_pairs, 1) == {LR: (0.5, 1.0, 2.0), "model.size": (4, 8, 16)}
+
+
+def test_an_objective_is_tuned_by_its_own_metric_also_a_mean_of_suites() -> None:
+    """The larger value is the better one of probes; of the plan's loss it is the worse one."""
+    plan = parse_plan(
+        plan_with(
+            objectives={"rtd": {"metric": "probes"}, "masked": {}},
+            comparison__means={"probes": ["depth.accuracy", "topic.accuracy"]},
+        )
+    )
+    runs = []
+    for rate, depth, topic in ((1.0, 0.6, 0.5), (2.0, 0.5, 0.8), (4.0, 0.9, 0.3)):
+        suites = tuple(probe(name, x) for name, x in (("depth", depth), ("topic", topic)))
+        runs.append(replace(run(rate, optimizer_lr=rate), suites=suites))
+    best = {o.name: trials_of(plan, o, runs)[SMALL].best() for o in plan.objectives}
+    assert best == {"rtd": {LR: 2.0}, "masked": {LR: 1.0}}
 
 
 def test_trials_are_of_the_budget_that_they_have() -> None:
