@@ -285,7 +285,9 @@ def with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str,
     content = {**content, "data": {**content.get("data", {}), **files}}
     if not files["probe"].endswith(CONLLU):
         suites = [f"probe {LABELLED} name={LABELLED}"]
-        metrics = {"metric": f"{LABELLED}.accuracy", "means": {}, "secondary": []}
+        # Objectives may be tuned by the mean of the accuracies that choose a layer.
+        means = {"probes_valid": [f"{LABELLED}.valid_accuracy"]}
+        metrics = {"metric": f"{LABELLED}.accuracy", "means": means, "secondary": []}
         content["comparison"] = {**content["comparison"], "suites": suites, **metrics}
     return content
 

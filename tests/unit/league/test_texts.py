@@ -71,7 +71,7 @@ def test_a_table_is_a_labelled_set_and_its_accuracy_the_metric(
 
 def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -> None:
     plan, _ = read_plan(TEXT_ARM, files)
-    assert plan.metrics == ("probes", "upos.accuracy", "relation.accuracy")
+    assert plan.metrics == ("probes", "last_layer", "upos.accuracy", "relation.accuracy")
     elsewhere = {key: file.replace("/tmp", "/other") for key, file in files.items()}
     assert read_plan(TEXT_ARM, elsewhere)[0].hash == plan.hash
     other = files | {"text": files["text"] + "2"}
