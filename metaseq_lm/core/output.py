@@ -1,6 +1,7 @@
 """Escaping of texts of users and files for terminals, spreadsheets and Markdown."""
 
 import re
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +42,11 @@ def printable(text: str) -> str:
 def clean(text: str) -> str:
     """Return the text on one line without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def present_time() -> str:
+    """Return the present time in UTC (ISO 8601), to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def inert(value: Any) -> Any:

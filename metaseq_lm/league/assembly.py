@@ -18,6 +18,7 @@ from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
+from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.standings import (
     Context,
     Row,
@@ -190,7 +191,7 @@ class LeagueRuns:
                 "The word frequencies of the data are not known, so the gates ceiling and plateau "
                 "are silent."
             )
-        return [*notes, *self.tuning_notes()]
+        return [*notes, *self.tuning_notes(), *self.provenance()]
 
     def tuning_notes(self) -> list[str]:
         """Return a sentence on tuning: trials and FLOPs of each objective."""
@@ -209,6 +210,14 @@ class LeagueRuns:
                 )
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
         return [note] if parts else []
+
+    def provenance(self) -> list[str]:
+        """Return a sentence on when and with what the runs were made; [] without runs."""
+        trials, finals = [], []
+        for objective in self.plan.objectives:
+            trials += self.of(objective, TUNE)
+            finals += self.of(objective, FINAL)
+        return [describe_provenance(trials, finals, self.runs)] if self.runs else []
 
 
 def budget_of(run: Run) -> float:

@@ -409,7 +409,8 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 def check_results(results: dict[str, Any]) -> None:
     """Raise ValueError if a part of results.json is not the mapping or list it should be."""
-    for part, kind in (("metrics", dict), ("pretraining", dict), ("losses", list)):
+    parts = {"metrics": dict, "pretraining": dict, "losses": list, "versions": dict}
+    for part, kind in parts.items():
         if not isinstance(results.get(part) or kind(), kind):
             raise ValueError(f"{part} is no {'mapping' if kind is dict else 'list'}")
 

@@ -11,7 +11,6 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
+from metaseq_lm.core.output import present_time
 from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
@@ -197,8 +197,7 @@ class SweepFolder:
 
     def append(self, kind: str, **values: Any) -> None:
         """Add a line to jobs.jsonl."""
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        line = json.dumps(with_checksum({"kind": kind, "time": now, **values})) + "\n"
+        line = json.dumps(with_checksum({"kind": kind, "time": present_time(), **values})) + "\n"
         with open(self.path / "jobs.jsonl", "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             if size:

@@ -15,6 +15,7 @@ from torch import nn
 from metaseq_lm.core.config import TrainerConfig, as_dict
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
+from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group, vectors
@@ -43,6 +44,7 @@ class Checkpointer:
     def __init__(self, parts: Parts, folder: Path, start: dict[str, Any]) -> None:
         self.parts, self.folder = parts, folder
         self.start = start  # what manifests record of init_from
+        self.started: str | None = present_time()  # of the first update; None if not known
         self.options = parts.config.trainer
         self.saved_at = -1  # the update of the last complete checkpoint
         self.pending: Pending | None = None
@@ -112,7 +114,7 @@ class Checkpointer:
             files = checkpoint.serialise_rows(shards)
             if first:
                 files |= checkpoint.serialise(weights, state)
-                description = {**self.description, "valid": valid}
+                description = {**self.description, "started": self.started, "valid": valid}
                 manifest = checkpoint.build_manifest(update, state, description, shards)
         except CheckpointError as error:
             trouble = str(error)
@@ -216,6 +218,7 @@ class Checkpointer:
     def resumed(self, stored: Checkpoint, update: int, best: int | None) -> None:
         """Record that the run was resumed from a checkpoint, and correct the links."""
         self.saved_at = update
+        self.started = stored.manifest.get("started")
         if process_group.rank() == 0:
             checkpoint.relink(self.folder, stored.path, best)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from metaseq_lm import __version__
 from metaseq_lm.core.config import RunConfig, TrainerConfig
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import present_time, show
 from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
@@ -201,6 +206,8 @@ class TrainingRun:
                 "updates": trainer.update,
                 "max_update": config.trainer.max_update,
                 "patience": config.trainer.patience,
+                "started": self.checkpointer.started,
+                "ended": present_time(),
                 "seconds": trainer.seconds,
                 "flops": sum(flops for flops, _ in by_replica),
                 "flops_by_rule": None if by_rule is None else by_rule * trainer.update,
@@ -211,10 +218,23 @@ class TrainingRun:
                 "data": self.parts.data_fingerprint,
                 "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),
+                "versions": versions(),
+                "architecture": platform.machine(),
+                "threads": torch.get_num_threads(),
                 "replicas": process_group.world_size(),
                 "pretraining": lineage_cost.total(ancestors, config.init_from),
             }
         )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that computes."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "metaseq-lm": __version__,
+    }
 
 
 def check_resettable(folder: Path, options: TrainerConfig) -> None:

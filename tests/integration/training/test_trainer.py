@@ -5,12 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from battery import configure, train
 
+from metaseq_lm import __version__
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.runs.folder import cut_torn_line
 from metaseq_lm.runs.manifests import CheckpointError
+from metaseq_lm.training import checkpointing, run
 
 CASE = ("masked_lm", 0)
 
@@ -119,6 +122,29 @@ def test_a_longer_run_goes_on_from_a_finished_one(moons: Path, tmp_path: Path) -
     train(configure(moons, tmp_path, CASE, "trainer.max_update=5"))
     assert [row["update"] for row in lines(tmp_path, "train")] == [1, 2, 3, 4, 5]
     assert "resumed" in lines(tmp_path, "event")[0]["message"]
+
+
+def test_results_say_when_and_with_what_a_run_was_made(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is resumed has its first start, one of an earlier version has none."""
+    spans = []
+    for day, updates in (("01", 2), ("02", 4), ("03", 6)):
+        for module in (checkpointing, run):
+            monkeypatch.setattr(module, "present_time", lambda day=day: f"2026-11-{day}")
+        if day == "03":
+            newest = (tmp_path / "checkpoints" / "last" / "manifest.json").resolve()
+            manifest = json.loads(newest.read_text())
+            assert manifest.pop("started") == "2026-11-01"
+            newest.write_text(json.dumps({k: v for k, v in manifest.items() if k != "checksum"}))
+        train(configure(moons, tmp_path, CASE, f"trainer.max_update={updates}"))
+        results = json.loads((tmp_path / "results.json").read_text())
+        spans.append((results["started"], results["ended"]))
+    assert [start for start, _ in spans] == ["2026-11-01", "2026-11-01", None]
+    assert [end for _, end in spans] == ["2026-11-01", "2026-11-02", "2026-11-03"]
+    assert results["versions"]["torch"] == torch.__version__
+    assert results["versions"]["metaseq-lm"] == __version__
+    assert results["threads"] == torch.get_num_threads() and results["architecture"]
 
 
 def test_damaged_newest_checkpoint_is_passed_over(moons: Path, tmp_path: Path) -> None:
