@@ -135,6 +135,11 @@ def with_losses(of: Callable[[int], Sequence[float]]) -> Callable[[Run], Run]:
     return edit
 
 
+def with_logged(**values: float) -> Callable[[Run], Run]:
+    """Return an edit that adds values to all validations."""
+    return lambda run: replace(run, log=[{**line, **values} for line in run.log])
+
+
 def with_references(**levels: float) -> Callable[[Run], Run]:
     """Return an edit that replaces the references of all metrics."""
 

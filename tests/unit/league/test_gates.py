@@ -12,6 +12,7 @@ from scipy import stats
 
 from metaseq_lm.league.control_gates import compare
 from metaseq_lm.league.gates import GATES, Gate, examine
+from metaseq_lm.league.loss_gates import base_rate, best_detection, undetected
 from metaseq_lm.league.standings import (
     FLAG,
     NOTE,
@@ -270,6 +271,18 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("plateau", FLAG, "copying of unmasked targets reach 3.67"),
     ),
+    "the share of fakes alone": (
+        lambda row: make.change(row, make.with_logged(discriminator=0.43, fakes=0.15)),
+        *("plateau", FLAG, "valid.discriminator is 0.43 nats at best; the share of fakes alone"),
+    ),
+    "some seeds that detect nothing": (
+        lambda row: make.change(
+            make.change(row, make.with_logged(discriminator=0.3, fakes=0.15)),
+            make.with_logged(discriminator=0.43),
+            [1, 2],
+        ),
+        *("plateau", NOTE, "(2 of 8 runs)"),
+    ),
     "diverging": (
         lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 3.5, 3.0))),
         *("first best", FLAG, "undertrained, or diverging (8 of 8 runs)"),
@@ -306,6 +319,43 @@ def test_faults_of_runs_are_caught(fault: str, baseline: Row, row: Row) -> None:
     finding = only(result.findings, gate)
     assert finding.action == action and reason in finding.reason
     assert result.is_ranked(BRACKETS) == (action == NOTE)
+
+
+FULL, MASKED = 0.75 * np.log(4 / 3) + 0.25 * np.log(4), np.log(2)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "level"),
+    [
+        # 20 of 100 tokens are fake, 80 may be; the others are known and cost nothing.
+        ({"criterion._name": "electra_rtd", "criterion.disc_positions": "all"}, 0.8 * FULL),
+        ({"criterion._name": "electra_rtd", "criterion.disc_positions": "masked"}, MASKED),
+        ({"criterion._name": "electric_nce"}, FULL),
+        ({"criterion._name": "electric_nce", "criterion.legacy_specials": True}, 0.8 * FULL),
+    ],
+)
+def test_the_level_of_a_discriminator_is_the_entropy_of_the_share_of_fakes(
+    row: Row, criterion: dict[str, object], level: float
+) -> None:
+    logged = {"fakes": 0.2, "candidates": 0.8, "sample_accuracy": 0.5}
+    run = replace(row.runs[0], values={**row.runs[0].values, **criterion})
+    assert base_rate(run, {"kind": "valid", **logged}) == pytest.approx(level)
+    for loss, count in ((0.979 * level, 0), (0.981 * level, 8)):
+        rows = [replace(r, values={**r.values, **criterion}) for r in row.runs]
+        edit = make.with_logged(discriminator=loss, **logged)
+        findings = list(
+            undetected(replace(row, runs=tuple(map(edit, rows))), make.make_context(row))
+        )
+        assert len(findings) == bool(count)
+
+
+def test_a_discriminator_is_judged_where_it_is_the_best(row: Row) -> None:
+    """A generator that gets better makes the task harder, and fakes rarer."""
+    run = row.runs[0]
+    for line, loss, share in zip(run.log, [0.6, 0.3, 0.35], [0.2, 0.2, 0.1]):
+        line |= {"discriminator": loss, "fakes": share}
+    loss, level = best_detection(run)
+    assert loss == 0.3 and level == pytest.approx(0.8 * np.log(1 / 0.8) + 0.2 * np.log(5))
 
 
 # Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
