@@ -17,6 +17,8 @@ TERMS = ("mlm", "next_token", "forward", "backward")
 PLATEAU = 0.05  # nats
 DETECTION, FAKES = "discriminator", "fakes"  # the term of a discriminator, and the share of fakes
 DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
+LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
+STEPS = 3  # if it is also more than so many times the usual step between validations
 FEWEST = 4  # validations, of which the last quarter has a slope
 
 
@@ -163,6 +165,30 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
     count = sum(int(np.argmin(values)) == 0 for values in curves)
     reason = "the first validation is the best one: undertrained, or diverging"
     yield from by_share("first best", count, len(curves), (FLAG, NOTE), reason)
+
+
+def diverged(row: Row, context: Context) -> Iterator[Finding]:
+    """The last validation is worse than the best one by more than noise: the run diverged.
+
+    That is, by more than LOST of what it had gained since the first validation, and by more than
+    STEPS times the median step from one validation to the next. Neither is enough: of a loss that
+    hardly falls a quarter is noise, and a noisy loss that ends high has still fallen.
+    """
+    curves = [values for _, values in map(curve, row.scored) if len(values) > 2]
+    lost = [float(values[-1] - values.min()) for values in curves if has_diverged(values)]
+    if lost:
+        reason = (
+            "the last validation is worse than the best one by "
+            f"{number(max(lost))}{' at most' * (len(lost) > 1)}"
+        )
+        yield from by_share("diverged", len(lost), len(curves), (FLAG, NOTE), reason)
+
+
+def has_diverged(values: np.ndarray) -> bool:
+    """Return whether the validations of a run, three or more, end worse than noise explains."""
+    lost, gained = values[-1] - values.min(), values[0] - values.min()
+    step = np.median(np.abs(np.diff(values)))
+    return bool(lost > LOST * gained and lost > STEPS * step)
 
 
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:

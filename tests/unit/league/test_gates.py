@@ -12,7 +12,7 @@ from scipy import stats
 
 from metaseq_lm.league.control_gates import compare
 from metaseq_lm.league.gates import GATES, Gate, examine
-from metaseq_lm.league.loss_gates import base_rate, best_detection, undetected
+from metaseq_lm.league.loss_gates import base_rate, best_detection, diverged, undetected
 from metaseq_lm.league.standings import (
     FLAG,
     NOTE,
@@ -54,6 +54,8 @@ def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
         assert result.findings == ()
         assert result.is_ranked(BRACKETS) and result.is_ranked(TOPIC)
 
+
+RISING = [4.2, 2.6, 2.45, 2.4, 2.45, 3.0, 3.1]  # losses of a run that diverges
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
 RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
@@ -283,6 +285,14 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("plateau", NOTE, "(2 of 8 runs)"),
     ),
+    "losses that rise again": (
+        lambda row: make.change(row, make.with_losses(lambda _: RISING)),
+        *("diverged", FLAG, "worse than the best one by 0.7"),
+    ),
+    "one loss that rises again": (
+        lambda row: make.change(row, make.with_losses(lambda _: RISING), [3]),
+        *("diverged", NOTE, "(1 of 8 runs)"),
+    ),
     "diverging": (
         lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 3.5, 3.0))),
         *("first best", FLAG, "undertrained, or diverging (8 of 8 runs)"),
@@ -322,6 +332,18 @@ def test_faults_of_runs_are_caught(fault: str, baseline: Row, row: Row) -> None:
 
 
 FULL, MASKED = 0.75 * np.log(4 / 3) + 0.25 * np.log(4), np.log(2)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [4.2, 3.0, 2.5, 2.4, 2.5, 2.6],  # a ninth of the gain
+        [4.2, 4.1, 4.15, 4.05, 4.1, 4.2],  # all of the gain, within the steps
+    ],
+)
+def test_noise_at_the_end_is_no_divergence(row: Row, losses: list[float]) -> None:
+    row = make.change(row, make.with_losses(lambda _: losses))
+    assert not list(diverged(row, make.make_context(row)))
 
 
 @pytest.mark.parametrize(
