@@ -4,6 +4,7 @@ They read terms of the loss that are cross-entropies over the vocabulary, by the
 and the binary cross-entropy of discriminators (DETECTION) with the share of fakes beside it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -192,18 +193,44 @@ def has_diverged(values: np.ndarray) -> bool:
 
 
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:
-    """The loss falls in the last quarter by more than two standard deviations over seeds."""
-    declines = last_quarters([curve(run) for run in row.scored])
+    """The loss falls in the last quarter by more than two standard deviations over seeds.
+
+    A loss always falls where the schedule takes the rate down to its end. Such a run is judged by
+    what it did before, if there are FEWEST validations, else not at all.
+    """
+    starts = [decay_start(run) for run in row.scored]
+    curves = []
+    for (updates, values), start in zip(map(curve, row.scored), starts):
+        is_judged = updates <= (math.inf if start is None else start)
+        curves.append((updates[is_judged], values[is_judged]))
+    declines = last_quarters(curves)
     if len(declines) < 2:
         return
     mean, sd = float(np.mean(declines)), float(np.std(declines, ddof=1))
     if mean > 2 * sd and mean > 0:
+        before = " before the rate decays" if any(starts) else ""
         yield Finding(
             "still falling",
             NOTE,
             f"limited by the budget: the validation loss falls by {number(mean)} ± {number(sd)} in "
-            "the last quarter of the updates",
+            f"the last quarter of the updates{before}",
         )
+
+
+def decay_start(run: Run) -> float | None:
+    """Return the update from which on the schedule takes the rate to its end, None if never.
+
+    `linear` and `polynomial` do so all along: 0. Schedules without an end (`constant`,
+    `inverse_sqrt`, `damped_inverse_sqrt`) do not, nor ones that are not known, such as a plug-in's.
+    """
+    values = run.values
+    name, total = values.get("schedule._name"), values.get("schedule.total_updates")
+    if values.get("schedule.end") == 1 or values.get("schedule.power") == 0:
+        return None  # the rate stays where it is
+    if name in ("linear", "polynomial"):
+        return 0.0
+    share = values.get("schedule.decay_ratio") if name == "wsd" else None
+    return (1 - float(share)) * float(total) if share and total else None
 
 
 def last_quarters(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:

@@ -12,7 +12,13 @@ from scipy import stats
 
 from metaseq_lm.league.control_gates import compare
 from metaseq_lm.league.gates import GATES, Gate, examine
-from metaseq_lm.league.loss_gates import base_rate, best_detection, diverged, undetected
+from metaseq_lm.league.loss_gates import (
+    base_rate,
+    best_detection,
+    diverged,
+    still_falling,
+    undetected,
+)
 from metaseq_lm.league.standings import (
     FLAG,
     NOTE,
@@ -344,6 +350,42 @@ FULL, MASKED = 0.75 * np.log(4 / 3) + 0.25 * np.log(4), np.log(2)
 def test_noise_at_the_end_is_no_divergence(row: Row, losses: list[float]) -> None:
     row = make.change(row, make.with_losses(lambda _: losses))
     assert not list(diverged(row, make.make_context(row)))
+
+
+def falling(first: list[float], last: list[float], schedule: dict[str, object]) -> Callable:
+    """Return an edit: losses that fall until the rate decays, and after that, by a schedule."""
+    values = make.with_values(**{f"schedule__{key}": value for key, value in schedule.items()})
+    losses = make.with_losses(lambda s: [x + s / 1e3 for x in [*first, *last]])
+    return lambda run: values(losses(run))
+
+
+FALLS, FLAT = [4.0, 3.5, 3.0, 2.5, 2.0], [2.0] * 5  # validations at updates 40, 80, ..., 200
+WSD = {"_name": "wsd", "total_updates": 280, "decay_ratio": 0.25, "end": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "schedule", "said"),
+    [
+        (FLAT, [1.5, 1.0], {}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {"_name": "constant"}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {**WSD, "end": 1.0}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {**WSD, "decay_ratio": 0.0}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], WSD, ""),
+        (FALLS, [1.5, 1.0], WSD, "the last quarter of the updates before the rate decays"),
+        # Three validations before the decay.
+        (FALLS, [1.5, 1.0], {**WSD, "decay_ratio": 0.5}, ""),
+        (FALLS, [1.5, 1.0], {"_name": "linear", "total_updates": 280}, ""),
+        (FALLS, [1.5, 1.0], {"_name": "polynomial", "total_updates": 280, "end": 0.0}, ""),
+    ],
+)
+def test_a_loss_that_falls_while_the_rate_decays_is_no_limit_of_the_budget(
+    row: Row, first: list[float], last: list[float], schedule: dict[str, object], said: str
+) -> None:
+    row = make.change(row, falling(first, last, schedule))
+    reasons = [finding.reason for finding in still_falling(row, make.make_context(row))]
+    assert len(reasons) == bool(said)
+    if reasons:
+        assert reasons[0].endswith(said)
 
 
 @pytest.mark.parametrize(
