@@ -1,15 +1,14 @@
 """Gates on controls: does a row score more than what did not learn, or learnt something else?
 
-A score exceeds that of a control if the difference of the means over seeds is more than 2 standard
-errors. This is a screen, not the test of the league's verdicts.
+`differences` says what is more.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from metaseq_lm.league.differences import compare, side
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -21,59 +20,8 @@ from metaseq_lm.league.standings import (
 )
 from metaseq_lm.reporting.runs import Run
 
-ERRORS = 2.0  # standard errors
 GUESSES = ("chance", "majority")  # references that no model is needed for
 COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Means of two samples of scores, and the standard error of their difference.
-
-    `sign` is 1 if the first is better by more than ERRORS standard errors, -1 if the second is, and
-    0 if neither is, or no side has a spread.
-    """
-
-    mean: float
-    other: float
-    error: float
-    lower_is_better: bool
-
-    @property
-    def sign(self) -> int:
-        """Which side is better, see the class."""
-        if math.isnan(self.error):
-            return 0
-        difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
-        return int(difference > ERRORS * self.error) - int(-difference > ERRORS * self.error)
-
-    @property
-    def text(self) -> str:
-        """The means and the error."""
-        error = "no spread" if math.isnan(self.error) else f"standard error {number(self.error)}"
-        return f"{number(self.mean)} against {number(self.other)}, {error}"
-
-
-def compare(
-    scores: Sequence[float], others: Sequence[float], lower_is_better: bool
-) -> Difference | None:
-    """Return the difference of two samples of scores, None if one is empty.
-
-    A sample of one has the variance of the other.
-    """
-    if not len(scores) or not len(others):
-        return None
-    variances = [float(np.var(x, ddof=1)) for x in (scores, others) if len(x) > 1]
-    error = math.nan
-    if variances:
-        first, second = variances[0], variances[-1]
-        error = math.sqrt(first / len(scores) + second / len(others))
-    return Difference(float(np.mean(scores)), float(np.mean(others)), error, lower_is_better)
-
-
-def side(lower_is_better: bool) -> str:
-    """Return on which side of another a better score is, in a word."""
-    return "below" if lower_is_better else "above"
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
