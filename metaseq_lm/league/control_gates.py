@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from metaseq_lm.league.differences import compare, side
+from metaseq_lm.league.differences import against, compare, side
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -57,7 +57,7 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         level = "at the level of" if not result.sign else side(not lower)
         reason = f"{metric} is {level} the untrained model ({result.text})"
         chance = references(row.scored, metric).get("chance")
-        if result.sign < 0 and chance is not None and not lower and result.mean < chance:
+        if result.sign < 0 and chance is not None and is_below(scores, chance, lower):
             reason += (
                 f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
                 "items contradict"
@@ -144,19 +144,28 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, reason, metric)
 
 
+def is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> bool:
+    """Return whether scores are worse than a level, such as chance, by more than their spread."""
+    difference = against(scores, level, lower_is_better)
+    return difference is not None and difference.sign < 0
+
+
 def guessing(row: Row, context: Context) -> Iterator[Finding]:
-    """The score is not above that of a guess, such as the most frequent class, or of counts."""
+    """The score is not above that of a guess, such as the most frequent class, or of counts.
+
+    That is, not by more than the spread over seeds, see `differences`.
+    """
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
-        if not scores:
-            continue
-        mean, lower = float(np.mean(scores)), context.lower_is_better(metric)
+        lower = context.lower_is_better(metric)
         for names, action in ((GUESSES, FLAG), (COUNTS, NOTE)):
-            unbeaten = [
-                f"{name} ({number(levels[name])})"
-                for name in names
-                if name in levels and (mean >= levels[name] if lower else mean <= levels[name])
-            ]
+            unbeaten, error = [], ""
+            for name in names:
+                result = against(scores, levels[name], lower) if name in levels else None
+                if result is not None and result.sign <= 0:
+                    unbeaten.append(f"{name} ({number(levels[name])})")
+                    error = result.error_text
             if unbeaten:
-                reason = f"{metric} is {number(mean)}, not {side(lower)} {' and '.join(unbeaten)}"
+                reason = f"{metric} is {number(float(np.mean(scores)))}, not {side(lower)} "
+                reason += f"{' and '.join(unbeaten)}, {error}"
                 yield Finding("guessing", action, reason, metric)

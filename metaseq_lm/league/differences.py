@@ -1,11 +1,11 @@
 """Differences of scores as gates see them: is a sample better than another, or than a level?
 
-A score exceeds another if the difference of the means over seeds is more than Student's t standard
-errors, two-sided at LEVEL, with Welch's degrees of freedom. This is a screen, not the test of the
-league's verdicts. Without any effect 2.4 % of normal samples are called better (8 seeds against 8),
-2.5 % (8 against 4) or 3.0 % (8 against 3), and as many worse. 2 standard errors in place of the
-quantile, which the few seeds of a control make 2.4 or 2.7, would err in 3.2, 4.3 and 5.5 %; where
-the control scatters twice as much, in 5.7 % (8 against 4) in place of 3.0.
+A score exceeds another, or a level such as chance, if the difference of the means over seeds is
+more than Student's t standard errors, two-sided at LEVEL, with Welch's degrees of freedom. This is
+a screen, not the test of the league's verdicts. Without any effect 2.4 % of normal samples are
+called better (8 seeds against 8), 2.5 % (8 against 4) or 3.0 % (8 against 3), and as many worse. 2
+standard errors in place of the quantile, which is 2.2, 2.4 and 2.7, would err in 3.2, 4.3 and
+5.5 %; where the control scatters twice as much, in 5.7 % (8 against 4) in place of 3.0 %.
 """
 
 import math
@@ -51,8 +51,12 @@ class Difference:
     @property
     def text(self) -> str:
         """The means and the error."""
-        error = "no spread" if math.isnan(self.error) else f"standard error {number(self.error)}"
-        return f"{number(self.mean)} against {number(self.other)}, {error}"
+        return f"{number(self.mean)} against {number(self.other)}, {self.error_text}"
+
+    @property
+    def error_text(self) -> str:
+        """The error."""
+        return "no spread" if math.isnan(self.error) else f"standard error {number(self.error)}"
 
 
 def compare(
@@ -72,6 +76,19 @@ def compare(
         spread, freedom = max(x, y, key=len), float(max(len(x), len(y)) - 1)
         error = float(spread.std(ddof=1)) * math.sqrt(1 / len(x) + 1 / len(y))
     return Difference(float(x.mean()), float(y.mean()), error, freedom, lower_is_better)
+
+
+def against(scores: Sequence[float], level: float, lower_is_better: bool) -> Difference | None:
+    """Return the difference of a sample of scores from a fixed level, None if it is empty.
+
+    One score has no spread, so that it is neither better nor worse.
+    """
+    if not len(scores):
+        return None
+    x, error = np.asarray(scores, dtype=float), math.nan
+    if len(x) > 1:
+        error = float(x.std(ddof=1)) / math.sqrt(len(x)) if np.ptp(x) else 0.0
+    return Difference(float(x.mean()), level, error, len(x) - 1.0, lower_is_better)
 
 
 def error_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:

@@ -610,6 +610,26 @@ def test_a_control_of_one_run_has_the_spread_and_the_freedom_of_the_row() -> Non
             assert result is not None and result.sign == sign
 
 
+def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -> None:
+    scores = row.scores(TOPIC)
+    mean, error = np.mean(scores), stats.sem(scores)
+    edge = stats.t.ppf(0.975, len(scores) - 1) * error
+
+    def findings(level: float, untrained: float = 0.4) -> dict[str, Finding]:
+        changed = make.change(row, make.with_references(chance=level))
+        controls = make.runs(4, 0.5, 500, end=4.6, topic=untrained)
+        changed = replace(changed, untrained=controls)
+        return {f.gate: f for f in standing(baseline, changed, metrics=(TOPIC,)).findings}
+
+    assert "guessing" not in findings(mean - 1.01 * edge)
+    for level in (mean - 0.99 * edge, mean, mean + 1.01 * edge):
+        assert "standard error" in findings(level)["guessing"].reason
+    # Below an untrained model: below chance, too, only beyond the spread.
+    for factor, is_below in ((0.99, False), (1.01, True)):
+        reason = findings(mean + factor * edge, untrained=0.8)["below untrained"].reason
+        assert ("contradict" in reason) == is_below
+
+
 def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
     baseline: Row, row: Row
 ) -> None:
