@@ -16,6 +16,7 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
+    metric_of,
     seed_scores,
 )
 from metaseq_lm.reporting.runs import Run
@@ -169,3 +170,22 @@ def guessing(row: Row, context: Context) -> Iterator[Finding]:
                 reason = f"{metric} is {number(float(np.mean(scores)))}, not {side(lower)} "
                 reason += f"{' and '.join(unbeaten)}, {error}"
                 yield Finding("guessing", action, reason, metric)
+
+
+def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
+    """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
+
+    Such a part falls as the model learns the rule, such as agreement with the nearest noun, so that
+    a higher mean need not be a better model.
+    """
+    for metric in context.metrics:
+        for part in row.parts(metric):
+            scores, chance = row.scores(part), references(row.scored, part).get("chance")
+            lower = metric_of(part, row.runs).lower_is_better
+            if part != metric and chance is not None and is_below(scores, chance, lower):
+                reason = (
+                    f"{part} is {number(float(np.mean(scores)))}, {side(not lower)} chance, "
+                    f"{number(chance)}: the model follows a rule that these items contradict, "
+                    f"which {metric} hides"
+                )
+                yield Finding("part below chance", FLAG, reason, metric)

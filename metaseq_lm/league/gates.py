@@ -36,6 +36,7 @@ GATES: tuple[Gate, ...] = (
     control_gates.shuffled,
     control_gates.matched_control,
     control_gates.guessing,
+    control_gates.part_below_chance,
     control_gates.loss_without_score,
     score_gates.transition,
 )
@@ -66,6 +67,7 @@ MEANINGS = {
     "shuffled": "not above the same objective on shuffled text",
     "control": "below its matched control",
     "guessing": "not above a guess",
+    "part below chance": "a part of the mean is below chance, so the mean hides a reversal",
 }
 
 

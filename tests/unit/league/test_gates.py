@@ -493,7 +493,7 @@ def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> Non
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
 def test_every_gate_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
-    if gate.__name__ in ("loss_without_score", "transition"):
+    if gate.__name__ in ("loss_without_score", "transition", "part_below_chance"):
         return  # below
     plants = [fault[0] for fault in (*RUN_FAULTS.values(), *SCORE_FAULTS.values())]
     faulty = [plant(row) for plant in plants]
@@ -717,7 +717,6 @@ MEAN_FAULTS: dict[str, tuple[Callable[[Run], Run], str, str]] = {
         make.with_suite("pairs", "brackets", accuracy=0.9, soft_accuracy=0.5),
         *("constant", VOID),
     ),
-    "the mean of chance": (make.with_references(chance=0.99), *("guessing", FLAG)),
 }
 
 
@@ -729,6 +728,26 @@ def test_faults_of_a_part_are_those_of_the_mean(fault: str, baseline: Row, row: 
     bad = standing(*of_a_mean(baseline, make.change(row, edit)), metrics=("both",))
     finding = only(bad.findings, gate)
     assert (finding.action, finding.metric) == (action, "both")
+
+
+def test_a_mean_is_beside_the_mean_of_chance(baseline: Row, row: Row) -> None:
+    bad = make.change(row, make.with_references(chance=0.99))
+    gates = {f.gate for f in standing(*of_a_mean(baseline, bad), metrics=("both",)).findings}
+    assert "guessing" in gates
+
+
+def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> None:
+    """The mean, 0.75, is above that of chance, 0.65; topic, 0.6, is below it."""
+    bad = make.change(row, make.with_references(chance=0.65))
+    result = standing(*of_a_mean(baseline, bad), metrics=("both", TOPIC, BRACKETS))
+    finding = only(result.findings, "part below chance")
+    assert (finding.metric, finding.action) == ("both", FLAG)
+    assert TOPIC in finding.reason and "below chance, 0.65" in finding.reason
+    assert not result.is_ranked("both") and result.is_ranked(BRACKETS)
+    # At chance up to the spread over seeds is not below it.
+    bad = make.change(row, make.with_references(chance=0.6))
+    result = standing(*of_a_mean(baseline, bad), metrics=("both",))
+    assert "part below chance" not in {f.gate for f in result.findings}
 
 
 def test_a_mean_in_transition_is_seen(baseline: Row, row: Row) -> None:
