@@ -16,6 +16,7 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
+    finished,
     metric_of,
     seed_scores,
 )
@@ -97,8 +98,10 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
     A flag for the primary metric. Another one may need no order, such as the topic of a document,
-    which is worth a note where it is above the untrained model's.
+    which is worth a note where it is above the untrained model's. The losses are said, too: they
+    may differ where scores do not.
     """
+    losses = losses_text(row.scored, finished(row.shuffled))
     if not row.shuffled and row.budget in context.shuffled:
         yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
     for metric in context.metrics:
@@ -114,11 +117,36 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
             f"{metric} is not {side(lower)} that of the objective on shuffled text ({result.text})"
         )
         if metric == context.primary:
-            yield Finding("shuffled", FLAG, f"{reason}: it shows no order of words", metric)
+            reason += f": it shows no order of words{losses}"
+            yield Finding("shuffled", FLAG, reason, metric)
             continue
         learnt = compare(scores, seed_scores(row.untrained, metric), lower)
         if learnt is not None and learnt.sign > 0:
-            yield Finding("shuffled", NOTE, f"{reason}: it needs no order of words", metric)
+            reason += f": it needs no order of words{losses}"
+            yield Finding("shuffled", NOTE, reason, metric)
+
+
+def losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
+    """Return the best validations of the terms of the loss that two settings share, as a clause.
+
+    Means over runs, "" if the settings share no term.
+    """
+    clauses = []
+    for term in sorted(terms_of(runs) & terms_of(others)):
+        best, other = (float(np.mean(best_values(x, term))) for x in (runs, others))
+        clauses.append(f"valid.{term} is {number(best)} at best against {number(other)}")
+    return "".join(f"; {clause}" for clause in clauses)
+
+
+def terms_of(runs: Sequence[Run]) -> set[str]:
+    """Return the terms of the loss that validations of runs have."""
+    return {term for run in runs for term in run.losses if run.series(f"valid.{term}")[1]}
+
+
+def best_values(runs: Sequence[Run], term: str) -> list[float]:
+    """Return the smallest validation of a term of each run that has it."""
+    series = (run.series(f"valid.{term}")[1] for run in runs)
+    return [min(values) for values in series if values]
 
 
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:
@@ -132,16 +160,17 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, f"{absent}: {conclusion}")
         return
     metric, name = context.primary, row.control.objective
+    losses = losses_text(row.scored, row.control.scored)
     lower = context.lower_is_better(metric)
     result = compare(row.scores(metric), row.control.scores(metric), lower)
     if result is None:
         yield Finding("control", NOTE, f"its control {name} has no score: {conclusion}", metric)
     elif result.sign < 0:
-        reason = f"its control {name} has the better {metric} ({result.text})"
+        reason = f"its control {name} has the better {metric} ({result.text}){losses}"
         yield Finding("control", FLAG, reason, metric)
     elif not result.sign:
         reason = f"{metric} is not {side(lower)} that of its control {name} ({result.text})"
-        reason += f": {conclusion}"
+        reason += f": {conclusion}{losses}"
         yield Finding("control", NOTE, reason, metric)
 
 

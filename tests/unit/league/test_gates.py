@@ -1,5 +1,6 @@
 """Gates: each planted fault is caught by name; a healthy league has none."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -489,6 +490,19 @@ def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> Non
     assert (finding.metric, finding.action) == (metric, action) and reason in finding.reason
     assert result.is_ranked(metric) == (action == NOTE)
     assert result.is_ranked(TOPIC if metric == BRACKETS else BRACKETS)
+
+
+def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> None:
+    """Of terms that both have."""
+    shuffled = make.runs(4, 0.9, 600, end=3.6, topic=0.5)
+    twin = make.make_row("twin", 0.95)
+    result = standing(baseline, replace(row, shuffled=shuffled, control=twin))
+    for gate, other in (("shuffled", r"3\.\d+"), ("control", r"2\.\d+")):
+        reason = only(result.findings, gate).reason
+        assert re.search(rf"; valid\.mlm is 2\.3\d at best against {other}$", reason)
+    twin = make.change(twin, make.with_results(losses=["next_token"]))
+    result = standing(baseline, replace(row, control=twin))
+    assert "at best against" not in only(result.findings, "control").reason
 
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
