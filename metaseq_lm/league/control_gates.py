@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,29 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
             )
         name = "untrained" if not result.sign else "below untrained"
         yield Finding(name, FLAG, reason, metric)
+
+
+def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
+    """The untrained models of several objectives are the same, so that they are one control.
+
+    Such objectives differ in training alone, as in the share of masked tokens. It is said once, of
+    the first row.
+    """
+    results = suite_metrics(row.untrained)
+    same = [other for other in context.rows if suite_metrics(other.untrained) == results]
+    names = list(dict.fromkeys(other.objective for other in same))
+    if results and len(names) > 1 and same[0] is row:
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        reason = f"the untrained models of {listed} are the same: they are one control"
+        yield Finding("shared control", NOTE, reason)
+
+
+def suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
+    """Return the metrics of suites of runs that finished, by seed."""
+    metrics: dict[Any, list[Mapping[str, float]]] = {}
+    for run in finished(runs):
+        metrics.setdefault(run.seed, []).extend(suite.metrics for suite in run.suites)
+    return metrics if any(metrics.values()) else {}
 
 
 def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ GATES: tuple[Gate, ...] = (
     score_gates.ties,
     score_gates.left_out,
     control_gates.untrained,
+    control_gates.shared_untrained,
     control_gates.shuffled,
     control_gates.matched_control,
     control_gates.guessing,

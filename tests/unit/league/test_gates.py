@@ -492,6 +492,19 @@ def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> Non
     assert result.is_ranked(TOPIC if metric == BRACKETS else BRACKETS)
 
 
+def test_rows_with_the_same_untrained_models_have_one_control(baseline: Row, row: Row) -> None:
+    """It is said once, of all budgets and objectives; causal models are read otherwise."""
+    other = make.make_row("other", 0.8, untrained=row.untrained)
+    larger = replace(row, budget=2.5e11)
+    standings = examine(make.make_context(baseline, row, other, larger))
+    findings = []
+    for result in standings:
+        findings += [(result.row, f) for f in result.findings if f.gate == "shared control"]
+    ((first, finding),) = findings
+    assert first is row and finding.action == NOTE
+    assert "the untrained models of mine and other are the same" in finding.reason
+
+
 def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> None:
     """Of terms that both have."""
     shuffled = make.runs(4, 0.9, 600, end=3.6, topic=0.5)
@@ -507,8 +520,9 @@ def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> N
 
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
 def test_every_gate_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
-    if gate.__name__ in ("loss_without_score", "transition", "part_below_chance"):
-        return  # below
+    below = ("loss_without_score", "transition", "part_below_chance", "shared_untrained")
+    if gate.__name__ in below:
+        return
     plants = [fault[0] for fault in (*RUN_FAULTS.values(), *SCORE_FAULTS.values())]
     faulty = [plant(row) for plant in plants]
     assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)

@@ -255,6 +255,7 @@ def test_every_gate_that_hides_or_flags_has_a_meaning():
         source = inspect.getsource(module)
         named |= set(re.findall(r'(?:Finding|by_share)\(\s*"([a-z ]+)"', source))
     notes = {"validations", "still falling", "loss without score", "in transition"}
+    notes |= {"shared control", "embedding layer"}
     assert len(named) > 20 and named - notes <= gates.MEANINGS.keys()
 
 
