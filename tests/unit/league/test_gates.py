@@ -778,14 +778,36 @@ def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> Non
     assert "part below chance" not in {f.gate for f in result.findings}
 
 
-def test_a_mean_in_transition_is_seen(baseline: Row, row: Row) -> None:
+def solved(row: Row, *suites: tuple[str, str]) -> Row:
+    """Return a row half of whose seeds solve the tasks of suites."""
     runs = []
     for run, score in zip(row.runs, [0.5, 0.55, 0.99, 0.98, 0.52, 0.99, 0.98, 0.56]):
-        for name, group in (("pairs", "brackets"), ("topic", "last")):
+        for name, group in suites:
             run = make.with_suite(name, group, accuracy=score)(run)
         runs.append(run)
-    rows = of_a_mean(baseline, replace(row, runs=tuple(runs), control=None))
-    assert "in transition" in {f.gate for f in standing(*rows, metrics=("both",)).findings}
+    return replace(row, runs=tuple(runs), control=None)
+
+
+def transitions(*rows: Row, metrics: tuple[str, ...]) -> list[Finding]:
+    findings = standing(*of_a_mean(*rows), metrics=metrics).findings
+    return [finding for finding in findings if finding.gate == "in transition"]
+
+
+def test_a_mean_in_transition_is_seen(baseline: Row, row: Row) -> None:
+    row = solved(row, ("pairs", "brackets"), ("topic", "last"))
+    findings = transitions(baseline, row, metrics=("both",))
+    assert [f.metric for f in findings] == ["both"] * 3
+    for finding, name in zip(findings, ("both", BRACKETS, TOPIC)):
+        assert f"{name} spreads" in finding.reason
+
+
+def test_a_part_in_transition_is_told_of_a_primary_mean(baseline: Row, row: Row) -> None:
+    """In a mean of many parts it would be diluted."""
+    row = solved(row, ("topic", "last"))
+    _, finding = transitions(baseline, row, metrics=("both",))
+    assert finding.metric == "both" and f"{TOPIC} spreads" in finding.reason
+    (finding,) = transitions(baseline, row, metrics=(BRACKETS, "both"))
+    assert "both spreads" in finding.reason
 
 
 def test_a_term_of_the_loss_is_the_better_the_smaller(baseline: Row, row: Row) -> None:
