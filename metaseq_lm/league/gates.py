@@ -40,6 +40,7 @@ GATES: tuple[Gate, ...] = (
     control_gates.part_below_chance,
     control_gates.loss_without_score,
     score_gates.transition,
+    score_gates.embedding_layer,
 )
 
 # What a finding says, by the name of its gate, for a screen; its reason has the numbers.

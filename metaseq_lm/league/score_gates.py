@@ -88,6 +88,32 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
 
 
+def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
+    """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
+
+    The suite `probe` records the layer that it chose, 0 being the embedding layer. It is said once
+    of each metric, of the first row; of a part that is no metric of the plan, of its mean.
+    """
+    if row is not context.rows[0]:
+        return
+    of_part: dict[str, str] = {}
+    for metric, part in parts_of(row, context):
+        of_part[part] = part if part in context.metrics else metric
+    for part, metric in of_part.items():
+        layers = []
+        for other in context.rows:
+            layers += values_of(other.scored, sibling(part, "layer"))
+        count = layers.count(0)
+        if 2 * count > len(layers):
+            yield Finding(
+                "embedding layer",
+                NOTE,
+                f"{part} is read from the embedding layer in {count / len(layers):.0%} of the runs "
+                "of all rows: it tells nothing of the layers above",
+                metric,
+            )
+
+
 def transition(row: Row, context: Context) -> Iterator[Finding]:
     """The seeds spread as in a change of phase: some solve a task, others do not.
 

@@ -56,6 +56,12 @@ def only(findings: tuple[Finding, ...], gate: str) -> Finding:
     return finding
 
 
+def all_of(gate: str, *rows: Row) -> list[Finding]:
+    """Return the findings of a gate in all rows."""
+    standings = examine(make.make_context(*rows))
+    return [finding for result in standings for finding in result.findings if finding.gate == gate]
+
+
 def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
     for result in examine(make.make_context(baseline, row)):
         assert result.findings == ()
@@ -496,12 +502,8 @@ def test_rows_with_the_same_untrained_models_have_one_control(baseline: Row, row
     """It is said once, of all budgets and objectives; causal models are read otherwise."""
     other = make.make_row("other", 0.8, untrained=row.untrained)
     larger = replace(row, budget=2.5e11)
-    standings = examine(make.make_context(baseline, row, other, larger))
-    findings = []
-    for result in standings:
-        findings += [(result.row, f) for f in result.findings if f.gate == "shared control"]
-    ((first, finding),) = findings
-    assert first is row and finding.action == NOTE
+    (finding,) = all_of("shared control", baseline, row, other, larger)
+    assert finding.action == NOTE
     assert "the untrained models of mine and other are the same" in finding.reason
 
 
@@ -518,10 +520,15 @@ def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> N
     assert "at best against" not in only(result.findings, "control").reason
 
 
+SEEN_BELOW = (
+    *("loss_without_score", "transition", "embedding_layer"),
+    *("part_below_chance", "shared_untrained"),
+)
+
+
 @pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
 def test_every_gate_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
-    below = ("loss_without_score", "transition", "part_below_chance", "shared_untrained")
-    if gate.__name__ in below:
+    if gate.__name__ in SEEN_BELOW:
         return
     plants = [fault[0] for fault in (*RUN_FAULTS.values(), *SCORE_FAULTS.values())]
     faulty = [plant(row) for plant in plants]
@@ -776,6 +783,26 @@ def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> Non
     bad = make.change(row, make.with_references(chance=0.6))
     result = standing(*of_a_mean(baseline, bad), metrics=("both",))
     assert "part below chance" not in {f.gate for f in result.findings}
+
+
+def read_from(row: Row, *layers: int) -> Row:
+    """Return a row whose seeds have probes of topics that chose these layers."""
+    suites = [make.with_suite("topic", "last", accuracy=0.6, layer=layer) for layer in layers]
+    return replace(row, runs=tuple(edit(run) for edit, run in zip(suites, row.runs)))
+
+
+def test_a_probe_of_the_embedding_layer_is_told_once(baseline: Row, row: Row) -> None:
+    rows = read_from(baseline, *[0] * 7, 2), read_from(row, 0, 0, 0, 1, 1, 2, 2, 2)
+    (finding,) = all_of("embedding layer", *rows)
+    assert (finding.action, finding.metric) == (NOTE, TOPIC)
+    assert "62% of the runs of all rows" in finding.reason
+    # Half of the runs are not most.
+    rows = read_from(baseline, 0, 0, 0, 0, 1, 1, 1, 1), read_from(row, 0, 0, 0, 0, 1, 1, 1, 1)
+    assert not all_of("embedding layer", *rows)
+    # Of a part that is no metric of its own it is told of the mean.
+    rows = of_a_mean(read_from(baseline, *[0] * 8), row)
+    first = examine(make.make_context(*rows, metrics=("both",)))[0]
+    assert only(first.findings, "embedding layer").metric == "both"
 
 
 def solved(row: Row, *suites: tuple[str, str]) -> Row:
