@@ -130,11 +130,11 @@ def base_rate(run: Run, line: Mapping[str, Any]) -> float:
     0 where no share of fakes is logged.
     """
     candidates, fakes = line.get("candidates") or 1.0, line.get(FAKES) or 0.0
-    criterion, values = run.values.get("criterion._name"), run.values
-    if values.get("criterion.disc_positions") == "masked":
+    if run.values.get("criterion.disc_positions") == "masked":
         return entropy(1 - float(line.get("sample_accuracy") or 0.0))
-    is_of_candidates = criterion == "electric_nce" and not values.get("criterion.legacy_specials")
-    return (1.0 if is_of_candidates else candidates) * entropy(fakes / candidates)
+    # Electric has this option, the loss of others always includes special tokens.
+    includes_specials = run.values.get("criterion.legacy_specials", True)
+    return (candidates if includes_specials else 1.0) * entropy(fakes / candidates)
 
 
 def entropy(share: float) -> float:

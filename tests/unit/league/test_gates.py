@@ -399,10 +399,10 @@ def test_a_loss_that_falls_while_the_rate_decays_is_no_limit_of_the_budget(
     ("criterion", "level"),
     [
         # 20 of 100 tokens are fake, 80 may be; the others are known and cost nothing.
-        ({"criterion._name": "electra_rtd", "criterion.disc_positions": "all"}, 0.8 * FULL),
-        ({"criterion._name": "electra_rtd", "criterion.disc_positions": "masked"}, MASKED),
-        ({"criterion._name": "electric_nce"}, FULL),
-        ({"criterion._name": "electric_nce", "criterion.legacy_specials": True}, 0.8 * FULL),
+        ({"criterion.disc_positions": "all"}, 0.8 * FULL),
+        ({"criterion.disc_positions": "masked"}, MASKED),
+        ({"criterion.legacy_specials": False}, FULL),
+        ({"criterion.legacy_specials": True}, 0.8 * FULL),
     ],
 )
 def test_the_level_of_a_discriminator_is_the_entropy_of_the_share_of_fakes(
