@@ -1,15 +1,15 @@
 """Gates on controls: does a row score more than what did not learn, or learnt something else?
 
-A score exceeds that of a control if the difference of the means over seeds is more than 2 standard
-errors. This is a screen, not the test of the league's verdicts.
+`differences` says what is more.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from metaseq_lm.league.differences import against, compare, side
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -17,63 +17,14 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
+    finished,
+    metric_of,
     seed_scores,
 )
 from metaseq_lm.reporting.runs import Run
 
-ERRORS = 2.0  # standard errors
 GUESSES = ("chance", "majority")  # references that no model is needed for
 COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Means of two samples of scores, and the standard error of their difference.
-
-    `sign` is 1 if the first is better by more than ERRORS standard errors, -1 if the second is, and
-    0 if neither is, or no side has a spread.
-    """
-
-    mean: float
-    other: float
-    error: float
-    lower_is_better: bool
-
-    @property
-    def sign(self) -> int:
-        """Which side is better, see the class."""
-        if math.isnan(self.error):
-            return 0
-        difference = self.other - self.mean if self.lower_is_better else self.mean - self.other
-        return int(difference > ERRORS * self.error) - int(-difference > ERRORS * self.error)
-
-    @property
-    def text(self) -> str:
-        """The means and the error."""
-        error = "no spread" if math.isnan(self.error) else f"standard error {number(self.error)}"
-        return f"{number(self.mean)} against {number(self.other)}, {error}"
-
-
-def compare(
-    scores: Sequence[float], others: Sequence[float], lower_is_better: bool
-) -> Difference | None:
-    """Return the difference of two samples of scores, None if one is empty.
-
-    A sample of one has the variance of the other.
-    """
-    if not len(scores) or not len(others):
-        return None
-    variances = [float(np.var(x, ddof=1)) for x in (scores, others) if len(x) > 1]
-    error = math.nan
-    if variances:
-        first, second = variances[0], variances[-1]
-        error = math.sqrt(first / len(scores) + second / len(others))
-    return Difference(float(np.mean(scores)), float(np.mean(others)), error, lower_is_better)
-
-
-def side(lower_is_better: bool) -> str:
-    """Return on which side of another a better score is, in a word."""
-    return "below" if lower_is_better else "above"
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
@@ -109,13 +60,36 @@ def untrained(row: Row, context: Context) -> Iterator[Finding]:
         level = "at the level of" if not result.sign else side(not lower)
         reason = f"{metric} is {level} the untrained model ({result.text})"
         chance = references(row.scored, metric).get("chance")
-        if result.sign < 0 and chance is not None and not lower and result.mean < chance:
+        if result.sign < 0 and chance is not None and is_below(scores, chance, lower):
             reason += (
                 f"; it is below chance, {number(chance)}, too: the model follows a rule that these "
                 "items contradict"
             )
         name = "untrained" if not result.sign else "below untrained"
         yield Finding(name, FLAG, reason, metric)
+
+
+def shared_untrained(row: Row, context: Context) -> Iterator[Finding]:
+    """The untrained models of several objectives are the same, so that they are one control.
+
+    Such objectives differ in training alone, as in the share of masked tokens. It is said once, of
+    the first row.
+    """
+    results = suite_metrics(row.untrained)
+    same = [other for other in context.rows if suite_metrics(other.untrained) == results]
+    names = list(dict.fromkeys(other.objective for other in same))
+    if results and len(names) > 1 and same[0] is row:
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        reason = f"the untrained models of {listed} are the same: they are one control"
+        yield Finding("shared control", NOTE, reason)
+
+
+def suite_metrics(runs: Sequence[Run]) -> dict[Any, list[Mapping[str, float]]]:
+    """Return the metrics of suites of runs that finished, by seed."""
+    metrics: dict[Any, list[Mapping[str, float]]] = {}
+    for run in finished(runs):
+        metrics.setdefault(run.seed, []).extend(suite.metrics for suite in run.suites)
+    return metrics if any(metrics.values()) else {}
 
 
 def loss_without_score(row: Row, context: Context) -> Iterator[Finding]:
@@ -148,8 +122,10 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
     """The score is not above that of the same objective on shuffled text: it shows no order.
 
     A flag for the primary metric. Another one may need no order, such as the topic of a document,
-    which is worth a note where it is above the untrained model's.
+    which is worth a note where it is above the untrained model's. The losses are said, too: they
+    may differ where scores do not.
     """
+    losses = losses_text(row.scored, finished(row.shuffled))
     if not row.shuffled and row.budget in context.shuffled:
         yield Finding("shuffled", NOTE, "there is no control on shuffled text, which is planned")
     for metric in context.metrics:
@@ -165,11 +141,36 @@ def shuffled(row: Row, context: Context) -> Iterator[Finding]:
             f"{metric} is not {side(lower)} that of the objective on shuffled text ({result.text})"
         )
         if metric == context.primary:
-            yield Finding("shuffled", FLAG, f"{reason}: it shows no order of words", metric)
+            reason += f": it shows no order of words{losses}"
+            yield Finding("shuffled", FLAG, reason, metric)
             continue
         learnt = compare(scores, seed_scores(row.untrained, metric), lower)
         if learnt is not None and learnt.sign > 0:
-            yield Finding("shuffled", NOTE, f"{reason}: it needs no order of words", metric)
+            reason += f": it needs no order of words{losses}"
+            yield Finding("shuffled", NOTE, reason, metric)
+
+
+def losses_text(runs: Sequence[Run], others: Sequence[Run]) -> str:
+    """Return the best validations of the terms of the loss that two settings share, as a clause.
+
+    Means over runs, "" if the settings share no term.
+    """
+    clauses = []
+    for term in sorted(terms_of(runs) & terms_of(others)):
+        best, other = (float(np.mean(best_values(x, term))) for x in (runs, others))
+        clauses.append(f"valid.{term} is {number(best)} at best against {number(other)}")
+    return "".join(f"; {clause}" for clause in clauses)
+
+
+def terms_of(runs: Sequence[Run]) -> set[str]:
+    """Return the terms of the loss that validations of runs have."""
+    return {term for run in runs for term in run.losses if run.series(f"valid.{term}")[1]}
+
+
+def best_values(runs: Sequence[Run], term: str) -> list[float]:
+    """Return the smallest validation of a term of each run that has it."""
+    series = (run.series(f"valid.{term}")[1] for run in runs)
+    return [min(values) for values in series if values]
 
 
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:
@@ -183,32 +184,61 @@ def matched_control(row: Row, context: Context) -> Iterator[Finding]:
         yield Finding("control", NOTE, f"{absent}: {conclusion}")
         return
     metric, name = context.primary, row.control.objective
+    losses = losses_text(row.scored, row.control.scored)
     lower = context.lower_is_better(metric)
     result = compare(row.scores(metric), row.control.scores(metric), lower)
     if result is None:
         yield Finding("control", NOTE, f"its control {name} has no score: {conclusion}", metric)
     elif result.sign < 0:
-        reason = f"its control {name} has the better {metric} ({result.text})"
+        reason = f"its control {name} has the better {metric} ({result.text}){losses}"
         yield Finding("control", FLAG, reason, metric)
     elif not result.sign:
         reason = f"{metric} is not {side(lower)} that of its control {name} ({result.text})"
-        reason += f": {conclusion}"
+        reason += f": {conclusion}{losses}"
         yield Finding("control", NOTE, reason, metric)
 
 
+def is_below(scores: Sequence[float], level: float, lower_is_better: bool) -> bool:
+    """Return whether scores are worse than a level, such as chance, by more than their spread."""
+    difference = against(scores, level, lower_is_better)
+    return difference is not None and difference.sign < 0
+
+
 def guessing(row: Row, context: Context) -> Iterator[Finding]:
-    """The score is not above that of a guess, such as the most frequent class, or of counts."""
+    """The score is not above that of a guess, such as the most frequent class, or of counts.
+
+    That is, not by more than the spread over seeds, see `differences`.
+    """
     for metric in context.metrics:
         scores, levels = row.scores(metric), references(row.scored, metric)
-        if not scores:
-            continue
-        mean, lower = float(np.mean(scores)), context.lower_is_better(metric)
+        lower = context.lower_is_better(metric)
         for names, action in ((GUESSES, FLAG), (COUNTS, NOTE)):
-            unbeaten = [
-                f"{name} ({number(levels[name])})"
-                for name in names
-                if name in levels and (mean >= levels[name] if lower else mean <= levels[name])
-            ]
+            unbeaten, error = [], ""
+            for name in names:
+                result = against(scores, levels[name], lower) if name in levels else None
+                if result is not None and result.sign <= 0:
+                    unbeaten.append(f"{name} ({number(levels[name])})")
+                    error = result.error_text
             if unbeaten:
-                reason = f"{metric} is {number(mean)}, not {side(lower)} {' and '.join(unbeaten)}"
+                reason = f"{metric} is {number(float(np.mean(scores)))}, not {side(lower)} "
+                reason += f"{' and '.join(unbeaten)}, {error}"
                 yield Finding("guessing", action, reason, metric)
+
+
+def part_below_chance(row: Row, context: Context) -> Iterator[Finding]:
+    """A part of a mean is below chance: the mean hides that the row follows a contradicted rule.
+
+    Such a part falls as the model learns the rule, such as agreement with the nearest noun, so that
+    a higher mean need not be a better model.
+    """
+    for metric in context.metrics:
+        for part in row.parts(metric):
+            scores, chance = row.scores(part), references(row.scored, part).get("chance")
+            lower = metric_of(part, row.runs).lower_is_better
+            if part != metric and chance is not None and is_below(scores, chance, lower):
+                reason = (
+                    f"{part} is {number(float(np.mean(scores)))}, {side(not lower)} chance, "
+                    f"{number(chance)}: the model follows a rule that these items contradict, "
+                    f"which {metric} hides"
+                )
+                yield Finding("part below chance", FLAG, reason, metric)

@@ -9,8 +9,17 @@ from metaseq_lm.reporting.numbers import Metric, summarise
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
 # Flags that say what a row did not gain: it can be worse than the baseline all the same, but
-# neither better nor equivalent.
-WITHOUT_GAIN = ("plateau", "untrained", "below untrained", "shuffled", "control", "guessing")
+# neither better nor equivalent. A part below chance lowers its mean: that the mean is worse stays
+# true, with the part beside it as the reason, while a better or an equal one need not be a gain.
+WITHOUT_GAIN = (
+    "plateau",
+    "untrained",
+    "below untrained",
+    "shuffled",
+    "control",
+    "guessing",
+    "part below chance",
+)
 Scores = Mapping[str, Sequence[float]]
 
 

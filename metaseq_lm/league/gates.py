@@ -24,18 +24,23 @@ GATES: tuple[Gate, ...] = (
     parity_gates.tuned,
     loss_gates.ceiling,
     loss_gates.plateau,
+    loss_gates.undetected,
     loss_gates.first_best,
+    loss_gates.diverged,
     loss_gates.still_falling,
     score_gates.collapse,
     score_gates.constant,
     score_gates.ties,
     score_gates.left_out,
     control_gates.untrained,
+    control_gates.shared_untrained,
     control_gates.shuffled,
     control_gates.matched_control,
     control_gates.guessing,
+    control_gates.part_below_chance,
     control_gates.loss_without_score,
     score_gates.transition,
+    score_gates.embedding_layer,
 )
 
 # What a finding says, by the name of its gate, for a screen; its reason has the numbers.
@@ -52,8 +57,9 @@ MEANINGS = {
     "edge of the grid": "the chosen value is the least or the largest that was tried",
     "baseline": "the baseline has no number that it could be compared with",
     "ceiling": "the loss is no better than that of a uniform guess",
-    "plateau": "the loss could be that of word frequencies",
+    "plateau": "the loss could be that of word frequencies, or of the share of fakes",
     "first best": "the first validation is the best one",
+    "diverged": "the last validation is much worse than the best one",
     "collapse": "hidden states vary in few directions",
     "constant": "all outputs are the same up to rounding",
     "ties": "more than 1 % of the items are ties",
@@ -63,6 +69,7 @@ MEANINGS = {
     "shuffled": "not above the same objective on shuffled text",
     "control": "below its matched control",
     "guessing": "not above a guess",
+    "part below chance": "a part of the mean is below chance, so the mean hides a reversal",
 }
 
 

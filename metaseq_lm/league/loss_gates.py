@@ -1,19 +1,25 @@
 """Gates on the losses of validations: has a row left the ceiling and the word frequencies?
 
-They read terms of the loss that are cross-entropies over the vocabulary, by their names (TERMS); an
-objective without one, such as replaced-token detection, has no ceiling and no plateau.
+They read terms of the loss that are cross-entropies over the vocabulary, by their names (TERMS),
+and the binary cross-entropy of discriminators (DETECTION) with the share of fakes beside it.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
-from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.runs import Run, is_number
 
 # Terms that are the mean cross-entropy of a token over the vocabulary, in nats.
 TERMS = ("mlm", "next_token", "forward", "backward")
 PLATEAU = 0.05  # nats
+DETECTION, FAKES = "discriminator", "fakes"  # the term of a discriminator, and the share of fakes
+DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
+LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
+STEPS = 3  # if it is also more than so many times the usual step between validations
 FEWEST = 4  # validations, of which the last quarter has a slope
 
 
@@ -78,6 +84,66 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("plateau", count, len(values), (FLAG, NOTE), reason)
 
 
+def undetected(row: Row, context: Context) -> Iterator[Finding]:
+    """A discriminator is no better than one that knows only how many tokens are fake.
+
+    Judged is the validation at which its loss is the smallest share of the base rate's, since the
+    share of fakes changes with a generator that learns. Against fixed noise with the frequencies of
+    the data the base rate is all that word frequencies reach: they tell Electric nothing, and
+    replaced-token detection about a thousandth of its loss. Noise of other frequencies, uniform or
+    of a generator that has not learnt them, gives fakes away by them: there the base rate is too
+    mild a level.
+    """
+    best = [level for run in row.scored if (level := best_detection(run))]
+    losses = [loss for loss, _ in best]
+    levels = [level for _, level in best]
+    count = sum(loss >= (1 - DETECTED) * level for loss, level in best)
+    if count:
+        reason = (
+            f"valid.{DETECTION} is {number(float(np.mean(losses)))} nats at best; the share of "
+            f"fakes alone reaches {number(float(np.mean(levels)))}"
+        )
+        yield from by_share("plateau", count, len(best), (FLAG, NOTE), reason)
+
+
+def best_detection(run: Run) -> tuple[float, float] | None:
+    """Return the loss of a discriminator and that of the base rate, where it is the best.
+
+    None for a run without validations of a discriminator.
+    """
+    pairs = []
+    for line in run.log:
+        if line["kind"] == "valid" and is_number(line.get(DETECTION)):
+            level = base_rate(run, line)
+            if level > 0:
+                pairs.append((float(line[DETECTION]), level))
+    return min(pairs, key=lambda pair: pair[0] / pair[1]) if pairs else None
+
+
+def base_rate(run: Run, line: Mapping[str, Any]) -> float:
+    """Return the loss of a discriminator that knows which share of the tokens is fake, in nats.
+
+    That is the entropy H(f) = -f ln f - (1 - f) ln(1 - f) of the share f of fakes among the tokens
+    that may be replaced; others, which are special ones, it does not take for fakes, so that they
+    cost nothing. Logs of earlier versions have no share of `candidates`, which then counts as 1:
+    for replaced-token detection 3 % too much, for Electric 5 % too little in rows of 25 tokens.
+    0 where no share of fakes is logged.
+    """
+    candidates, fakes = line.get("candidates") or 1.0, line.get(FAKES) or 0.0
+    if run.values.get("criterion.disc_positions") == "masked":
+        return entropy(1 - float(line.get("sample_accuracy") or 0.0))
+    # Electric has this option, the loss of others always includes special tokens.
+    includes_specials = run.values.get("criterion.legacy_specials", True)
+    return (candidates if includes_specials else 1.0) * entropy(fakes / candidates)
+
+
+def entropy(share: float) -> float:
+    """Return the entropy of a share in nats, 0 for one that is not between 0 and 1."""
+    if not 0 < share < 1:
+        return 0.0
+    return float(-share * np.log(share) - (1 - share) * np.log1p(-share))
+
+
 def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Return updates and values of the metric that chose the checkpoint, smaller being better."""
     metric = run.values.get("trainer.best_checkpoint_metric") or "loss"
@@ -102,19 +168,69 @@ def first_best(row: Row, context: Context) -> Iterator[Finding]:
     yield from by_share("first best", count, len(curves), (FLAG, NOTE), reason)
 
 
+def diverged(row: Row, context: Context) -> Iterator[Finding]:
+    """The last validation is worse than the best one by more than noise: the run diverged.
+
+    That is, by more than LOST of what it had gained since the first validation, and by more than
+    STEPS times the median step from one validation to the next. Neither is enough: of a loss that
+    hardly falls a quarter is noise, and a noisy loss that ends high has still fallen.
+    """
+    curves = [values for _, values in map(curve, row.scored) if len(values) > 2]
+    lost = [float(values[-1] - values.min()) for values in curves if has_diverged(values)]
+    if lost:
+        reason = (
+            "the last validation is worse than the best one by "
+            f"{number(max(lost))}{' at most' * (len(lost) > 1)}"
+        )
+        yield from by_share("diverged", len(lost), len(curves), (FLAG, NOTE), reason)
+
+
+def has_diverged(values: np.ndarray) -> bool:
+    """Return whether the validations of a run, three or more, end worse than noise explains."""
+    lost, gained = values[-1] - values.min(), values[0] - values.min()
+    step = np.median(np.abs(np.diff(values)))
+    return bool(lost > LOST * gained and lost > STEPS * step)
+
+
 def still_falling(row: Row, context: Context) -> Iterator[Finding]:
-    """The loss falls in the last quarter by more than two standard deviations over seeds."""
-    declines = last_quarters([curve(run) for run in row.scored])
+    """The loss falls in the last quarter by more than two standard deviations over seeds.
+
+    A loss always falls where the schedule takes the rate down to its end. Such a run is judged by
+    what it did before, if there are FEWEST validations, else not at all.
+    """
+    starts = [decay_start(run) for run in row.scored]
+    curves = []
+    for (updates, values), start in zip(map(curve, row.scored), starts):
+        is_judged = updates <= (math.inf if start is None else start)
+        curves.append((updates[is_judged], values[is_judged]))
+    declines = last_quarters(curves)
     if len(declines) < 2:
         return
     mean, sd = float(np.mean(declines)), float(np.std(declines, ddof=1))
     if mean > 2 * sd and mean > 0:
+        before = " before the rate decays" if any(starts) else ""
         yield Finding(
             "still falling",
             NOTE,
             f"limited by the budget: the validation loss falls by {number(mean)} ± {number(sd)} in "
-            "the last quarter of the updates",
+            f"the last quarter of the updates{before}",
         )
+
+
+def decay_start(run: Run) -> float | None:
+    """Return the update from which on the schedule takes the rate to its end, None if never.
+
+    `linear` and `polynomial` do so all along: 0. Schedules without an end (`constant`,
+    `inverse_sqrt`, `damped_inverse_sqrt`) do not, nor ones that are not known, such as a plug-in's.
+    """
+    values = run.values
+    name, total = values.get("schedule._name"), values.get("schedule.total_updates")
+    if values.get("schedule.end") == 1 or values.get("schedule.power") == 0:
+        return None  # the rate stays where it is
+    if name in ("linear", "polynomial"):
+        return 0.0
+    share = values.get("schedule.decay_ratio") if name == "wsd" else None
+    return (1 - float(share)) * float(total) if share and total else None
 
 
 def last_quarters(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[float]:

@@ -13,6 +13,7 @@ from metaseq_lm.league.standings import (
     Context,
     Finding,
     Row,
+    metric_of,
     seed_scores,
 )
 from metaseq_lm.reporting.runs import Run
@@ -87,26 +88,61 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
         yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
 
 
-def transition(row: Row, context: Context) -> Iterator[Finding]:
-    """The seeds spread as in a change of phase: some solve a task, others do not."""
-    for metric in context.metrics:
-        scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
-        described = context.described[metric]
-        if len(scores) < FEWEST or not described.percent or described.lower_is_better:
-            continue
-        levels = references(row.scored, metric)
-        floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
-        share = float(np.std(scores, ddof=1)) / max(levels.get("bayes", 1.0) - floor, 1e-9)
-        usual = float(np.std(untrained, ddof=1)) if len(untrained) > 1 else 0.0
-        if share > SPREAD and np.std(scores, ddof=1) > 2 * usual:
+def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
+    """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
+
+    The suite `probe` records the layer that it chose, 0 being the embedding layer. It is said once
+    of each metric, of the first row; of a part that is no metric of the plan, of its mean.
+    """
+    if row is not context.rows[0]:
+        return
+    of_part: dict[str, str] = {}
+    for metric, part in parts_of(row, context):
+        of_part[part] = part if part in context.metrics else metric
+    for part, metric in of_part.items():
+        layers = []
+        for other in context.rows:
+            layers += values_of(other.scored, sibling(part, "layer"))
+        count = layers.count(0)
+        if 2 * count > len(layers):
             yield Finding(
-                "in transition",
+                "embedding layer",
                 NOTE,
-                f"in transition: {metric} spreads over seeds from {number(min(scores))} to "
-                f"{number(max(scores))} (sd {share:.0%} of the way from chance to the best "
-                f"possible); {solved_text(scores, context)}",
+                f"{part} is read from the embedding layer in {count / len(layers):.0%} of the runs "
+                "of all rows: it tells nothing of the layers above",
                 metric,
             )
+
+
+def transition(row: Row, context: Context) -> Iterator[Finding]:
+    """The seeds spread as in a change of phase: some solve a task, others do not.
+
+    The parts of a primary mean are judged, too, since a part's spread is diluted in the mean.
+    """
+    primary = context.primary
+    parts = [(primary, part) for part in row.parts(primary) if part != primary]
+    for metric, part in [*((metric, metric) for metric in context.metrics), *parts]:
+        reason = spread_text(row, part, context)
+        if reason:
+            yield Finding("in transition", NOTE, f"in transition: {reason}", metric)
+
+
+def spread_text(row: Row, metric: str, context: Context) -> str:
+    """Return how far the seeds of a row spread in a metric, "" if it is no change of phase."""
+    scores, untrained = row.scores(metric), seed_scores(row.untrained, metric)
+    described = metric_of(metric, row.runs)
+    if len(scores) < FEWEST or not described.percent or described.lower_is_better:
+        return ""
+    levels, sd = references(row.scored, metric), float(np.std(scores, ddof=1))
+    floor = levels.get("chance", float(np.mean(untrained)) if untrained else 0.0)
+    share = sd / max(levels.get("bayes", 1.0) - floor, 1e-9)
+    usual = float(np.std(untrained, ddof=1)) if len(untrained) > 1 else 0.0
+    if share <= SPREAD or sd <= 2 * usual:
+        return ""
+    return (
+        f"{metric} spreads over seeds from {number(min(scores))} to {number(max(scores))} (sd "
+        f"{share:.0%} of the way from chance to the best possible); {solved_text(scores, context)}"
+    )
 
 
 def solved_text(scores: Sequence[float], context: Context) -> str:

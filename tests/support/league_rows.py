@@ -91,7 +91,7 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
         name,
         BUDGET,
         finals,
-        untrained=runs(4, 0.5, 500, end=4.6, topic=0.4, label="untrained", updates=1),
+        untrained=runs(4, 0.5 + first / 1e9, 500, 4.6, topic=0.4, label="untrained", updates=1),
         shuffled=runs(4, 0.5, 600, topic=0.5, label="shuffled"),
         tuning=Tuning({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
     )
@@ -133,6 +133,11 @@ def with_losses(of: Callable[[int], Sequence[float]]) -> Callable[[Run], Run]:
         return replace(run, log=log)
 
     return edit
+
+
+def with_logged(**values: float) -> Callable[[Run], Run]:
+    """Return an edit that adds values to all validations."""
+    return lambda run: replace(run, log=[{**line, **values} for line in run.log])
 
 
 def with_references(**levels: float) -> Callable[[Run], Run]:

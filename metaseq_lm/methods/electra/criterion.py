@@ -157,19 +157,21 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
-def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
+def detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
     """Return shares of all tokens: classified correctly, fake, classified as fake, and both.
 
     Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
-    real, so accuracy says little.
+    real, so accuracy says little. `candidates` is the share of the tokens that may be replaced.
     """
     with torch.no_grad():
+        real = real_tokens(batch)
         flagged = (logits > 0) & real
         counts = {
             "accuracy": (flagged == fake) & real,
             "fakes": fake & real,
             "flagged": flagged,
             "caught": flagged & fake,
+            "candidates": batch.candidates,
         }
         return {name: Term(number_of(count), "tokens", 0.0) for name, count in counts.items()}
 
@@ -229,7 +231,7 @@ class ReplacedTokenDetection(Corrupting):
             row_logits = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
             loss = binary_losses(row_logits, ~clean).sum()
             terms["contrast"] = Term(loss, "rows", self.config.contrast_weight)
-        return terms | detection_terms(logits, fake, real_tokens(batch))
+        return terms | detection_terms(logits, fake, batch)
 
     def included(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
         """Return the positions of the detection loss, (B, S), and the name of their number."""
@@ -385,7 +387,7 @@ class AdversarialElectra(Corrupting):
         }
         rewards = losses.detach().gather(1, batch.positions)  # (B, M)
         terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
-        return terms | detection_terms(logits, fake, real)
+        return terms | detection_terms(logits, fake, batch)
 
     def policy_terms(
         self,
@@ -463,7 +465,7 @@ class Electric(Corrupting):
         terms = noised.terms | {
             "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
         }
-        return terms | detection_terms(logits, noised.chosen, real_tokens(batch))
+        return terms | detection_terms(logits, noised.chosen, batch)
 
     def log_odds(self, included: Tensor, noised: Noised) -> float | Tensor:
         """Return log(k / (n - k)), a number, or (B, 1) with exact_counts.

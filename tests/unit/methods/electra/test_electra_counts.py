@@ -19,7 +19,8 @@ CASES = [
     ("electra_adversarial", "mlm", ("rtd", "baseline")),
     ("strategic_mlm", "difficulty", ("lm",)),
 ]
-COUNTS = ("generator_accuracy", "sample_accuracy", "accuracy", "fakes", "flagged", "caught")
+SHARES = ("accuracy", "fakes", "flagged", "caught", "candidates")
+COUNTS = ("generator_accuracy", "sample_accuracy", *SHARES)
 
 
 def in_float32(module: nn.Module, given: Any, output: Tensor) -> Tensor:
@@ -55,5 +56,6 @@ def test_counts_are_those_of_the_same_logits_in_float32(name: str, kind: str, he
     if "fakes" in found:
         changed = int((seen.tokens != batch.tokens).sum())
         assert found["fakes"] == (3 * ROWS if name == "electric_nce" else changed)
+        assert found["candidates"] == 10 * ROWS
     elif name != "all_tokens_mlm":
         assert found["accuracy"] == (3 if heads else 10) * ROWS
