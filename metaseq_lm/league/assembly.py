@@ -139,6 +139,7 @@ class LeagueRuns:
             {name: references(self.runs, name) for name in self.plan.metrics},
             self.notes(),
             self.missing(),
+            [self.metric(name) for name in self.parts],
         ).decided()
 
     def missing(self) -> list[str]:
@@ -149,6 +150,12 @@ class LeagueRuns:
         names = [o.name for o in self.plan.objectives if o.name not in objectives]
         listed = [b for b in self.plan.ladder.budgets if b not in budgets]
         return [*names, *(f"{flops_text(budget)} FLOPs" for budget in listed)]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The metrics that the primary one is the mean of; () if it is none."""
+        comparison = self.plan.comparison
+        return comparison.means.get(comparison.metric, ())
 
     def metric(self, name: str) -> Metric:
         """Return a metric, with direction and unit."""
@@ -165,7 +172,7 @@ class LeagueRuns:
         ):
             scores[name] = {
                 metric: values
-                for metric in self.plan.metrics
+                for metric in (*self.plan.metrics, *self.parts)
                 if (values := seed_scores(finished(runs), metric))
             }
         return entries.Entry(

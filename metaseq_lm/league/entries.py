@@ -80,6 +80,7 @@ class Standings:
         references: Scores that need no training, such as chance, of each metric by their names.
         notes: Sentences below the table, such as the cost of tuning.
         missing: Objectives and budgets of the plan that have no runs yet.
+        parts: The metrics that the primary one is the mean of; () if it is none.
     """
 
     title: str
@@ -90,6 +91,7 @@ class Standings:
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     missing: Sequence[str] = ()
+    parts: Sequence[Metric] = ()
 
     @property
     def primary(self) -> Metric:

@@ -15,6 +15,7 @@ from metaseq_lm.league.entries import (
     Standings,
 )
 from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS, Decision, Rule
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
@@ -52,10 +53,14 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
 
 
 def standings_table(standings: Standings) -> Table:
-    """Return the rows by budget: primary metric, controls, difference, p, verdict; then reasons."""
+    """Return the rows by budget: primary metric and the means of its parts, controls, verdict.
+
+    Then reasons and all that the verdicts rest on.
+    """
     metric = standings.primary
     has_shuffled = any(entry.shuffled for entry in standings.entries)
-    head = ["FLOPs", "objective", "seeds", metric.title, "untrained"]
+    head = ["FLOPs", "objective", "seeds", metric.title]
+    head += [*map(short_name, standings.parts), "untrained"]
     head += ["shuffled"] * has_shuffled
     head += ["difference", interval_title(standings.rule), "p (Holm)", "verdict"]
     rows, records = [], []
@@ -66,13 +71,15 @@ def standings_table(standings: Standings) -> Table:
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
             row.append(Cell(text, best=text == best))
+            row += map(Cell, part_texts(standings, entry))
             controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
             row += [Cell(summary_text(scores, metric)) for scores in controls]
             row += map(Cell, decision_texts(entry.decision, metric))
             row.append(Cell(standings.verdict_text(entry), number=False))
             rows.append(row)
             records.append(record(standings, entry))
-    notes = [*summaries(standings), *reasons(standings, metric), *references(standings)]
+    notes = [*summaries(standings), *describe_parts(standings)]
+    notes += [*reasons(standings, metric), *references(standings)]
     notes += [describe_rule(standings), *describe_origins(standings)]
     notes += [*describe_missing(standings), *standings.notes]
     return Table(standings.title, head, rows, notes, records)
@@ -251,7 +258,7 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     line |= {"verdict": decision.verdict if decision else None}
     line |= {"seeds_that_decide": decision.seeds if decision else None}
     line["findings"] = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
-    for metric in standings.metrics[1:]:
+    for metric in (*standings.metrics[1:], *standings.parts):
         summary = summarise(entry.scores.get(metric.name, ()))
         is_shown = summary and not entry.about(metric.name, VOID, REFUSE)
         line[metric.name] = summary.centre if summary and is_shown else None

@@ -15,6 +15,15 @@ from metaseq_lm.league.page import (
     signed_texts,
     summaries,
 )
+from metaseq_lm.league.parts import (
+    DOUBT,
+    aligned,
+    describe_parts,
+    number_text,
+    part_texts,
+    short_name,
+    short_text,
+)
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.formats import text_column
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
@@ -22,7 +31,6 @@ from metaseq_lm.reporting.table import Cell
 
 COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
 GAP = "  "
-DOUBT = "?"  # behind a number of another metric that a gate flags
 Lines = list[str]
 
 
@@ -31,7 +39,7 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     parts = [
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
-        [*findings(standings), *rule(standings), *levels(standings)],
+        [*findings(standings), *rule(standings), *levels(standings), *about_parts(standings)],
         wrapped(" ".join([*describe_origins(standings), *describe_missing(standings)])),
         *other_metrics(standings),
         where(paths),
@@ -63,12 +71,30 @@ def main_table(standings: Standings) -> Iterator[Lines]:
         if any(texts):  # there may be no control on shuffled text
             cells = [Cell(text) for text in texts]
             columns.append(text_column(title, cells, title not in ("objective", "verdict")))
-    top, *lines = (GAP.join(line).rstrip() for line in zip(*columns))
-    yield [top]
+    if standings.parts:
+        columns.insert(3, parts_column(standings, entries))
+    lines = side_by_side(columns)
+    top = len(lines) - len(entries)
+    yield lines[:top]
+    lines = lines[top:]
     for budget, sentence in zip(standings.budgets, summaries(standings)):
         count = sum(entry.budget == budget for entry in entries)
         yield [*wrapped(sentence), *lines[:count]]
         lines = lines[count:]
+
+
+def parts_column(standings: Standings, entries: Sequence[Entry]) -> Lines:
+    """Return the means of the parts of the main metric, such as "62 36? 63", names above them."""
+    by_part = zip(*(part_texts(standings, entry) for entry in entries))
+    texts = [" ".join(row) for row in zip(*map(aligned, by_part))]
+    return headed(", ".join(map(short_name, standings.parts)), texts)
+
+
+def side_by_side(columns: Sequence[Lines]) -> Lines:
+    """Return lines of columns, which end below."""
+    height = max(map(len, columns))
+    padded = [[" " * len(c[0])] * (height - len(c)) + c for c in columns]
+    return [GAP.join(line).rstrip() for line in zip(*padded)]
 
 
 def main_row(standings: Standings, entry: Entry) -> Lines:
@@ -140,12 +166,18 @@ def levels(standings: Standings) -> Lines:
     return wrapped(f"For comparison: {', '.join(texts)}.") if texts else []
 
 
+def about_parts(standings: Standings) -> Lines:
+    """Return what is to be said of the parts of the main metric."""
+    return wrapped(" ".join(describe_parts(standings)))
+
+
 def other_metrics(standings: Standings) -> Iterator[Lines]:
     """Yield tables of the other metrics, as many columns in each as fit: means at each budget."""
     metrics = standings.metrics[1:]
     if not metrics:
         return
     in_percent = all(metric.percent for metric in metrics)
+    unit = "" if in_percent else " (%)"
     budgets = ", ".join(map(flops_text, standings.budgets))
     names = list(dict.fromkeys(entry.objective for entry in standings.entries))
     levels = common_references(standings, metrics)
@@ -155,46 +187,26 @@ def other_metrics(standings: Standings) -> Iterator[Lines]:
     for metric in metrics:
         cells = [means_text(standings, name, metric) for name in names]
         cells += [number_text(metric, values[metric.name]) for values in levels.values()]
-        column = headed(metric.name if in_percent else metric.title, cells)
+        column = headed(short_name(metric) + unit * metric.percent, cells)
         if not blocks or line_width([label, *blocks[-1], column]) > COLUMNS:
             blocks.append([])
         blocks[-1].append(column)
     title = f"Other metrics{' (%)' * in_percent}: means at {budgets} FLOPs; {DOUBT} flagged"
     for block in blocks:
-        height = max(len(column) for column in block)
-        padded = []
-        for column in [label, *block]:
-            padded.append([" " * len(column[0])] * (height - len(column)) + column)
-        yield [title, *(GAP.join(line).rstrip() for line in zip(*padded))]
+        yield [title, *side_by_side([label, *block])]
         title = f"Further metrics{' (%)' * in_percent}"
 
 
 def means_text(standings: Standings, objective: str, metric: Metric) -> str:
     """Return the means of an objective at all budgets, such as "54  80? 97"."""
     by_budget = {e.budget: e for e in standings.entries if e.objective == objective}
-    texts = []
-    for budget in standings.budgets:
-        entry = by_budget.get(budget)
-        summary = summarise(entry.scores.get(metric.name, ())) if entry else None
-        if entry is None or summary is None or entry.about(metric.name, VOID, REFUSE):
-            texts.append("- ")
-            continue
-        doubt = DOUBT if entry.about(metric.name, FLAG) else " "
-        texts.append(number_text(metric, summary.centre) + doubt)
-    longest = max(map(len, texts))
-    return " ".join(text.rjust(longest) for text in texts)
-
-
-def number_text(metric: Metric, value: float) -> str:
-    """Return a number of a narrow column: per cent without digits after the point."""
-    return metric.text(value, 0 if metric.percent else None)
+    return " ".join(aligned([short_text(by_budget.get(b), metric) for b in standings.budgets]))
 
 
 def headed(name: str, cells: Sequence[str]) -> Lines:
     """Return a column with its name above it, in as many lines as the words of the name need."""
-    words = name.removesuffix(".accuracy").replace(".", " ").replace("_", " ").split()
-    width = max(map(len, [*words, *cells]))
-    return [text.rjust(width) for text in [*wrap(" ".join(words), width), *cells]]
+    width = max(map(len, [*name.split(), *cells]))
+    return [text.rjust(width) for text in [*wrap(name, width), *cells]]
 
 
 def line_width(columns: Sequence[Lines]) -> int:

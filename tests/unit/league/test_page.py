@@ -267,3 +267,58 @@ def test_rows_that_ship_with_the_plan_are_named(mixed):
     ):
         assert "Run here: rtd at 1.0e10; all other rows ship with the plan." in text
     assert "ship" not in terminal_text(mixed)
+
+
+def with_parts(*rows):
+    """Return standings whose primary metric, "mean", is that of three parts of each row."""
+    entries, parts = [], [Metric.of(f"{name}.accuracy", [0.5]) for name in ("a_b", "c", "d")]
+    for name, budget, values, findings in rows:
+        scores = {part.name: [v + x for x in NOISE] for part, v in zip(parts, values)}
+        scores["mean"] = [sum(values) / 3 + x for x in NOISE]
+        entries.append(Entry(name, budget, scores, findings=findings))
+    mean = Metric("mean", percent=True, lower_is_better=False)
+    league = Standings("x", [mean], "masked", Rule(0.04), entries, parts=parts)
+    return league.decided()
+
+
+def test_the_parts_of_a_mean_stand_beside_it():
+    """Those of a void row have no number; the mark of a gate is behind the number."""
+    doubt = Finding("untrained", FLAG, "x", "a_b.accuracy")
+    hidden = Finding("ceiling", VOID, "x", "mean")
+    league = with_parts(
+        ("masked", 1e10, (0.62, 0.36, 0.63), [doubt]),
+        ("causal", 1e10, (0.9, 0.36, 0.72), []),
+        ("rtd", 1e10, (0.11, 0.12, 0.13), [hidden]),
+    )
+    text = terminal_text(league)
+    assert re.search(r"^masked .* ± \S+ +62\? 36  63 ", text, re.M)
+    assert re.search(r"^causal .* ± \S+ +90  36  72 ", text, re.M)
+    assert re.search(r"^rtd +8 +void +- +- +- +void: ceiling$", text, re.M)
+    assert "a b, c, d" in text.splitlines()[2]
+    assert "? behind a part" in " ".join(text.split())
+    table = standings_table(league)
+    assert [cell.text for cell in column(table, "a b").values()] == ["90", "62?", "-"]
+    (line, *_) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert float(line["d.accuracy"]) == pytest.approx(0.72)
+    assert "behind a part" not in terminal_text(with_parts(("masked", 1e10, (0.6, 0.3, 0.6), [])))
+
+
+def test_parts_that_do_not_tell_rows_apart_are_named():
+    """A void row does not count, and a single row tells nothing."""
+    void = Finding("ceiling", VOID, "x", "d.accuracy")
+    league = with_parts(
+        ("masked", 1e10, (0.6, 0.3, 0.5), []),
+        ("causal", 1e10, (0.9, 0.301, 0.5), []),
+        ("rtd", 1e10, (0.9, 0.3, 0.9), [void]),
+        ("masked", 2e10, (0.6, 0.3, 0.5), []),
+        ("causal", 2e10, (0.9, 0.3, 0.9), []),
+        ("masked", 3e10, (0.6, 0.3, 0.5), []),
+    )
+    sentence = (
+        "Of the parts of mean, c tells the rows apart at none of the budgets; d does not tell the "
+        "rows apart at 1.0e10 FLOPs (by Student's t, no two rows differ)."
+    )
+    assert sentence in standings_table(league).notes
+    assert sentence in " ".join(terminal_text(league).split())
+    apart = with_parts(("masked", 1e10, (0.6, 0.3, 0.5), []), ("causal", 1e10, (0.9, 0.4, 0.6), []))
+    assert "of the parts" not in terminal_text(apart).lower()

@@ -31,8 +31,8 @@ def test_the_first_starts_and_the_last_end_are_said_also_from_an_archive(tmp_pat
     sentence = describe_provenance(trials, finals, [*trials, *finals, *controls])
     assert sentence == (
         "The first trial started 2026-11-02 10:00:00 UTC, the first compared run started "
-        "2026-11-04 10:00:00 UTC, the last run ended 2026-11-06 11:00:00 UTC; they were made with code c1; "
-        "python 3.12.3, torch 2.9.0; x86_64, 1 thread."
+        "2026-11-04 10:00:00 UTC, the last run ended 2026-11-06 11:00:00 UTC; they were made "
+        "with code c1; python 3.12.3, torch 2.9.0; x86_64, 1 thread."
     )
     archive.write(tmp_path / "runs.jsonl.gz", [*trials, *finals, *controls])
     runs = archive.read(tmp_path / "runs.jsonl.gz")

@@ -1,0 +1,91 @@
+"""The parts of a primary metric that is a mean: what its verdicts rest on."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from metaseq_lm.league.differences import compare
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+
+DOUBT = "?"  # behind a number that a gate flags
+NONE = "-"
+
+
+def short_name(metric: Metric) -> str:
+    """Return the name of a metric for the head of a narrow column: "head number"."""
+    return metric.name.removesuffix(".accuracy").replace(".", " ").replace("_", " ")
+
+
+def short_text(entry: Entry | None, metric: Metric) -> str:
+    """Return the mean of a row in a narrow column, such as "63", or "63?" if a gate flags it."""
+    summary = summarise(entry.scores.get(metric.name, ())) if entry else None
+    if entry is None or summary is None or entry.about(metric.name, VOID, REFUSE):
+        return NONE
+    return number_text(metric, summary.centre) + DOUBT * bool(entry.about(metric.name, FLAG))
+
+
+def number_text(metric: Metric, value: float) -> str:
+    """Return a number of a narrow column: per cent without digits after the point."""
+    return metric.text(value, 0 if metric.percent else None)
+
+
+def part_texts(standings: Standings, entry: Entry) -> list[str]:
+    """Return the means of the parts of a row, "-" for those of a row that is void or refused."""
+    if entry.about(standings.primary.name, VOID, REFUSE):
+        return [NONE] * len(standings.parts)
+    return [short_text(entry, part) for part in standings.parts]
+
+
+def aligned(texts: Sequence[str]) -> list[str]:
+    """Return texts of numbers with their digits below each other: the mark has room in each."""
+    marked = [text if text.endswith(DOUBT) else f"{text} " for text in texts]
+    longest = max(map(len, marked), default=0)
+    return [text.rjust(longest) for text in marked]
+
+
+def describe_parts(standings: Standings) -> list[str]:
+    """Return sentences on the mark of parts and on parts that do not tell rows apart."""
+    texts = [text for part in standings.parts if (text := describe_part(standings, part))]
+    sentences = []
+    if texts:
+        sentences.append(
+            f"Of the parts of {standings.primary.name}, {'; '.join(texts)} (by Student's t, no two "
+            "rows differ)."
+        )
+    marked = (text for entry in standings.entries for text in part_texts(standings, entry))
+    if any(text.endswith(DOUBT) for text in marked):
+        sentences.append(f"{DOUBT} behind a part: a gate flags it.")
+    return sentences
+
+
+def describe_part(standings: Standings, part: Metric) -> str:
+    """Return at which budgets a part does not tell rows apart, "" if it does at all."""
+    known = [(budget, differences(standings, budget, part)) for budget in standings.budgets]
+    known = [(budget, signs) for budget, signs in known if signs]
+    equal = [flops_text(budget) for budget, signs in known if not any(signs)]
+    if not equal:
+        return ""
+    if len(equal) == len(known):
+        return f"{short_name(part)} tells the rows apart at none of the budgets"
+    return f"{short_name(part)} does not tell the rows apart at {', '.join(equal)} FLOPs"
+
+
+def differences(standings: Standings, budget: float, part: Metric) -> list[int]:
+    """Return for each two rows of a budget the side that is better, 0 if neither is."""
+    return list(signs(list(samples(standings, budget, part)), part.lower_is_better))
+
+
+def samples(standings: Standings, budget: float, part: Metric) -> Iterator[Sequence[float]]:
+    """Yield the scores by seed of the rows that have a number."""
+    for entry in standings.at(budget, standings.primary):
+        names = (standings.primary.name, part.name)
+        if not any(entry.about(name, VOID, REFUSE) for name in names):
+            yield entry.scores.get(part.name, ())
+
+
+def signs(scores: Sequence[Sequence[float]], lower_is_better: bool) -> Iterator[int]:
+    """Yield the side that is better of each two samples."""
+    for one, other in combinations(scores, 2):
+        if difference := compare(one, other, lower_is_better):
+            yield difference.sign
