@@ -26,4 +26,4 @@ if [ ! -f "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ constraints.txt -nt "$st
     touch "$stamp"
 fi
 export PATH="$root/.venv/bin:$PATH"
-unset PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, which would all compile the package
+unset PYTHONDONTWRITEBYTECODE # or each of the many processes of the tests compiles the package
