@@ -19,8 +19,11 @@ stamp=.venv/installed${EXTRAS:-}
 if [ ! -f "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     echo "== installing into .venv (once; a few minutes)"
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
         -c constraints.txt -e ".${EXTRAS:-}"
+    # On all cores, which pip does not use. Some packages bring files that do not compile.
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
     touch "$stamp"
 fi
 export PATH="$root/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE # or each of the many processes of the tests compiles the package

@@ -63,7 +63,7 @@ def load_config(
         overrides: Options as key=value in Hydra's grammar.
         config_dir: Folder with configs of the user's; None for those of the package.
         config_name: The primary config (it can name `base` in its defaults); None for `base`.
-        compositions: What Hydra composed so far, by its choices: for callers that load many
+        compositions: What was composed so far, by its choices: for callers that load many
             configurations which differ in values only.
 
     Raises:
@@ -77,17 +77,8 @@ def load_config(
         compositions = {}
     key = (str(folder), name, *choices)
     if key not in compositions:
-        compositions[key] = compose_choices(folder, name, choices)
-    composed = compositions[key]
-    check_sections(composed, folder, name)
-    config = schema_of(composed)
-    known = dotted(config)
-    try:
-        config.merge_with(composed)
-    except OmegaConfBaseException as error:
-        wrong = mistakes.explain_value(error, known)
-        file = file_with(error.full_key or "", folder, name, choices)
-        raise UsageError(f"{file}: {wrong}" if file else wrong) from error
+        compositions[key] = typed(folder, name, choices)
+    config = copy.deepcopy(compositions[key])
     try:
         for item in values:
             set_value(config, item)
@@ -95,6 +86,7 @@ def load_config(
     except RecursionError as error:
         raise UsageError(mistakes.names_itself(source_of(folder, name))) from error
     except (OmegaConfBaseException, ValueError) as error:
+        known = dotted(compositions[key])
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(loaded)
     return loaded
@@ -142,6 +134,23 @@ def is_choice(override: Override, folder: Path) -> bool:
     if key in GROUPS:
         return not isinstance(override.value(), dict)
     return key.startswith("hydra") or (key not in TOP and (folder / key).is_dir())
+
+
+def typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
+    """Compose `folder/name.yaml` and choices with the types of the classes they name, unresolved.
+
+    Raises UsageError for a config that is not there, cannot be read, or has a wrong value.
+    """
+    composed = compose_choices(folder, name, choices)
+    check_sections(composed, folder, name)
+    config = schema_of(composed)
+    try:
+        config.merge_with(composed)
+    except OmegaConfBaseException as error:
+        wrong = mistakes.explain_value(error, dotted(schema_of(composed)))
+        file = file_with(error.full_key or "", folder, name, choices)
+        raise UsageError(f"{file}: {wrong}" if file else wrong) from error
+    return config
 
 
 def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:

@@ -65,6 +65,7 @@ def override_value(override: str) -> Any:
     return parser().parse_override(override).value() if is_valid(override) else None
 
 
+@lru_cache(4096)
 def is_valid(override: str) -> bool:
     """Return whether key=value is in Hydra's grammar."""
     try:

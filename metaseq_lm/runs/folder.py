@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -400,10 +401,23 @@ def following_options(names: Mapping[str, Any], key: str) -> list[str]:
 
 def code_hash(user_dir: str | None) -> str:
     """Return a short hash of the source of this package and of the plug-in in use."""
-    digest = hashlib.sha256()
-    roots = [Path(__file__).parents[1]] + ([Path(user_dir)] if user_dir else [])
-    for root in roots:
-        files = [root] if root.is_file() else sorted(root.rglob("*.py"))
-        for file in files:
-            digest.update(file.name.encode() + file.read_bytes())
+    digest = package_digest().copy()
+    if user_dir:
+        add_source(digest, Path(user_dir))
     return digest.hexdigest()[:16]
+
+
+@cache
+def package_digest() -> hashlib._Hash:
+    """Return a digest of the source of this package as it is at the first call: a run that is
+    under way does not run what is edited meanwhile.
+    """
+    digest = hashlib.sha256()
+    add_source(digest, Path(__file__).parents[1])
+    return digest
+
+
+def add_source(digest: hashlib._Hash, root: Path) -> None:
+    """Add the names and contents of the Python files of a folder, or one file, to a digest."""
+    for file in [root] if root.is_file() else sorted(root.rglob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
