@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
+from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.standings import (
     Context,
@@ -138,18 +140,27 @@ class LeagueRuns:
             rows,
             {name: references(self.runs, name) for name in self.plan.metrics},
             self.notes(),
-            self.missing(),
+            self.remarks(),
             [self.metric(name) for name in self.parts],
         ).decided()
 
-    def missing(self) -> list[str]:
-        """Return the objectives and the budgets of the plan without final runs."""
+    def remarks(self) -> list[str]:
+        """Return sentences on parts of the plan without final runs: cannot be, or not yet."""
+        plan, prices = self.plan, self.contents.prices
         ended = [(row.objective, row.budget) for row in self.rows()]
         objectives = {name for name, _ in ended}
         budgets = {budget for _, budget in ended}
-        names = [o.name for o in self.plan.objectives if o.name not in objectives]
-        listed = [b for b in self.plan.ladder.budgets if b not in budgets]
-        return [*names, *(f"{flops_text(budget)} FLOPs" for budget in listed)]
+        missing = [
+            objective.name
+            for objective in plan.objectives
+            if objective.name not in objectives
+            and possible(plan, objective, prices, plan.ladder.budgets)
+        ]
+        missing += [f"{flops_text(b)} FLOPs" for b in plan.ladder.budgets if b not in budgets]
+        remarks = describe_excluded(plan, plan.objectives, prices, plan.ladder.budgets)
+        if missing:
+            remarks.append(f"Of the plan there are no runs yet of {', '.join(missing)}.")
+        return remarks
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -241,8 +252,9 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     frequencies = shipped.frequencies
     with suppress(MetaseqError, OSError):  # the data may not be there
         frequencies = read_frequencies(data_folder(contents.plan, folder.data))
+    prices = {**shipped.contents.prices, **contents.prices}
     return LeagueRuns(
-        contents,
+        replace(contents, prices=prices),
         with_means(contents, [*archived, *runs]),
         frequencies,
         frozenset(map(setting_of, archived)),
@@ -272,6 +284,8 @@ def read_archived(contents: Contents) -> LeagueRuns:
     frequencies = None
     if "unigram" in about:
         frequencies = Frequencies(int(about["vocabulary"]), float(about["unigram"]))
+    prices = json.loads(about.get("prices", "{}"))
+    contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
     return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
 
@@ -293,7 +307,10 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     """
     labels = labels_of(league.contents.plan.objectives)
     runs = [run for run in league.runs if run.values["label"] in labels]
-    about = {"plan": league.contents.plan.hash}
+    contents = league.contents
+    names = [objective.name for objective in contents.plan.objectives]
+    prices = {name: contents.prices[name] for name in names if name in contents.prices}
+    about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
     if known := league.frequencies:
         about |= {"vocabulary": str(known.vocabulary), "unigram": repr(known.unigram)}
     archive.write(path, runs, about)

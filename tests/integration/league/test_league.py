@@ -19,7 +19,7 @@ from sweeping import ROOT, states_of, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
-from metaseq_lm.league import runner, tuning
+from metaseq_lm.league import forecast, runner, tuning
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.sweeps import submit as submit_module
@@ -407,8 +407,8 @@ def test_a_metric_that_no_run_has_is_seen_before_tuning(
         (
             {name: [1e3] for name in ("budgets", "usual_budgets", "tuning__budgets")}
             | {"controls__shuffled": False},
-            "more than the budget",
-            {"untrained"},
+            "nothing to run",
+            set(),
         ),
     ],
 )
@@ -433,29 +433,46 @@ def test_a_dry_run_refuses_a_budget_below_an_update(
 ) -> None:
     plan = write_plan(tmp_path / "plan.yaml", moons, budgets=[1e3, SMALL], controls__shuffled=[])
     assert league(plan, "--dry-run", "--budgets", "1e3") == 2
-    assert "more than the budget of 1.0e3" in capsys.readouterr().err
+    assert "nothing to run. Not at 1.0e3 FLOPs: masked, dense" in capsys.readouterr().err
 
 
-def test_a_dry_run_tells_rows_that_will_be_refused(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_budget_that_whole_updates_do_not_spend_is_left_out(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three updates leave a seventh of a budget of three and a half."""
-    plan = write_plan(tmp_path / "plan.yaml", moons)
-    assert league(plan, "--dry-run") == 0
-    prices = dict(re.findall(r"(\w+): an update costs (\S+) FLOPs", capsys.readouterr().out))
-    price = float(prices["masked"])
-    budgets = {"fits": 10 * price * 1.001, "leaves": 3.5 * price}
-    for name, budget in budgets.items():
-        changes = {key: [budget] for key in ("budgets", "usual_budgets", "tuning__budgets")}
-        plan = write_plan(
-            tmp_path / f"{name}.yaml",
-            moons,
-            objectives={"masked": {}},
-            controls__shuffled=False,
-            **changes,
-        )
-        assert league(plan, "--dry-run") == 0
-        assert ("masked: at" in capsys.readouterr().out) == (name == "leaves")
+    """At 2.5e7 FLOPs dense makes three updates of 7.5e6, which leave a tenth; the others go on."""
+    few = 2.5e7
+    sentence = "Not at 2.5e7 FLOPs: dense, whose updates are so large"
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        budgets=[few, SMALL],
+        usual_budgets=[few, SMALL],
+        seeds=[1],
+        tuning__widen=0,
+        controls={"untrained": False, "shuffled": True, "seeds": [1]},
+    )
+    assert league(plan, "--out", tmp_path / "L", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert sentence in shown and re.search(r"final +3 runs", shown)
+    assert re.search(r"shuffled +3 runs", shown)
+    trained = in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 0
+    assert sentence in capsys.readouterr().out.split("tune/")[0]
+    final = [name.partition("-")[0] for name in trained if not name.startswith("tune")]
+    assert sorted(final) == [
+        *("final/dense/max_flops=3e7", "final/masked/max_flops=2.5e7"),
+        *("final/masked/max_flops=3e7", "shuffled/dense/max_flops=3e7"),
+        *("shuffled/masked/max_flops=2.5e7", "shuffled/masked/max_flops=3e7"),
+    ]
+    assert sentence in (tmp_path / "L" / "report" / "standings.md").read_text()
+    assert league("report", tmp_path / "L", "--archive", tmp_path / "plan.jsonl.gz") == 0
+    capsys.readouterr()
+    assert league("report", plan) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    # The price is known now: nothing is measured or trained again.
+    monkeypatch.setattr(forecast, "estimate_update", None)
+    before = len(trained)
+    assert league(plan, "--out", tmp_path / "L") == 0 and len(trained) == before
 
 
 def test_one_command_at_a_time_runs_a_league(
