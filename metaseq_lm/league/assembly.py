@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,12 +48,14 @@ class LeagueRuns:
         runs: The runs, those of the archive too.
         frequencies: What word frequencies alone reach; None if not known.
         shipped: Label and budget of the runs that are those of the archive.
+        incomplete: The same of runs of the archive that were begun here, but not with all seeds.
     """
 
     contents: Contents
     runs: tuple[Run, ...]
     frequencies: Frequencies | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
+    incomplete: frozenset[tuple[str, float]] = frozenset()
 
     @cached_property
     def plan(self) -> Plan:
@@ -158,6 +161,16 @@ class LeagueRuns:
         ]
         missing += [f"{flops_text(b)} FLOPs" for b in plan.ladder.budgets if b not in budgets]
         remarks = describe_excluded(plan, plan.objectives, prices, plan.ladder.budgets)
+        begun = [
+            f"{objective.name} at {flops_text(budget)}"
+            for objective in plan.objectives
+            for budget in plan.ladder.budgets
+            if (label_of(FINAL, objective.name), budget) in self.incomplete
+        ]
+        if begun:
+            remarks.append(
+                f"Not all seeds are over here, so the rows that ship stand: {', '.join(begun)}."
+            )
         if missing:
             remarks.append(f"Of the plan there are no runs yet of {', '.join(missing)}.")
         return remarks
@@ -244,11 +257,14 @@ def budget_of(run: Run) -> float:
 
 
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
-    """Return the runs of a league and, of settings that it did not run, those of the archive."""
+    """Return the runs of a league and, of settings that it has not completed, the archive's."""
     runs = folder.runs()
-    local = {setting_of(run) for run in runs}
     shipped = read_archived(contents)
-    archived = [run for run in shipped.runs if setting_of(run) not in local]
+    local = {setting_of(run) for run in runs}
+    whole = complete(runs, contents.plan)
+    incomplete = (local - whole) & shipped.shipped
+    runs = [run for run in runs if setting_of(run) not in incomplete]
+    archived = [run for run in shipped.runs if setting_of(run) not in local - incomplete]
     frequencies = shipped.frequencies
     with suppress(MetaseqError, OSError):  # the data may not be there
         frequencies = read_frequencies(data_folder(contents.plan, folder.data))
@@ -258,7 +274,22 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
         with_means(contents, [*archived, *runs]),
         frequencies,
         frozenset(map(setting_of, archived)),
+        frozenset(incomplete),
     )
+
+
+def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
+    """Return label and budget of runs that are over with all seeds and first values of a plan."""
+    over = Counter(setting_of(run) for run in runs if run.status in ("finished", "diverged"))
+    needed: dict[str, int] = {}
+    for objective in plan.objectives:
+        needed |= {
+            label_of(FINAL, objective.name): len(plan.ladder.seeds),
+            label_of(TUNE, objective.name): objective.trials * len(plan.tuning.seeds),
+            label_of(UNTRAINED, objective.name): len(plan.controls.seeds),
+            label_of(SHUFFLED, objective.name): len(plan.controls.seeds),
+        }
+    return {setting for setting, count in over.items() if count >= needed.get(setting[0], 0)}
 
 
 def read_archived(contents: Contents) -> LeagueRuns:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
@@ -44,6 +44,7 @@ from metaseq_lm.sweeps.submit import Batch, submit_slurm
 from metaseq_lm.training.suites import SuiteRequest, parse_entry
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
+SILENCE = 600.0  # seconds without an answer on any job, after which the command ends
 
 
 @dataclass(frozen=True)
@@ -390,19 +391,35 @@ class Runner:
     def wait(
         self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
     ) -> None:
-        """Wait for jobs on Slurm; they go on when this command is stopped."""
+        """Wait for jobs on Slurm; they go on when this command is stopped.
+
+        Raises MetaseqError if Slurm says nothing of any job for SILENCE seconds.
+        """
         over: set[tuple[str, str]] = set()
+        silent = 0.0
         while True:
-            active = 0
+            active: Counter[str] = Counter()
             for folder, sweep in pairs:
                 for run, state in zip(sweep.at(budgets), states(folder, sweep.at(budgets))):
                     key = (str(folder.path), run.name)
-                    active += state.state in ACTIVE
+                    if state.state in ACTIVE:
+                        active[state.state] += 1
+                        last = folder.path, state
                     if state.state not in ("pending", "unknown") and key not in over:
                         self.progress.report(folder, run)
                         over |= {key} if state.state not in ACTIVE else set()
             if not active:
                 return
+            silent = silent + WAIT if set(active) == {"unknown"} else 0.0
+            if silent > SILENCE:
+                path, state = last
+                raise MetaseqError(
+                    f"Slurm has not said for {SILENCE / 60:g} minutes what became of "
+                    f"{active['unknown']} jobs, such as {state.job} of {state.run}"
+                    f"{f' ({state.reason})' if state.reason else ''}; they may go on. See "
+                    f"'metaseq-lm sweep status {path}', and give the same command again when Slurm "
+                    "answers"
+                )
             time.sleep(WAIT)
 
 

@@ -28,6 +28,7 @@ from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import take_code
 from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.states import State
 
 PLUG_IN = '''
 from metaseq_lm.core.registry import register_criterion
@@ -535,6 +536,26 @@ def test_on_slurm_each_sweep_is_an_array_and_phases_wait(
         *(("tune/masked", 2, "cpu"), ("tune/dense", 2, "cpu")),
         *(("final/masked", 2, "cpu"), ("final/dense", 2, "cpu")),
     ]
+
+
+def test_a_league_on_slurm_ends_with_a_message_if_slurm_stays_silent(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = []
+
+    def unknown(folder: SweepFolder, runs: list[Run]) -> list[State]:
+        looks.append(folder)
+        return [State(run.name, "", "unknown", job="17_0", reason="squeue: down") for run in runs]
+
+    monkeypatch.setattr(submit_module, "need_slurm", lambda: None)
+    monkeypatch.setattr(runner, "submit_slurm", lambda *arguments: [])
+    monkeypatch.setattr(runner, "states", unknown)
+    monkeypatch.setattr(runner, "WAIT", 0.01)
+    monkeypatch.setattr(runner, "SILENCE", 0.05)
+    plan = write_plan(tmp_path / "plan.yaml", moons, objectives={"masked": {}})
+    assert league(plan, "--out", tmp_path / "L", "--executor", "slurm", "--partition", "cpu") == 1
+    assert re.search(r"1 jobs, such as 17_0 .*squeue: down.*same command", capsys.readouterr().err)
+    assert 5 <= len(looks) <= 7
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from league_plans import LARGE, SMALL, plan_with
 
-from metaseq_lm.league.assembly import LeagueRuns
-from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.assembly import LeagueRuns, read_league_runs, write_archive
+from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.plan import parse_plan
 from metaseq_lm.league.prices import possible
 from metaseq_lm.reporting.runs import Run
@@ -50,6 +50,31 @@ def test_what_has_no_runs_is_missing_unless_it_cannot_run() -> None:
         "Not at 6.0e7 FLOPs: dense, wide",
     ]
     assert remarks[-1] == "Of the plan there are no runs yet of other, 6.0e7 FLOPs."
+
+
+def test_a_row_that_is_begun_here_takes_the_place_of_a_shipped_one_with_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = plan_with()  # seeds 1 and 2
+    plan = parse_plan(content)
+    over = {"status": "finished", "metrics": {"valid": {"mlm": 1.0}}, "losses": ["mlm"]}
+    shipped = [
+        replace(run(name, SMALL, seed), results=over)
+        for name in ("masked", "dense")
+        for seed in (1, 2)
+    ]
+    archive = tmp_path / "plan.jsonl.gz"
+    write_archive(archive, LeagueRuns(Contents(plan, content), tuple(shipped)))
+    contents = Contents(plan, content, archive=str(archive))
+    local = [replace(run("masked", SMALL, 1), results=over), run("masked", SMALL, 2)]
+    monkeypatch.setattr(LeagueFolder, "runs", lambda folder: local)
+    league = read_league_runs(LeagueFolder(tmp_path / "L"), contents)
+    assert all(row.shipped and len(row.scored) == 2 for row in league.rows())
+    assert "the rows that ship stand: masked at 3.0e7." in " ".join(league.remarks())
+    local[1] = replace(local[1], results=over)
+    league = read_league_runs(LeagueFolder(tmp_path / "L"), contents)
+    assert {row.objective: row.shipped for row in league.rows()} == {"masked": False, "dense": True}
+    assert "stand" not in " ".join(league.remarks())
 
 
 @pytest.mark.parametrize(
