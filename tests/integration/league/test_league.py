@@ -170,7 +170,7 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     (tmp_path / "twice.py").write_text(PLUG_IN)
     trained = in_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    mine = ["--with", "criterion=twice", "task.mask_prob=0.3", "--control", "masked"]
+    mine = ["--with", "criterion=twice", "task.mask_prob=0.4", "--control", "masked"]
     grid = ["--grid", "optimizer.lr=1e-3,1e-4", "--name", "twice", "--tune-by", "valid.mlm"]
     assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
     shown = capsys.readouterr().out
@@ -245,7 +245,7 @@ def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The largest share of targets is 1, so only the rate gets a further value."""
-    grid = {"task.mask_prob": [0.5, 0.9], "optimizer.lr": [1e-4, 1e-3]}
+    grid = {"task.mask_prob": [0.4, 0.9], "optimizer.lr": [1e-4, 1e-3]}
     objectives = {"masked": {"grid": grid}}
     plan = write_plan(
         tmp_path / "plan.yaml",
@@ -311,7 +311,7 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     assert league("report", played / "L", "--archive", archive) == 0
     plan = write_plan(tmp_path / "plan.yaml", moons)
     trained = in_process(monkeypatch)
-    mine = ["--with", "task.mask_prob=0.3", "--name", "mine"]
+    mine = ["--with", "task.mask_prob=0.4", "--name", "mine"]
     capsys.readouterr()
     assert league(plan, "--out", tmp_path / "L", *mine) == 0
     shown = capsys.readouterr().out
@@ -480,7 +480,7 @@ def test_one_command_at_a_time_runs_a_league(
     played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = LeagueFolder(copy_of(played, tmp_path / "copy"))
-    mine = ["--with", "task.mask_prob=0.3"]
+    mine = ["--with", "task.mask_prob=0.4"]
     with folder.lock():
         assert league("--out", folder.path, *mine) == 1
         assert "another 'league' command" in capsys.readouterr().err
