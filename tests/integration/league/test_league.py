@@ -560,12 +560,18 @@ def test_a_league_on_slurm_ends_with_a_message_if_slurm_stays_silent(
 
 @pytest.mark.slow
 def test_a_league_in_the_small_world_is_stopped_and_goes_on(tmp_path: Path) -> None:
-    """Real processes, the world and a suite; after SIGTERM the same command ends it."""
+    """Real processes, the world and a suite; after SIGTERM the same command ends it.
+
+    Seven updates of masked or six of dense spend the budget.
+    """
+    budgets = dict.fromkeys(("budgets", "usual_budgets", "tuning__budgets"), [3.2e7])
     content = plan_with(
         data={"world": "quad", "world_documents": 400, "world_held_out": 50, "world_pairs": 10},
         comparison__suites=["pairs pairs compare=changed"],
         comparison__metric="pairs.brackets.accuracy",
         seeds=[1],
+        controls__shuffled=[3.2e7],
+        **budgets,
     )
     content["options"] = [o for o in content["options"] if "tokens_per_sample" not in o]
     content["options"] = [o for o in content["options"] if "max_positions" not in o]
