@@ -564,7 +564,7 @@ def test_a_league_in_the_small_world_is_stopped_and_goes_on(tmp_path: Path) -> N
 
     Seven updates of masked or six of dense spend the budget.
     """
-    budgets = dict.fromkeys(("budgets", "usual_budgets", "tuning__budgets"), [3.2e7])
+    budgets = {key: [3.2e7] for key in ("budgets", "usual_budgets", "tuning__budgets")}
     content = plan_with(
         data={"world": "quad", "world_documents": 400, "world_held_out": 50, "world_pairs": 10},
         comparison__suites=["pairs pairs compare=changed"],
