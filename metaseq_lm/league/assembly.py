@@ -23,10 +23,10 @@ from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.standings import (
+    Choice,
     Context,
     Row,
     Standing,
-    Tuning,
     finished,
     metric_of,
     seed_scores,
@@ -98,7 +98,7 @@ class LeagueRuns:
             shipped=setting_of(runs[0]) in self.shipped,
         )
 
-    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
+    def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
         Trials that failed since choose nothing: then the options are those that the run has.
@@ -108,7 +108,7 @@ class LeagueRuns:
         if of_budget is None:
             return None
         chosen = of_budget.best() or {key: run.values.get(key) for key in objective.grid}
-        return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
+        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
 
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
