@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
     from metaseq_lm.league.folder import Added, Contents, LeagueFolder
@@ -176,7 +176,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     """Run what is open of a league, then report; or show what it would take."""
     from metaseq_lm.league.expansion import Source
     from metaseq_lm.league.folder import LeagueFolder
-    from metaseq_lm.league.forecast import forecast
+    from metaseq_lm.league.forecast import forecast, measure_prices
     from metaseq_lm.league.runner import Request, Runner
 
     if not options.out and not options.dry_run:
@@ -199,6 +199,11 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         if options.dry_run:
             show(forecast(runner, contents))
             return 0
+        prices = measure_prices(runner, contents.prices)
+        contents = replace(contents, prices=prices)
+        for sentence in runner.excluded(prices):
+            show_progress(sentence)
+        runner = runner.with_prices(prices)
     with folder.lock():
         if (folder.read() if folder.exists() else None) != stored:
             raise MetaseqError(f"{folder.file}: changed meanwhile; give the command again")
@@ -251,7 +256,8 @@ def contents_of(
                 f"{folder.path} holds a league of another plan ({stored.plan.hash} there, "
                 f"{contents.plan.hash} here); a plan is fixed before its runs: choose another --out"
             )
-        contents = replace(contents, added=stored.added if stored is not None else ())
+        if stored is not None:
+            contents = replace(contents, added=stored.added, prices=stored.prices)
     return with_objective(contents, added, options) if added else contents
 
 

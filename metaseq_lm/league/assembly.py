@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,12 +20,13 @@ from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
+from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.standings import (
+    Choice,
     Context,
     Row,
     Standing,
-    Tuning,
     finished,
     metric_of,
     seed_scores,
@@ -45,12 +48,14 @@ class LeagueRuns:
         runs: The runs, those of the archive too.
         frequencies: What word frequencies alone reach; None if not known.
         shipped: Label and budget of the runs that are those of the archive.
+        incomplete: The same of runs of the archive that were begun here, but not with all seeds.
     """
 
     contents: Contents
     runs: tuple[Run, ...]
     frequencies: Frequencies | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
+    incomplete: frozenset[tuple[str, float]] = frozenset()
 
     @cached_property
     def plan(self) -> Plan:
@@ -93,7 +98,7 @@ class LeagueRuns:
             shipped=setting_of(runs[0]) in self.shipped,
         )
 
-    def tuning(self, objective: Objective, budget: float, run: Run) -> Tuning | None:
+    def tuning(self, objective: Objective, budget: float, run: Run) -> Choice | None:
         """Return how the options of a run were chosen; None if there were no trials.
 
         Trials that failed since choose nothing: then the options are those that the run has.
@@ -103,7 +108,7 @@ class LeagueRuns:
         if of_budget is None:
             return None
         chosen = of_budget.best() or {key: run.values.get(key) for key in objective.grid}
-        return Tuning(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
+        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
 
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
@@ -138,18 +143,37 @@ class LeagueRuns:
             rows,
             {name: references(self.runs, name) for name in self.plan.metrics},
             self.notes(),
-            self.missing(),
+            self.remarks(),
             [self.metric(name) for name in self.parts],
         ).decided()
 
-    def missing(self) -> list[str]:
-        """Return the objectives and the budgets of the plan without final runs."""
+    def remarks(self) -> list[str]:
+        """Return sentences on parts of the plan without final runs: cannot be, or not yet."""
+        plan, prices = self.plan, self.contents.prices
         ended = [(row.objective, row.budget) for row in self.rows()]
         objectives = {name for name, _ in ended}
         budgets = {budget for _, budget in ended}
-        names = [o.name for o in self.plan.objectives if o.name not in objectives]
-        listed = [b for b in self.plan.ladder.budgets if b not in budgets]
-        return [*names, *(f"{flops_text(budget)} FLOPs" for budget in listed)]
+        missing = [
+            objective.name
+            for objective in plan.objectives
+            if objective.name not in objectives
+            and possible(plan, objective, prices, plan.ladder.budgets)
+        ]
+        missing += [f"{flops_text(b)} FLOPs" for b in plan.ladder.budgets if b not in budgets]
+        remarks = describe_excluded(plan, plan.objectives, prices, plan.ladder.budgets)
+        begun = [
+            f"{objective.name} at {flops_text(budget)}"
+            for objective in plan.objectives
+            for budget in plan.ladder.budgets
+            if (label_of(FINAL, objective.name), budget) in self.incomplete
+        ]
+        if begun:
+            remarks.append(
+                f"Not all seeds are over here, so the rows that ship stand: {', '.join(begun)}."
+            )
+        if missing:
+            remarks.append(f"Of the plan there are no runs yet of {', '.join(missing)}.")
+        return remarks
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -233,20 +257,39 @@ def budget_of(run: Run) -> float:
 
 
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
-    """Return the runs of a league and, of settings that it did not run, those of the archive."""
+    """Return the runs of a league and, of settings that it has not completed, the archive's."""
     runs = folder.runs()
-    local = {setting_of(run) for run in runs}
     shipped = read_archived(contents)
-    archived = [run for run in shipped.runs if setting_of(run) not in local]
+    local = {setting_of(run) for run in runs}
+    whole = complete(runs, contents.plan)
+    incomplete = (local - whole) & shipped.shipped
+    runs = [run for run in runs if setting_of(run) not in incomplete]
+    archived = [run for run in shipped.runs if setting_of(run) not in local - incomplete]
     frequencies = shipped.frequencies
     with suppress(MetaseqError, OSError):  # the data may not be there
         frequencies = read_frequencies(data_folder(contents.plan, folder.data))
+    prices = {**shipped.contents.prices, **contents.prices}
     return LeagueRuns(
-        contents,
+        replace(contents, prices=prices),
         with_means(contents, [*archived, *runs]),
         frequencies,
         frozenset(map(setting_of, archived)),
+        frozenset(incomplete),
     )
+
+
+def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
+    """Return label and budget of runs that are over with all seeds and first values of a plan."""
+    over = Counter(setting_of(run) for run in runs if run.status in ("finished", "diverged"))
+    needed: dict[str, int] = {}
+    for objective in plan.objectives:
+        needed |= {
+            label_of(FINAL, objective.name): len(plan.ladder.seeds),
+            label_of(TUNE, objective.name): objective.trials * len(plan.tuning.seeds),
+            label_of(UNTRAINED, objective.name): len(plan.controls.seeds),
+            label_of(SHUFFLED, objective.name): len(plan.controls.seeds),
+        }
+    return {setting for setting, count in over.items() if count >= needed.get(setting[0], 0)}
 
 
 def read_archived(contents: Contents) -> LeagueRuns:
@@ -272,6 +315,8 @@ def read_archived(contents: Contents) -> LeagueRuns:
     frequencies = None
     if "unigram" in about:
         frequencies = Frequencies(int(about["vocabulary"]), float(about["unigram"]))
+    prices = json.loads(about.get("prices", "{}"))
+    contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
     return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
 
@@ -293,7 +338,10 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     """
     labels = labels_of(league.contents.plan.objectives)
     runs = [run for run in league.runs if run.values["label"] in labels]
-    about = {"plan": league.contents.plan.hash}
+    contents = league.contents
+    names = [objective.name for objective in contents.plan.objectives]
+    prices = {name: contents.prices[name] for name in names if name in contents.prices}
+    about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
     if known := league.frequencies:
         about |= {"vocabulary": str(known.vocabulary), "unigram": repr(known.unigram)}
     archive.write(path, runs, about)

@@ -79,7 +79,7 @@ class Standings:
         entries: The rows, in the order of the plan.
         references: Scores that need no training, such as chance, of each metric by their names.
         notes: Sentences below the table, such as the cost of tuning.
-        missing: Objectives and budgets of the plan that have no runs yet.
+        remarks: Sentences on what the plan has and the rows have not, also for a terminal.
         parts: The metrics that the primary one is the mean of; () if it is none.
     """
 
@@ -90,7 +90,7 @@ class Standings:
     entries: Sequence[Entry]
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    missing: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     parts: Sequence[Metric] = ()
 
     @property

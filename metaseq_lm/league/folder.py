@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ SCHEMA = {
     "hash": str,
     "archive": (str, type(None)),
     "added": list,
+    "prices?": {"*": (float, int)},
 }
 ADDED_SCHEMA = {"name": str, "content": {"options": list}, "user_dir": (str, type(None))}
 
@@ -66,12 +67,14 @@ class Contents:
         content: The mapping that the plan was read from.
         added: The objectives added to it.
         archive: A file with further runs of the plan; None for that of a plan of the package.
+        prices: FLOPs of an update by objective, as far as they are known.
     """
 
     plan: Plan
     content: Mapping[str, Any]
     added: tuple[Added, ...] = ()
     archive: str | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def extended(self) -> Plan:
@@ -130,7 +133,8 @@ class LeagueFolder:
                 f"hash {content['hash']}, not {plan.hash}; use that one, or choose another --out"
             )
         added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
-        return Contents(plan, content["plan"], tuple(added), content["archive"])
+        prices = content.get("prices", {})
+        return Contents(plan, content["plan"], tuple(added), content["archive"], prices)
 
     def write(self, contents: Contents) -> None:
         """Write league.json."""
@@ -144,6 +148,7 @@ class LeagueFolder:
             "hash": contents.plan.hash,
             "archive": contents.archive,
             "added": rows,
+            "prices": dict(contents.prices),
         }
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.file, (to_json(with_checksum(values), 1) + "\n").encode())

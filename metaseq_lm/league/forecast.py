@@ -3,53 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.output import seconds_text
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.parity_gates import PARITY
 from metaseq_lm.league.plan import Objective
+from metaseq_lm.league.prices import Prices
 from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.standings import Row
 from metaseq_lm.league.verdict import detectable
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.sweeps.configs import composed
 from metaseq_lm.training.parts import prepare_config
-from metaseq_lm.training.price import estimate_price, seconds_of_update
+from metaseq_lm.training.price import (
+    PRICED_SEED,
+    PriceEstimate,
+    estimate_price,
+    seconds_of_update,
+)
 
 
 def forecast(runner: Runner, contents: Contents) -> str:
     """Return lines on runs, FLOPs and hours of a request, and the effect that it can show."""
-    request, plan = runner.request, runner.plan
-    lines, prices = [contents.title], []
+    lines, plan = [contents.title], runner.plan
+    prices, rates = {}, {}
+    for objective in runner.request.objectives:
+        estimate = estimate_update(runner, objective)
+        prices[objective.name] = estimate.flops
+        rates[objective.name] = seconds_of_update(estimate) / estimate.flops
+    excluded = runner.excluded(prices)
+    runner = runner.with_prices(prices)
+    request = runner.request
     counts, flops, seconds = Counter[str](), dict.fromkeys(PHASES, 0.0), 0.0
     for objective in request.objectives:
-        price, rate = price_and_rate(runner, objective)
-        if price > request.budgets[0]:
-            raise UsageError(
-                f"objective {objective.name}: an update costs {flops_text(price)} FLOPs, more than "
-                f"the budget of {flops_text(request.budgets[0])}"
-            )
-        prices.append(
+        price = prices[objective.name]
+        updates = [f"{int(b // price):,}" for b in ends(runner.budgets(objective))]
+        lines.append(
             f"{objective.name}: an update costs {flops_text(price)} FLOPs, so a run has "
-            f"{' to '.join(f'{int(b // price):,}' for b in ends(request.budgets))} updates"
+            f"{' to '.join(updates)} updates"
         )
-        if wrong := [b for b in request.budgets if b - int(b // price) * price > PARITY * b]:
-            prices.append(
-                f"{objective.name}: at {', '.join(map(flops_text, wrong))} FLOPs whole updates "
-                f"leave more than {PARITY:.0%} of the budget, so the gate 'budget' refuses the row"
-            )
         one = replace(request, objectives=(objective,))
         for (phase, budget), count in replace(runner, request=one).planned().items():
             counts[phase] += count
             flops[phase] += count * budget
-            seconds += count * budget * rate
-    lines += prices
+            seconds += count * budget * rates[objective.name]
+    lines += excluded
     for phase in PHASES:
         if counts[phase]:
             lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
@@ -94,16 +98,38 @@ def sd_of(rows: list[Row], budget: float, metric: str) -> float | None:
     return float(np.sqrt(np.mean(variances))) if variances else None
 
 
-def ends(budgets: tuple[float, ...]) -> list[float]:
+def ends(budgets: Sequence[float]) -> list[float]:
     """Return the first and the last of ascending budgets, one if they are the same."""
     return list(dict.fromkeys((budgets[0], budgets[-1])))
 
 
-def price_and_rate(runner: Runner, objective: Objective) -> tuple[float, float]:
-    """Return the FLOPs of an update of an objective, and its seconds a FLOP on this machine."""
+def estimate_update(runner: Runner, objective: Objective, device: str = "") -> PriceEstimate:
+    """Make an update of an objective, with the first values of its grid; return what it costs.
+
+    On the device of its options, or on `device`.
+    """
     first = {key: values[0] for key, values in objective.grid.items()}
     budget = runner.request.budgets[0]
     sweep = runner.sweep(objective, FINAL, budget_values({budget: first}))
     (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, runner.check)
-    estimate = estimate_price(prepare_config(config))
-    return estimate.flops, seconds_of_update(estimate) / estimate.flops
+    config = replace(prepare_config(config), seed=PRICED_SEED)
+    if device:
+        config = replace(config, engine=replace(config.engine, device=device))
+    return estimate_price(config)
+
+
+def measure_prices(runner: Runner, known: Prices) -> dict[str, float]:
+    """Return FLOPs of an update of objectives: the known ones, and those of the request.
+
+    On the CPU: a GPU stays free for the runs. Objectives of which an update cannot be made here
+    have none.
+    """
+    prices = dict(known)
+    for objective in runner.request.objectives:
+        if objective.name in prices:
+            continue
+        try:
+            prices[objective.name] = estimate_update(runner, objective, "cpu").flops
+        except MetaseqError as error:
+            show_progress(f"{objective.name}: what an update costs is not known here: {error}")
+    return prices

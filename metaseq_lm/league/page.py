@@ -81,7 +81,7 @@ def standings_table(standings: Standings) -> Table:
     notes = [*summaries(standings), *describe_parts(standings)]
     notes += [*reasons(standings, metric), *references(standings)]
     notes += [describe_rule(standings), *describe_origins(standings)]
-    notes += [*describe_missing(standings), *standings.notes]
+    notes += [*standings.remarks, *standings.notes]
     return Table(standings.title, head, rows, notes, records)
 
 
@@ -169,12 +169,6 @@ def summaries(standings: Standings) -> list[str]:
             f"{'; '.join(parts) or 'nothing was compared'}."
         )
     return lines
-
-
-def describe_missing(standings: Standings) -> list[str]:
-    """Return which parts of the plan have no runs yet, in a sentence if there are any."""
-    names = ", ".join(standings.missing)
-    return [f"Of the plan there are no runs yet of {names}."] if names else []
 
 
 def reasons(standings: Standings, metric: Metric, about_all: bool = True) -> list[str]:

@@ -10,10 +10,10 @@ from metaseq_lm.league.standings import (
     NOTE,
     REFUSE,
     VOID,
+    Choice,
     Context,
     Finding,
     Row,
-    Tuning,
     finished,
 )
 from metaseq_lm.reporting.numbers import flops_text
@@ -233,7 +233,7 @@ def is_at_edge(value: Any, grid: Sequence[Any]) -> bool:
     return bool(value <= min(grid) or value >= max(grid))
 
 
-def tuned_elsewhere(row: Row, tuning: Tuning, baseline: Row | None) -> Iterator[Finding]:
+def tuned_elsewhere(row: Row, tuning: Choice, baseline: Row | None) -> Iterator[Finding]:
     """Yield findings on seeds, budget and cost of a tuning."""
     common = {run.seed for run in tuning.runs} & {run.seed for run in row.scored}
     if common:

@@ -1,6 +1,6 @@
 """The parts of a primary metric that is a mean: what its verdicts rest on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from metaseq_lm.league.differences import compare
@@ -61,9 +61,9 @@ def describe_parts(standings: Standings) -> list[str]:
 
 def describe_part(standings: Standings, part: Metric) -> str:
     """Return at which budgets a part does not tell rows apart, "" if it does at all."""
-    known = [(budget, differences(standings, budget, part)) for budget in standings.budgets]
-    known = [(budget, signs) for budget, signs in known if signs]
-    equal = [flops_text(budget) for budget, signs in known if not any(signs)]
+    known = {budget: samples(standings, budget, part) for budget in standings.budgets}
+    known = {budget: scores for budget, scores in known.items() if len(scores) > 1}
+    equal = [flops_text(budget) for budget, scores in known.items() if not differ(scores)]
     if not equal:
         return ""
     if len(equal) == len(known):
@@ -71,21 +71,18 @@ def describe_part(standings: Standings, part: Metric) -> str:
     return f"{short_name(part)} does not tell the rows apart at {', '.join(equal)} FLOPs"
 
 
-def differences(standings: Standings, budget: float, part: Metric) -> list[int]:
-    """Return for each two rows of a budget the side that is better, 0 if neither is."""
-    return list(signs(list(samples(standings, budget, part)), part.lower_is_better))
-
-
-def samples(standings: Standings, budget: float, part: Metric) -> Iterator[Sequence[float]]:
-    """Yield the scores by seed of the rows that have a number."""
+def samples(standings: Standings, budget: float, part: Metric) -> list[Sequence[float]]:
+    """Return the scores by seed of the rows of a budget that have a number and a spread."""
+    rows = []
     for entry in standings.at(budget, standings.primary):
         names = (standings.primary.name, part.name)
-        if not any(entry.about(name, VOID, REFUSE) for name in names):
-            yield entry.scores.get(part.name, ())
+        scores = entry.scores.get(part.name, ())
+        if len(scores) > 1 and not any(entry.about(name, VOID, REFUSE) for name in names):
+            rows.append(scores)
+    return rows
 
 
-def signs(scores: Sequence[Sequence[float]], lower_is_better: bool) -> Iterator[int]:
-    """Yield the side that is better of each two samples."""
-    for one, other in combinations(scores, 2):
-        if difference := compare(one, other, lower_is_better):
-            yield difference.sign
+def differ(scores: Sequence[Sequence[float]]) -> bool:
+    """Return whether any two of the rows differ, see `differences`."""
+    results = (compare(one, other, False) for one, other in combinations(scores, 2))
+    return any(result is not None and result.sign for result in results)

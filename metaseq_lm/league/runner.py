@@ -7,10 +7,10 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
@@ -28,6 +28,7 @@ from metaseq_lm.league.expansion import (
     tuning_values,
 )
 from metaseq_lm.league.plan import Objective, Plan, budget_text
+from metaseq_lm.league.prices import Prices, describe_excluded, possible
 from metaseq_lm.league.progress import Progress
 from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
@@ -43,6 +44,7 @@ from metaseq_lm.sweeps.submit import Batch, submit_slurm
 from metaseq_lm.training.suites import SuiteRequest, parse_entry
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
+SILENCE = 600.0  # seconds without an answer on any job, after which the command ends
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,14 @@ class Request:
         objectives: The objectives.
         budgets: The budgets of the final runs.
         source: Their data and plug-in.
+        prices: FLOPs of an update by objective, as far as known; budgets that whole updates cannot
+            spend are left out.
     """
 
     objectives: tuple[Objective, ...]
     budgets: tuple[float, ...]
     source: Source
+    prices: Prices = field(default_factory=dict)
 
 
 @dataclass
@@ -84,26 +89,45 @@ class Runner:
 
     # ---------------------------------------------------------------- what there is to run
 
-    @property
-    def tuned_budgets(self) -> list[float]:
-        """The budgets of trials that the budgets of the request need."""
-        return sorted({self.plan.tuning.nearest(budget) for budget in self.request.budgets})
+    def with_prices(self, prices: Prices) -> Runner:
+        """Return a runner without the budgets that an objective cannot spend.
 
-    @property
-    def shuffled_budgets(self) -> list[float]:
-        """The budgets of the request at which there is a control on shuffled tokens."""
-        return [b for b in self.request.budgets if b in self.plan.controls.shuffled]
+        Raises UsageError if nothing is left to run.
+        """
+        request = replace(self.request, prices=prices)
+        runner = replace(self, request=request)
+        left = tuple(o for o in request.objectives if runner.budgets(o))
+        if not left:
+            raise UsageError(f"there is nothing to run. {' '.join(self.excluded(prices))}")
+        return replace(runner, request=replace(request, objectives=left))
+
+    def excluded(self, prices: Prices) -> list[str]:
+        """Return sentences on the objectives that cannot run at a budget of the request."""
+        request = self.request
+        return describe_excluded(self.plan, request.objectives, prices, request.budgets)
+
+    def budgets(self, objective: Objective) -> list[float]:
+        """Return the budgets of the request that an objective can run at."""
+        return possible(self.plan, objective, self.request.prices, self.request.budgets)
+
+    def tuned_budgets(self, objective: Objective) -> list[float]:
+        """Return the budgets of trials that the budgets of an objective need."""
+        return sorted({self.plan.tuning.nearest(budget) for budget in self.budgets(objective)})
+
+    def shuffled_budgets(self, objective: Objective) -> list[float]:
+        """Return the budgets at which an objective has a control on shuffled tokens."""
+        return [b for b in self.budgets(objective) if b in self.plan.controls.shuffled]
 
     def planned(self) -> Counter[tuple[str, float]]:
         """Return the number of runs by phase and budget, before any grid is widened."""
         plan = self.plan
         count: Counter[tuple[str, float]] = Counter()
         for objective in self.request.objectives:
-            for budget in self.tuned_budgets:
+            for budget in self.tuned_budgets(objective):
                 count[TUNE, budget] += objective.trials * len(plan.tuning.seeds)
-            for budget in self.request.budgets:
+            for budget in self.budgets(objective):
                 count[FINAL, budget] += len(plan.ladder.seeds)
-            for budget in self.shuffled_budgets:
+            for budget in self.shuffled_budgets(objective):
                 count[SHUFFLED, budget] += len(plan.controls.seeds)
             count[UNTRAINED, 0.0] += len(plan.controls.seeds) * plan.controls.untrained
         return count
@@ -114,7 +138,7 @@ class Runner:
 
     def first_grids(self, objective: Objective) -> dict[float, Grid]:
         """Return the grid of the plan for each tuned budget."""
-        return {budget: dict(objective.grid) for budget in self.tuned_budgets}
+        return {budget: dict(objective.grid) for budget in self.tuned_budgets(objective)}
 
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
@@ -124,14 +148,14 @@ class Runner:
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
-            settings = budget_values(dict.fromkeys(self.request.budgets, first))
+            settings = budget_values(dict.fromkeys(self.budgets(objective), first))
             try:
                 if objective.grid:
                     trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
                     for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
                         pass
-                if self.shuffled_budgets:
-                    at_budgets = budget_values(dict.fromkeys(self.shuffled_budgets, first))
+                if budgets := self.shuffled_budgets(objective):
+                    at_budgets = budget_values(dict.fromkeys(budgets, first))
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
                     for _ in composed(of_one_seed(shuffled.runs), shuffled.definition, self.check):
                         pass
@@ -207,16 +231,18 @@ class Runner:
 
     def tune(self) -> None:
         """Run the trials, and further ones until no best value is at an end of its grid."""
-        grids = {}
+        grids: dict[str, dict[float, Grid]] = {}
+        budgets: set[float] = set()
         for objective in self.request.objectives:
             if objective.grid:
                 grids[objective.name] = self.first_grids(objective)
+                budgets |= grids[objective.name].keys()
         while grids:
             sweeps = [
                 self.sweep(self.plan.objective(name), TUNE, tuning_values(of_budgets))
                 for name, of_budgets in grids.items()
             ]
-            self.run_sweeps(sweeps, self.tuned_budgets)
+            self.run_sweeps(sweeps, sorted(budgets))
             grids = {}
             for sweep in sweeps:
                 if wider := self.wider_grids(sweep):
@@ -252,7 +278,8 @@ class Runner:
     def trials(self, objective: Objective, sweep: LeagueSweep) -> dict[float, Trials]:
         """Return the trials of an objective by budget, those of the request."""
         trials = trials_of(self.plan, objective, begun(sweep))
-        return {budget: trials[budget] for budget in self.tuned_budgets if budget in trials}
+        tuned = self.tuned_budgets(objective)
+        return {budget: trials[budget] for budget in tuned if budget in trials}
 
     def chosen(self, objective: Objective) -> dict[float, Values]:
         """Return the values of each budget; of runs that have begun they stay.
@@ -263,7 +290,7 @@ class Runner:
         if objective.grid:
             sweep = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
             trials = self.trials(objective, sweep)
-        for budget in self.request.budgets:
+        for budget in self.budgets(objective):
             if budget in chosen:
                 continue
             chosen[budget] = {}
@@ -280,7 +307,7 @@ class Runner:
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
                 chosen[budget] = best
-        return {budget: chosen[budget] for budget in self.request.budgets}
+        return {budget: chosen[budget] for budget in self.budgets(objective)}
 
     def stored_choice(self, objective: Objective) -> dict[float, Values]:
         """Return the values of the final sweep that is there, by budget."""
@@ -306,10 +333,11 @@ class Runner:
     def shuffled_sweeps(self) -> list[LeagueSweep]:
         """Return the sweeps of the objectives on shuffled tokens."""
         sweeps = []
-        for objective in self.request.objectives if self.shuffled_budgets else ():
-            chosen = self.chosen(objective)
-            settings = {budget: chosen[budget] for budget in self.shuffled_budgets}
-            sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
+        for objective in self.request.objectives:
+            if budgets := self.shuffled_budgets(objective):
+                chosen = self.chosen(objective)
+                settings = {budget: chosen[budget] for budget in budgets}
+                sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
         return sweeps
 
     # ---------------------------------------------------------------- launching
@@ -363,19 +391,35 @@ class Runner:
     def wait(
         self, pairs: Sequence[tuple[SweepFolder, LeagueSweep]], budgets: Sequence[float]
     ) -> None:
-        """Wait for jobs on Slurm; they go on when this command is stopped."""
+        """Wait for jobs on Slurm; they go on when this command is stopped.
+
+        Raises MetaseqError if Slurm says nothing of any job for SILENCE seconds.
+        """
         over: set[tuple[str, str]] = set()
+        silent = 0.0
         while True:
-            active = 0
+            active: Counter[str] = Counter()
             for folder, sweep in pairs:
                 for run, state in zip(sweep.at(budgets), states(folder, sweep.at(budgets))):
                     key = (str(folder.path), run.name)
-                    active += state.state in ACTIVE
+                    if state.state in ACTIVE:
+                        active[state.state] += 1
+                        last = folder.path, state
                     if state.state not in ("pending", "unknown") and key not in over:
                         self.progress.report(folder, run)
                         over |= {key} if state.state not in ACTIVE else set()
             if not active:
                 return
+            silent = silent + WAIT if set(active) == {"unknown"} else 0.0
+            if silent > SILENCE:
+                path, state = last
+                raise MetaseqError(
+                    f"Slurm has not said for {SILENCE / 60:g} minutes what became of "
+                    f"{active['unknown']} jobs, such as {state.job} of {state.run}"
+                    f"{f' ({state.reason})' if state.reason else ''}; they may go on. See "
+                    f"'metaseq-lm sweep status {path}', and give the same command again when Slurm "
+                    "answers"
+                )
             time.sleep(WAIT)
 
 

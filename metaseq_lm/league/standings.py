@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False)
-class Tuning:
+class Choice:
     """How the options of a row were chosen.
 
     Attributes:
@@ -85,7 +85,7 @@ class Row:
     untrained: tuple[Run, ...] = field(default=(), repr=False)
     shuffled: tuple[Run, ...] = field(default=(), repr=False)
     control: "Row | None" = field(default=None, repr=False)
-    tuning: Tuning | None = field(default=None, repr=False)
+    tuning: Choice | None = field(default=None, repr=False)
     control_name: str = ""
     added: bool = False
     shipped: bool = False

@@ -9,7 +9,6 @@ from metaseq_lm.core.output import clean
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
 from metaseq_lm.league.page import (
-    describe_missing,
     describe_origins,
     interval_title,
     signed_texts,
@@ -40,7 +39,7 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
         [*findings(standings), *rule(standings), *levels(standings), *about_parts(standings)],
-        wrapped(" ".join([*describe_origins(standings), *describe_missing(standings)])),
+        wrapped(" ".join([*describe_origins(standings), *standings.remarks])),
         *other_metrics(standings),
         where(paths),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.league.standings import Context, Row, Tuning
+from metaseq_lm.league.standings import Choice, Context, Row
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
 
@@ -93,7 +93,7 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
         finals,
         untrained=runs(4, 0.5 + first / 1e9, 500, 4.6, topic=0.4, label="untrained", updates=1),
         shuffled=runs(4, 0.5, 600, topic=0.5, label="shuffled"),
-        tuning=Tuning({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
+        tuning=Choice({"optimizer.lr": RATES}, {"optimizer.lr": 2e-3}, trials(), BUDGET),
     )
     return replace(row, **changes)
 

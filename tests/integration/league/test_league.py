@@ -19,7 +19,7 @@ from sweeping import ROOT, states_of, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import Interrupted
-from metaseq_lm.league import runner, tuning
+from metaseq_lm.league import forecast, runner, tuning
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
 from metaseq_lm.sweeps import submit as submit_module
@@ -28,6 +28,7 @@ from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code
 from metaseq_lm.sweeps.launching import take_code
 from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.states import State
 
 PLUG_IN = '''
 from metaseq_lm.core.registry import register_criterion
@@ -169,7 +170,7 @@ def test_an_objective_of_a_plug_in_is_placed_among_the_rows(
     (tmp_path / "twice.py").write_text(PLUG_IN)
     trained = in_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    mine = ["--with", "criterion=twice", "task.mask_prob=0.3", "--control", "masked"]
+    mine = ["--with", "criterion=twice", "task.mask_prob=0.4", "--control", "masked"]
     grid = ["--grid", "optimizer.lr=1e-3,1e-4", "--name", "twice", "--tune-by", "valid.mlm"]
     assert league("--out", folder, *mine, *grid, "--user-dir", "twice.py") == 0
     shown = capsys.readouterr().out
@@ -244,7 +245,7 @@ def test_a_grid_is_not_widened_beyond_the_range_of_its_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The largest share of targets is 1, so only the rate gets a further value."""
-    grid = {"task.mask_prob": [0.5, 0.9], "optimizer.lr": [1e-4, 1e-3]}
+    grid = {"task.mask_prob": [0.4, 0.9], "optimizer.lr": [1e-4, 1e-3]}
     objectives = {"masked": {"grid": grid}}
     plan = write_plan(
         tmp_path / "plan.yaml",
@@ -310,7 +311,7 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
     assert league("report", played / "L", "--archive", archive) == 0
     plan = write_plan(tmp_path / "plan.yaml", moons)
     trained = in_process(monkeypatch)
-    mine = ["--with", "task.mask_prob=0.3", "--name", "mine"]
+    mine = ["--with", "task.mask_prob=0.4", "--name", "mine"]
     capsys.readouterr()
     assert league(plan, "--out", tmp_path / "L", *mine) == 0
     shown = capsys.readouterr().out
@@ -407,8 +408,8 @@ def test_a_metric_that_no_run_has_is_seen_before_tuning(
         (
             {name: [1e3] for name in ("budgets", "usual_budgets", "tuning__budgets")}
             | {"controls__shuffled": False},
-            "more than the budget",
-            {"untrained"},
+            "nothing to run",
+            set(),
         ),
     ],
 )
@@ -433,36 +434,53 @@ def test_a_dry_run_refuses_a_budget_below_an_update(
 ) -> None:
     plan = write_plan(tmp_path / "plan.yaml", moons, budgets=[1e3, SMALL], controls__shuffled=[])
     assert league(plan, "--dry-run", "--budgets", "1e3") == 2
-    assert "more than the budget of 1.0e3" in capsys.readouterr().err
+    assert "nothing to run. Not at 1.0e3 FLOPs: masked, dense" in capsys.readouterr().err
 
 
-def test_a_dry_run_tells_rows_that_will_be_refused(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_budget_that_whole_updates_do_not_spend_is_left_out(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three updates leave a seventh of a budget of three and a half."""
-    plan = write_plan(tmp_path / "plan.yaml", moons)
-    assert league(plan, "--dry-run") == 0
-    prices = dict(re.findall(r"(\w+): an update costs (\S+) FLOPs", capsys.readouterr().out))
-    price = float(prices["masked"])
-    budgets = {"fits": 10 * price * 1.001, "leaves": 3.5 * price}
-    for name, budget in budgets.items():
-        changes = {key: [budget] for key in ("budgets", "usual_budgets", "tuning__budgets")}
-        plan = write_plan(
-            tmp_path / f"{name}.yaml",
-            moons,
-            objectives={"masked": {}},
-            controls__shuffled=False,
-            **changes,
-        )
-        assert league(plan, "--dry-run") == 0
-        assert ("masked: at" in capsys.readouterr().out) == (name == "leaves")
+    """At 2.5e7 FLOPs dense makes three updates of 7.5e6, which leave a tenth; the others go on."""
+    few = 2.5e7
+    sentence = "Not at 2.5e7 FLOPs: dense, whose updates are so large"
+    plan = write_plan(
+        tmp_path / "plan.yaml",
+        moons,
+        budgets=[few, SMALL],
+        usual_budgets=[few, SMALL],
+        seeds=[1],
+        tuning__widen=0,
+        controls={"untrained": False, "shuffled": True, "seeds": [1]},
+    )
+    assert league(plan, "--out", tmp_path / "L", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert sentence in shown and re.search(r"final +3 runs", shown)
+    assert re.search(r"shuffled +3 runs", shown)
+    trained = in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 0
+    assert sentence in capsys.readouterr().out.split("tune/")[0]
+    final = [name.partition("-")[0] for name in trained if not name.startswith("tune")]
+    assert sorted(final) == [
+        *("final/dense/max_flops=3e7", "final/masked/max_flops=2.5e7"),
+        *("final/masked/max_flops=3e7", "shuffled/dense/max_flops=3e7"),
+        *("shuffled/masked/max_flops=2.5e7", "shuffled/masked/max_flops=3e7"),
+    ]
+    assert sentence in (tmp_path / "L" / "report" / "standings.md").read_text()
+    assert league("report", tmp_path / "L", "--archive", tmp_path / "plan.jsonl.gz") == 0
+    capsys.readouterr()
+    assert league("report", plan) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    # The price is known now: nothing is measured or trained again.
+    monkeypatch.setattr(forecast, "estimate_update", None)
+    before = len(trained)
+    assert league(plan, "--out", tmp_path / "L") == 0 and len(trained) == before
 
 
 def test_one_command_at_a_time_runs_a_league(
     played: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = LeagueFolder(copy_of(played, tmp_path / "copy"))
-    mine = ["--with", "task.mask_prob=0.3"]
+    mine = ["--with", "task.mask_prob=0.4"]
     with folder.lock():
         assert league("--out", folder.path, *mine) == 1
         assert "another 'league' command" in capsys.readouterr().err
@@ -520,14 +538,40 @@ def test_on_slurm_each_sweep_is_an_array_and_phases_wait(
     ]
 
 
+def test_a_league_on_slurm_ends_with_a_message_if_slurm_stays_silent(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = []
+
+    def unknown(folder: SweepFolder, runs: list[Run]) -> list[State]:
+        looks.append(folder)
+        return [State(run.name, "", "unknown", job="17_0", reason="squeue: down") for run in runs]
+
+    monkeypatch.setattr(submit_module, "need_slurm", lambda: None)
+    monkeypatch.setattr(runner, "submit_slurm", lambda *arguments: [])
+    monkeypatch.setattr(runner, "states", unknown)
+    monkeypatch.setattr(runner, "WAIT", 0.01)
+    monkeypatch.setattr(runner, "SILENCE", 0.05)
+    plan = write_plan(tmp_path / "plan.yaml", moons, objectives={"masked": {}})
+    assert league(plan, "--out", tmp_path / "L", "--executor", "slurm", "--partition", "cpu") == 1
+    assert re.search(r"1 jobs, such as 17_0 .*squeue: down.*same command", capsys.readouterr().err)
+    assert 5 <= len(looks) <= 7
+
+
 @pytest.mark.slow
 def test_a_league_in_the_small_world_is_stopped_and_goes_on(tmp_path: Path) -> None:
-    """Real processes, the world and a suite; after SIGTERM the same command ends it."""
+    """Real processes, the world and a suite; after SIGTERM the same command ends it.
+
+    Seven updates of masked or six of dense spend the budget.
+    """
+    budgets = {key: [3.2e7] for key in ("budgets", "usual_budgets", "tuning__budgets")}
     content = plan_with(
         data={"world": "quad", "world_documents": 400, "world_held_out": 50, "world_pairs": 10},
         comparison__suites=["pairs pairs compare=changed"],
         comparison__metric="pairs.brackets.accuracy",
         seeds=[1],
+        controls__shuffled=[3.2e7],
+        **budgets,
     )
     content["options"] = [o for o in content["options"] if "tokens_per_sample" not in o]
     content["options"] = [o for o in content["options"] if "max_positions" not in o]

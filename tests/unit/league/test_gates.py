@@ -25,11 +25,11 @@ from metaseq_lm.league.standings import (
     NOTE,
     REFUSE,
     VOID,
+    Choice,
     Context,
     Finding,
     Row,
     Standing,
-    Tuning,
 )
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run
@@ -127,7 +127,7 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         *("tuning", FLAG, "not tuned, those of 1 rows were"),
     ),
     "tuned with a single value": (
-        lambda row: replace(row, tuning=Tuning({"optimizer.lr": [2e-3]}, {"optimizer.lr": 2e-3})),
+        lambda row: replace(row, tuning=Choice({"optimizer.lr": [2e-3]}, {"optimizer.lr": 2e-3})),
         *("tuning", FLAG, "not tuned"),
     ),
     "the largest rate": (
@@ -561,7 +561,7 @@ def test_without_tuning_anywhere_it_is_a_note(baseline: Row, row: Row) -> None:
 
 
 def test_names_have_no_edge(baseline: Row, row: Row) -> None:
-    tuning = Tuning(
+    tuning = Choice(
         {"task.noise": ["mlm", "unigram"], "optimizer.lr": RATES}, {"task.noise": "mlm"}
     )
     row = make.change(replace(row, tuning=tuning), make.with_values(task__noise="mlm"))

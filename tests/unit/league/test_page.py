@@ -109,8 +109,8 @@ def test_a_row_without_a_gain_can_be_worse_but_nothing_else():
 
 
 def test_what_a_plan_has_no_runs_of_is_named(mixed):
-    partial = replace(mixed, missing=["span", "1.0e12 FLOPs"])
-    sentence = "no runs yet of span, 1.0e12 FLOPs"
+    sentence = "Of the plan there are no runs yet of span, 1.0e12 FLOPs."
+    partial = replace(mixed, remarks=[sentence])
     assert sentence in " ".join(standings_table(partial).notes)
     assert sentence in " ".join(terminal_text(partial).split())
     assert "no runs yet" not in terminal_text(mixed)
