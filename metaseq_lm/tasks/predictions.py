@@ -85,8 +85,8 @@ class PrefixLMTask(PredictionTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        collate = partial(prefix_batch, corpus)
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+        plan, collate = partial(draw_times, 0.0), partial(prefix_batch, corpus)
+        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate, plan)}
 
     def predicted_share(self, length: int) -> float:
         return 0.5  # the mean of 1 to length - 1 targets

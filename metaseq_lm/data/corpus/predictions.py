@@ -125,8 +125,8 @@ class Noise:
     negative log-likelihood of the row.
 
     With `by_count`, for evaluation, the number k of masked tokens is uniform in 1 to n, these are
-    drawn from the n, and the weight is n / k: the same bound in expectation, with less variance (Ou
-    et al. 2025).
+    drawn from the n, and the weight is n / k: the same bound in expectation, with less variance
+    (Nie et al. 2025, code).
 
     Attributes:
         distribution: "uniform" or "bell", see `diffusion_times`.
@@ -246,16 +246,21 @@ def real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
 
 
 def prefix_batch(
-    corpus: Samples, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    corpus: Samples,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+    times: np.ndarray | None = None,
 ) -> PredictionBatch:
     """Return rows of which a prefix is seen from both sides, and what follows it is predicted.
 
     The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
-    at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`).
+    at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
+    say which share of the row is predicted.
     """
+    assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
-    u = uniforms(subkeys(keys, "prefix"), 0, 1)[:, 0]
-    prefix = 1 + (u * (lengths - 1)).astype(np.int64)
+    prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
     layout = replace(
         layout_of(lengths, rows.shape[1]), reach="prefix", prefix=torch.from_numpy(prefix)
     )
