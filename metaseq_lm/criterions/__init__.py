@@ -46,11 +46,14 @@ class Criterion:
             class of it, in `Task.criterions`.
         exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of
             the registered class alone: a subclass may compute something else, and says it again.
+        reach: What a token sees where frozen states are read, "both" sides or "causal"; None for
+            what `exported` says, or both.
     """
 
     tasks: tuple[str, ...] = ()
     general: bool = True
     exported: Exported | str | None = None
+    reach: str | None = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

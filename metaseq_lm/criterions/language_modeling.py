@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
+from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
 
 
@@ -33,7 +33,7 @@ class CausalLM(Criterion):
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given [CLS] and those before it, in one pass."""
-        log_probs = F.pad(-self.losses(model, batch)[:, :-1], (1, 0))
+        log_probs = at_tokens(-self.losses(model, batch))
         return log_probs.masked_fill(~batch.scored, 0.0)
 
     def losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -44,13 +44,9 @@ class CausalLM(Criterion):
 
 def next_tokens(batch: TokenBatch) -> Tensor:
     """Return the next token of each position (B, S), IGNORE at the end of a row or document."""
-    padding, documents = batch.layout.padding, batch.layout.documents
-    targets = batch.tokens[:, 1:]
-    if padding is not None:
-        targets = targets.masked_fill(padding[:, 1:], IGNORE)
-    if documents is not None:
-        targets = targets.masked_fill(documents[:, 1:] != documents[:, :-1], IGNORE)
-    return F.pad(targets, (0, 1), value=IGNORE)
+    padding = batch.layout.padding
+    targets = batch.tokens if padding is None else batch.tokens.masked_fill(padding, IGNORE)
+    return next_targets(targets, batch.layout)
 
 
 def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:

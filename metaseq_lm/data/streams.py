@@ -183,11 +183,10 @@ class Stream:
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
         samples = self.order.batch(number)
-        root = random_streams.key(self.seed, self.name, number)
         width = int(self.lengths[samples].max())
         batches = []
         for rows in shard.parts(len(samples)):
-            batch = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
+            batch = self.gather(number, samples, rows, width)
             batch.stream = self.name
             if batch.rows is None:
                 batch.rows = noise_rows(self.name, rows)
@@ -195,6 +194,11 @@ class Stream:
                 batch.samples = samples[rows]
             batches.append(batch)
         return batches
+
+    def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
+        """Return the micro-batch of some `rows` of global batch `number`, which has `samples`."""
+        root = random_streams.key(self.seed, self.name, number)
+        return self.collate(samples[rows], random_streams.row_keys(root, rows), width)
 
     @property
     def smallest_batch(self) -> int:
@@ -215,6 +219,31 @@ class Stream:
             )
         for number in range(len(self.order)):
             yield self.micro_batches(number, shard)
+
+
+# (key of a global batch, number of its rows) -> a number for each row, float64 (rows,)
+Plan = Callable[[int, int], np.ndarray]
+
+
+@dataclass(eq=False)
+class PlannedStream(Stream):
+    """A stream whose rows differ by numbers that are drawn for a global batch as a whole.
+
+    So they can be spread evenly over its rows, however the batch is cut.
+
+    Args:
+        plan: Draws the numbers; the collate function gets those of its rows (rows,) as a fourth
+            argument.
+    """
+
+    collate: Callable[..., Batch]
+    plan: Plan
+
+    def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
+        root = random_streams.key(self.seed, self.name, number)
+        numbers = self.plan(random_streams.key(root, "plan"), len(samples))
+        keys = random_streams.row_keys(root, rows)
+        return self.collate(samples[rows], keys, width, numbers[rows])
 
 
 def sorted_pass(

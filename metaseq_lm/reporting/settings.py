@@ -26,6 +26,7 @@ FUNCTION_KEYS = (
     *("task._name", "criterion._name", "data_hash"),
     *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
     *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
+    "task.causal_share",
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"

@@ -1,5 +1,6 @@
 """Masked language modelling on a binarised corpus, optionally with BERT's pairs of segments."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
@@ -17,7 +19,15 @@ from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
-from metaseq_lm.data.streams import Collate, Lengths, Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import (
+    Lengths,
+    Order,
+    Plan,
+    PlannedStream,
+    Sequential,
+    Shuffled,
+    Stream,
+)
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
@@ -162,10 +172,17 @@ def scored_rows(task: Task, split: str, count: int) -> int:
     return limited_count(count, task.config.valid_size if is_valid else 0)
 
 
-def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collate) -> Stream:
+def text_stream(
+    config: RunConfig,
+    split: str,
+    lengths: Lengths,
+    collate: Callable[..., Batch],
+    plan: Plan | None = None,
+) -> Stream:
     """Return shuffled epochs of "train", or one pass over another split.
 
-    `lengths` (samples,) are the numbers of tokens of the rows; see Stream.
+    `lengths` (samples,) are the numbers of tokens of the rows; see Stream, and PlannedStream for a
+    `plan`.
     """
     options = config.task
     order: Order
@@ -173,6 +190,8 @@ def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collat
         order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
     else:
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
+    if plan is not None:
+        return PlannedStream(split, order, collate, config.seed, lengths, plan)
     return Stream(split, order, collate, config.seed, lengths)
 
 

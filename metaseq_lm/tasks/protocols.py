@@ -228,6 +228,8 @@ def encoder_of(task: Task, model: nn.Module) -> Encoder:
 
 
 def reach_of(task: Task) -> str:
-    """Return what a token sees in the training of a task, as its criterion says in `exported`."""
+    """Return what a token sees where states are read, by the criterion's `reach` or `exported`."""
+    if task.criterion.reach is not None:
+        return task.criterion.reach
     exported = task.criterion.exported
     return exported.reach if isinstance(exported, Exported) else "both"

@@ -168,6 +168,20 @@ CASES: dict[str, list[list[str]]] = {
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
         ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
     ],
+    "prefix_lm": [
+        ["task=prefix_lm", *TEXT],
+        ["task=prefix_lm", *TEXT, *MODERN],
+    ],
+    "masked_next_token": [
+        ["task=masked_next_token", *TEXT],
+        ["task=masked_next_token", *TEXT, "task.causal_share=0.5"],
+        ["task=masked_next_token", *TEXT, *MODERN, "task.causal_share=0.1"],
+    ],
+    "masked_diffusion": [
+        ["task=masked_diffusion", *TEXT],
+        ["task=masked_diffusion", *TEXT, "task.causal_share=0.5", "criterion.shifted=true"],
+        ["task=masked_diffusion", *TEXT, *MODERN, "task.weights=flat", "task.times=bell"],
+    ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
         WORD_LM,

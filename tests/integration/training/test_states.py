@@ -19,6 +19,8 @@ CASES = [
     ("masked_lm", 1),  # of the student of a pair
     ("masked_lm", 4),  # TARTAN
     ("causal_lm", 0),
+    ("prefix_lm", 0),
+    ("masked_next_token", 1),  # of a mixture
     ("electra_rtd", 0),
     ("electric_nce", 0),
     ("meta_pseudo_label_hard", 0),

@@ -1,0 +1,269 @@
+"""Criterions of rows of which some positions predict tokens, see data/corpus/predictions.py.
+
+Prefix LM, masked next token, masked diffusion, and the last two mixed with a causal LM. Only the
+states that predict something go through the head.
+
+Shapes: B rows, S length, N predictions, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, number_of
+from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.criterions.language_modeling import CausalLM
+from metaseq_lm.criterions.masked_lm import Rows, cross_entropy, single_mask_log_probs
+from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count, source_of
+from metaseq_lm.models.transformer.encoder import TransformerLM
+
+BOTH, CAUSAL = "both", "causal"
+
+
+def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor) -> Tensor:
+    """Return the logits (N, V) of the states at `sources` (N,), which index the B S positions."""
+    assert isinstance(model, TransformerLM)
+    states = model.encoder(tokens, layout).flatten(0, 1)  # (B S, D)
+    return model.predict(states.index_select(0, sources))
+
+
+def without_symbol(logits: Tensor, symbol: int, spared: Tensor | None = None) -> Tensor:
+    """Return logits (N, V) with that of one symbol at -inf, so that its probability is 0.
+
+    Those of `spared` (N,) rows stay.
+    """
+    hidden = torch.arange(logits.shape[-1], device=logits.device) == symbol
+    if spared is not None:
+        hidden = hidden & ~spared.unsqueeze(-1)
+    return logits.masked_fill(hidden, float("-inf"))
+
+
+def mixed_terms(losses: Tensor, batch: PredictionBatch, name: str, per: str) -> Terms:
+    """Return the losses of masked rows and of causal rows as two terms.
+
+    Args:
+        losses: The losses (N,), 0 where there is no target.
+        batch: The batch; its causal_share weighs the terms.
+        name: Name of the term of masked rows.
+        per: Name of its size.
+    """
+    share = batch.causal_share
+    terms = {}
+    if share < 1:
+        weighted = losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
+        masked = weighted.masked_fill(batch.is_causal, 0.0).sum()
+        terms[name] = Term(masked, per, 1 - share)
+    if share > 0:
+        causal = losses.masked_fill(~batch.is_causal, 0.0).sum()
+        terms["next_token"] = Term(causal, "causal_targets", share)
+    return terms
+
+
+@dataclass
+class ReadConfig:
+    """The attention of scores and of frozen states."""
+
+    read: str = option(
+        BOTH,
+        "what a token sees where states are read (suite probe) and sentences scored: both sides or "
+        "causal. It can be given to score for a finished run",
+        choices=(BOTH, CAUSAL),
+    )
+
+
+@dataclass
+class PrefixLMConfig(ReadConfig):
+    """The attention of frozen states; sentences have one score."""
+
+    read: str = option(
+        BOTH,
+        "what a token sees where states are read (suite probe): both sides, as in a prefix, or "
+        "causal",
+        choices=(BOTH, CAUSAL),
+    )
+
+
+@register_criterion("prefix_lm", dataclass=PrefixLMConfig)
+class PrefixLM(Criterion):
+    """The mean loss of the tokens after a prefix that is seen from both sides (Raffel et al. 2020).
+
+    The score of a sentence is its exact log-likelihood, that of a prefix of [CLS] alone.
+    """
+
+    exported = (
+        "its rows are read from both sides in a prefix and causally after it, which no class of "
+        "transformers does"
+    )
+    tasks = ("prefix_lm",)
+    config: PrefixLMConfig
+
+    def __init__(self, config: PrefixLMConfig | None = None) -> None:
+        super().__init__(config or PrefixLMConfig())
+        self.reach = self.config.read
+
+    def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
+        logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
+        return {"next_token": Term(cross_entropy(logits, batch.targets).sum(), "targets")}
+
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the log-probability of each token given [CLS] and those before it, in one pass."""
+        return CausalLM().token_log_probs(model, batch)
+
+
+@register_criterion("masked_next_token", dataclass=ReadConfig)
+class MaskedNextToken(Criterion):
+    """Masked next-token prediction, alone or mixed with a causal LM (Charpentier and Samuel 2024).
+
+    A state predicts the next token, in masked rows if it is masked. The loss is (1 - share) times
+    the mean over masked targets plus share times the mean over the targets of causal rows.
+    """
+
+    exported = Exported(heads=("lm",), pipeline=False)  # of masked rows; outputs are for next ones
+    tasks = ("masked_next_token",)
+    config: ReadConfig
+
+    def __init__(self, config: ReadConfig | None = None) -> None:
+        super().__init__(config or ReadConfig())
+        is_causal = self.config.read == CAUSAL
+        self.exported = Exported(heads=("lm",), pipeline=is_causal, reach=self.config.read)
+
+    def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
+        logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
+        losses = cross_entropy(logits, batch.targets)
+        terms = mixed_terms(losses, batch, "masked_next_token", "masked_targets")
+        with torch.no_grad():
+            correct = (logits.argmax(-1) == batch.targets) & ~batch.is_causal
+            if batch.causal_share < 1:
+                terms["accuracy"] = Term(number_of(correct), "masked_targets", weight=0.0)
+        return terms
+
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the log-probability of each token where it alone is masked, or given those before.
+
+        The first takes one pass for each token (Salazar et al. 2020, section 2), the second, with
+        criterion.read=causal, one.
+        """
+        if self.config.read == CAUSAL:
+            return CausalLM().token_log_probs(model, batch)
+
+        def predict(rows: Rows) -> Tensor:
+            logits: Tensor = model(rows.tokens, rows.layout, source_of(rows.columns))
+            return logits
+
+        return single_mask_log_probs(batch, predict)
+
+
+@dataclass
+class MaskedDiffusionConfig(ReadConfig):
+    """Predictions, and the scores of sentences."""
+
+    shifted: bool = option(
+        False,
+        "masked tokens are predicted by the state before them, as tokens of causal rows; false: by "
+        "their own",
+    )
+    score_samples: int = option(
+        16, "maskings of a sentence from which its bound is estimated", at_least=1
+    )
+    score_seed: int = option(1, "seed of these maskings")
+
+
+@register_criterion("masked_diffusion", dataclass=MaskedDiffusionConfig)
+class MaskedDiffusion(Criterion):
+    """Masked diffusion, alone or mixed with a causal LM (Sahoo et al. 2024; Samuel et al. 2025).
+
+    In masked rows the probability of [MASK] is 0, and tokens that are not masked have no loss. The
+    loss is the sum of weighted losses of masked tokens per token that could be masked; with weights
+    1 / t and in evaluation a bound on the negative log-likelihood per token. Mixed as
+    masked_next_token is.
+    """
+
+    exported = Exported(heads=("lm",), pipeline=False)  # a pipeline might choose [MASK]
+    tasks = ("masked_diffusion",)
+    config: MaskedDiffusionConfig
+
+    def __init__(self, config: MaskedDiffusionConfig | None = None) -> None:
+        super().__init__(config or MaskedDiffusionConfig())
+        is_causal = self.config.read == CAUSAL
+        self.exported = Exported(heads=("lm",), pipeline=is_causal, reach=self.config.read)
+
+    def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
+        logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
+        logits = without_symbol(logits, batch.mask_id, batch.is_causal)
+        losses = cross_entropy(logits, batch.targets)
+        return mixed_terms(losses, batch, "denoising", "tokens")
+
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return each token's part of a lower bound on the log-likelihood of the scored tokens.
+
+        The bound is estimated from criterion.score_samples maskings of a sentence of n tokens. The
+        numbers k of masked tokens are spread evenly over 1 to n; log-probabilities weigh n / k.
+        Sentences of the same length are masked alike, so that pairs compare well. With
+        criterion.read=causal these are the log-probabilities given the tokens before.
+        """
+        if self.config.read == CAUSAL:
+            return CausalLM().token_log_probs(model, batch)
+        count = self.config.score_samples
+        draw = np.arange(count)
+        keys = random_streams.row_keys(random_streams.key(self.config.score_seed, "bound"), draw)
+        times = 1 - (draw + random_streams.uniforms(keys, 0, 1)[:, 0]) / count
+        scored = batch.scored.cpu().numpy()
+        row = np.repeat(np.arange(len(scored)), count)
+        chosen, weights = masked_by_count(
+            scored[row], np.tile(times, len(scored)), np.tile(keys, len(scored))
+        )
+        device = batch.tokens.device
+        total = torch.zeros(batch.tokens.shape, dtype=torch.float64, device=device)
+        step = max(1, batch.batch_tokens // batch.tokens.shape[1])
+        for first in range(0, len(row), step):
+            part = slice(first, first + step)
+            rows = torch.from_numpy(row[part]).to(device)
+            log_probs = self.masked_log_probs(
+                model, batch, rows, torch.from_numpy(chosen[part]).to(device)
+            )
+            scale = torch.from_numpy(weights[part] / count).to(device).unsqueeze(1)
+            total.index_add_(0, rows, log_probs.double() * scale)
+        return total
+
+    def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the log-probability of each token where it alone is masked, (B, S).
+
+        Its sum over a sentence is no likelihood, and no bound on one. With criterion.read=causal
+        the log-probabilities given the tokens before.
+        """
+        if self.config.read == CAUSAL:
+            return CausalLM().token_log_probs(model, batch)
+
+        def predict(rows: Rows) -> Tensor:
+            logits = model(rows.tokens, rows.layout, self.sources(rows.columns))
+            return without_symbol(logits, batch.mask_id)
+
+        return single_mask_log_probs(batch, predict)
+
+    def sources(self, places: Tensor) -> Tensor:
+        """Return the positions whose states predict the tokens at `places`."""
+        return source_of(places) if self.config.shifted else places
+
+    @torch.no_grad()
+    def masked_log_probs(
+        self, model: nn.Module, batch: ScoredBatch, rows: Tensor, chosen: Tensor
+    ) -> Tensor:
+        """Return log-probabilities of the tokens that are masked, (R, S), 0 elsewhere.
+
+        Args:
+            model: The model.
+            batch: The rows to choose from.
+            rows: Numbers of rows (R,).
+            chosen: Which of their tokens are masked together, boolean (R, S).
+        """
+        originals = batch.tokens[rows]
+        tokens = originals.masked_fill(chosen, batch.mask_id)
+        places = chosen.flatten().nonzero().squeeze(1)
+        logits = logits_at(model, tokens, batch.layout.rows(rows), self.sources(places))
+        losses = cross_entropy(without_symbol(logits, batch.mask_id), originals.flatten()[places])
+        return losses.new_zeros(chosen.shape).masked_scatter(chosen, -losses)

@@ -1,0 +1,367 @@
+"""Rows of which some positions predict tokens: prefix LM, masked next token, masked diffusion.
+
+States predict the token at their own position (masked LM, diffusion) or at the next one (causal and
+prefix LM, masked next token). This module alone knows that shift: `next_targets` for targets of
+rows, `source_of` for positions, `at_tokens` for values that go back to the tokens.
+
+Rows are of the masked or of the causal kind. Which row is which, and the times of diffusion, are
+drawn for a global batch as a whole (`draw_times`), so they depend neither on the number of
+processes nor on that of micro-batches.
+
+Shapes: B rows, S length, N predictions of a batch.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import REACHES, Layout, SequenceBatch, as_tensor
+from metaseq_lm.core.random_streams import subkeys, uniforms
+from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
+from metaseq_lm.data.corpus.rows import Samples, layout_of
+
+NONE = -1  # no target
+# The number of predictions is a multiple of this, so that batches have few different shapes: the
+# FLOPs of each shape are counted once.
+MULTIPLE = 16
+LEAST_TIME = 1e-3  # of diffusion; at 0 nothing would be masked, with an infinite weight
+UNIFORM, BELL = "uniform", "bell"
+
+
+@dataclass(kw_only=True)
+class PredictionBatch(SequenceBatch):
+    """Rows of which some positions predict tokens, any number in a row.
+
+    Attributes:
+        sources: The position that predicts each target, as index into the B S positions (N,).
+        targets: The tokens to predict (N,), -1 where there is none.
+        is_causal: Whether a target is one of a causal row, boolean (N,).
+        weights: Weight of the loss of each target (N,); None for 1.
+        causal_share: Share of the loss of causal rows in the whole loss.
+        mask_id: Id of [MASK].
+    """
+
+    sources: Tensor
+    targets: Tensor
+    is_causal: Tensor
+    weights: Tensor | None = None
+    causal_share: float = 0.0
+    mask_id: int = NONE
+
+
+# ------------------------------------------------------------------------------- the shift
+
+
+def next_targets(targets: Tensor, layout: Layout) -> Tensor:
+    """Return at each position the target of the next one, (B, S), -1 at the end of a document.
+
+    So the first token of a row or document is nobody's target.
+    """
+    shifted = targets[:, 1:]
+    if layout.documents is not None:
+        ends = layout.documents[:, 1:] != layout.documents[:, :-1]
+        shifted = shifted.masked_fill(ends, NONE)
+    return F.pad(shifted, (0, 1), value=NONE)
+
+
+def source_of(positions: Tensor) -> Tensor:
+    """Return the positions whose states predict the tokens at `positions`: those before them."""
+    return positions - 1
+
+
+def at_tokens(values: Tensor) -> Tensor:
+    """Return values of the predicting positions (B, S) at the tokens they predict; 0 at first."""
+    return F.pad(values[:, :-1], (1, 0))
+
+
+# ------------------------------------------------------------------------------- the mixture
+
+
+def draw_times(causal_share: float, key: int, rows: int) -> np.ndarray:
+    """Return a time in (0, 1] for each masked row of a global batch, 0 for each causal row.
+
+    The times of n masked rows lie one in each of n equal cells, in random order: those of Sahoo et
+    al. 2024 (code, "antithetic sampling"). The number of causal rows is floor(share * rows + U), so
+    that its expectation is exact, but at least one row is of each kind if both occur at all and
+    there are two rows.
+
+    Args:
+        causal_share: Share of the causal rows.
+        key: Key of the global batch.
+        rows: Number of its rows.
+    """
+    generator = random_streams.generator(key, "times")
+    causal = int(causal_share * rows + generator.random())
+    if 0 < causal_share < 1 and rows > 1:
+        causal = min(max(causal, 1), rows - 1)
+    masked = rows - min(causal, rows)
+    times = np.zeros(rows)
+    cells = (np.arange(masked) + generator.random(masked)) / max(masked, 1)
+    times[generator.permutation(rows)[:masked]] = 1 - cells
+    return times
+
+
+def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
+    """Return the times of diffusion in (LEAST_TIME, 1], given uniform ones in (0, 1].
+
+    "bell" has the density 6 t (1 - t), the parabola of Beta(2, 2), by its quantile function. Bells
+    are the idea of Hong et al. 2026; this one is our choice.
+    """
+    if distribution == BELL:
+        times = 0.5 - np.sin(np.arcsin(1 - 2 * times) / 3)
+    return LEAST_TIME + (1 - LEAST_TIME) * times
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How the rows of masked diffusion are masked (Sahoo et al. 2024, sections 3.1 and 3.3).
+
+    At time t a token is masked with probability (1 - LEAST_TIME) t, and the losses of masked tokens
+    have the weight 1 / t: their sum is then, in expectation over uniform times, a bound on the
+    negative log-likelihood of the row.
+
+    With `by_count`, for evaluation, the number k of masked tokens is uniform in 1 to n, these are
+    drawn from the n, and the weight is n / k: the same bound in expectation, with less variance
+    (Nie et al. 2025, code).
+
+    Attributes:
+        distribution: "uniform" or "bell", see `diffusion_times`.
+        is_flat: Whether all weights are 1.
+        by_count: Whether the row's number gives k instead of t; distribution and is_flat are
+            ignored.
+        is_shifted: Whether masked tokens are predicted at the position before.
+        causal_share: Share of the causal loss, and of causal rows.
+    """
+
+    distribution: str = UNIFORM
+    is_flat: bool = False
+    by_count: bool = False
+    is_shifted: bool = False
+    causal_share: float = 0.0
+
+    def choose(
+        self, candidates: np.ndarray, times: np.ndarray, keys: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return which candidates are masked, boolean (B, S), and weights (B,).
+
+        Args:
+            candidates: Which tokens can be masked, boolean (B, S).
+            times: A number in (0, 1] for each row (B,); 0 masks nothing.
+            keys: A key for each row (B,).
+        """
+        if self.by_count:
+            return masked_by_count(candidates, times, keys)
+        t = diffusion_times(times, self.distribution)
+        u = uniforms(subkeys(keys, "diffusion"), 0, candidates.shape[1])
+        chosen = candidates & (u < (1 - LEAST_TIME) * t[:, None])
+        return chosen, np.ones(len(t)) if self.is_flat else 1 / t
+
+
+def masked_by_count(
+    candidates: np.ndarray, times: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return k of each row's n candidates (B, S), boolean, and weights n / k (B,).
+
+    k is `times` (B,) times n, rounded up.
+    """
+    n = candidates.sum(1)
+    k = np.ceil(times * n).astype(np.int64)
+    positions, counted = pick(candidates, k, max(int(k.max(initial=0)), 1), keys)
+    chosen = np.zeros(candidates.shape, bool)
+    at_row, at = np.nonzero(counted)
+    chosen[at_row, positions[at_row, at]] = True
+    return chosen, n / np.maximum(k, 1)
+
+
+def reach_of_rows(is_causal: np.ndarray) -> str | Tensor:
+    """Return the reach of rows for a Layout: "causal", "both", or an index for each row (B,)."""
+    if is_causal.all() or not is_causal.any():
+        return "causal" if is_causal.any() else "both"
+    return as_tensor(np.where(is_causal, REACHES.index("causal"), REACHES.index("both")))
+
+
+# ------------------------------------------------------------------------------- batches
+
+
+def prediction_batch(
+    rows: np.ndarray,
+    tokens: np.ndarray,
+    layout: Layout,
+    is_target: np.ndarray,
+    is_shifted: np.ndarray,
+    is_causal: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> PredictionBatch:
+    """Return the batch that predicts some tokens of rows; sizes by kind of row.
+
+    "masked_targets" and "causal_targets" are the numbers of targets in rows of each kind, "targets"
+    is their sum.
+
+    Args:
+        rows: The original tokens (B, S).
+        tokens: What the model reads (B, S).
+        layout: Padding, documents and reach.
+        is_target: Which tokens are predicted, boolean (B, S).
+        is_shifted: Which rows predict next tokens, boolean (B,).
+        is_causal: Which rows are causal ones, boolean (B,); None for no row.
+        weights: Weight of the loss of each row's targets (B,); None for 1.
+    """
+    length = rows.shape[1]
+    places = np.where(is_target, np.arange(rows.size).reshape(rows.shape), NONE)
+    shifted = next_targets(torch.from_numpy(places), layout).numpy()
+    places = np.where(is_shifted[:, None], shifted, places).reshape(-1)
+    sources = np.flatnonzero(places != NONE)
+    count = len(sources)
+    missing = -count % MULTIPLE or MULTIPLE * (not count)
+    sources = np.append(sources, np.zeros(missing, np.int64))
+    places = np.append(places[sources[:count]], np.zeros(missing, np.int64))
+    targets = rows.reshape(-1)[places]
+    targets[count:] = NONE
+    row = places // length
+    causal = np.zeros(len(rows), bool) if is_causal is None else is_causal
+    causal_count = int(causal[row[:count]].sum())
+    return PredictionBatch(
+        tokens=as_tensor(tokens),
+        layout=layout,
+        sources=as_tensor(sources),
+        targets=as_tensor(targets),
+        is_causal=as_tensor(causal[row]),
+        weights=None if weights is None else as_tensor(weights[row]),
+        sizes={
+            "targets": count,
+            "masked_targets": count - causal_count,
+            "causal_targets": causal_count,
+            "rows": len(rows),
+        },
+    )
+
+
+def real_tokens(lengths: np.ndarray, width: int) -> np.ndarray:
+    """Return which positions of rows of `lengths` (B,) hold a token, boolean (B, width)."""
+    return np.asarray(np.arange(width) < lengths[:, None])
+
+
+def prefix_batch(
+    corpus: Samples,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+    times: np.ndarray | None = None,
+) -> PredictionBatch:
+    """Return rows of which a prefix is seen from both sides, and what follows it is predicted.
+
+    The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
+    at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
+    say which share of the row is predicted.
+    """
+    assert times is not None
+    rows, lengths = corpus.rows(samples, width=width)
+    prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
+    layout = replace(
+        layout_of(lengths, rows.shape[1]), reach="prefix", prefix=torch.from_numpy(prefix)
+    )
+    is_target = real_tokens(lengths, rows.shape[1])
+    is_target &= np.arange(rows.shape[1]) >= prefix[:, None]
+    return prediction_batch(rows, rows, layout, is_target, np.ones(len(rows), bool))
+
+
+def next_token_batch(
+    corpus: Samples,
+    masking: Masking,
+    causal_share: float,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+    times: np.ndarray | None = None,
+) -> PredictionBatch:
+    """Return rows that predict masked next tokens, or, if causal, all next tokens.
+
+    Args:
+        corpus: The rows.
+        masking: Which tokens of a row of the masked kind are predicted, and what replaces them.
+        causal_share: Share of the causal loss, put into the batch.
+        samples: Numbers of the rows (B,).
+        keys: A key for each row (B,).
+        width: Width to pad to.
+        times: 0 for a causal row, else any number (B,); None for no causal row.
+    """
+    rows, lengths = corpus.rows(samples, width=width)
+    is_causal = np.zeros(len(rows), bool) if times is None else times == 0
+    masked, positions, originals = mask_tokens(rows, lengths, keys, masking)
+    is_target = np.zeros(rows.shape, bool)
+    at_row, at = np.nonzero(originals != NONE)
+    is_target[at_row, positions[at_row, at]] = True
+    return mixed_batch(rows, lengths, (masked, is_target), is_causal, causal_share)
+
+
+def denoising_batch(
+    corpus: Samples,
+    masking: Masking,
+    noise: Noise,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+    times: np.ndarray | None = None,
+) -> PredictionBatch:
+    """Return rows that predict their masked tokens, or, if causal, all next tokens.
+
+    The size "tokens" is the number of tokens that can be masked, in rows of the masked kind.
+
+    Args:
+        corpus: The rows.
+        masking: The id of [MASK] and the tokens that are never masked.
+        noise: How many tokens are masked, and the weights of their losses.
+        samples: Numbers of the rows (B,).
+        keys: A key for each row (B,).
+        width: Width to pad to.
+        times: Number of each row by `draw_times` (B,).
+    """
+    assert times is not None
+    rows, lengths = corpus.rows(samples, width=width)
+    candidates = candidates_of(rows, lengths, masking)
+    chosen, weights = noise.choose(candidates, times, keys)
+    hidden = np.where(chosen, masking.mask, rows), chosen
+    is_causal = times == 0
+    batch = mixed_batch(
+        rows, lengths, hidden, is_causal, noise.causal_share, noise.is_shifted, weights
+    )
+    batch.mask_id = masking.mask
+    batch.sizes["tokens"] = int(candidates[~is_causal].sum())
+    return batch
+
+
+def mixed_batch(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    hidden: tuple[np.ndarray, np.ndarray],
+    is_causal: np.ndarray,
+    causal_share: float,
+    is_shifted: bool = True,
+    weights: np.ndarray | None = None,
+) -> PredictionBatch:
+    """Return a batch of masked and causal rows.
+
+    Args:
+        rows: The original tokens (B, S).
+        lengths: The lengths of the rows (B,).
+        hidden: The rows with masks, and which tokens are predicted, if rows are not causal (B, S).
+        is_causal: Which rows are causal, boolean (B,): they are read as they are, and all of their
+            tokens but the first are predicted.
+        causal_share: Share of the causal loss.
+        is_shifted: Whether masked rows, as causal ones, predict next tokens.
+        weights: Weight of the loss of the targets of each masked row (B,).
+    """
+    width = rows.shape[1]
+    layout = replace(layout_of(lengths, width), reach=reach_of_rows(is_causal))
+    causal = is_causal[:, None]
+    tokens = np.where(causal, rows, hidden[0])
+    is_target = np.where(causal, real_tokens(lengths, width), hidden[1])
+    shifted = is_causal | is_shifted
+    weights = None if weights is None else np.where(is_causal, 1.0, weights)
+    batch = prediction_batch(rows, tokens, layout, is_target, shifted, is_causal, weights)
+    batch.causal_share = causal_share
+    return batch
