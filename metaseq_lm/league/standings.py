@@ -162,20 +162,6 @@ class Standing:
     row: Row
     findings: tuple[Finding, ...] = ()
 
-    def about(self, metric: str) -> list[Finding]:
-        """Return the findings about a metric or the whole row, the strongest first."""
-        chosen = [finding for finding in self.findings if finding.metric in ("", metric)]
-        return sorted(chosen, key=lambda finding: ACTIONS.index(finding.action))
-
-    def action(self, metric: str) -> str:
-        """Return the strongest action of the findings about a metric, "" if there is none."""
-        findings = self.about(metric)
-        return findings[0].action if findings else ""
-
-    def is_ranked(self, metric: str) -> bool:
-        """Return whether the row may be ranked and tested by a metric."""
-        return self.action(metric) in (NOTE, "") and bool(self.row.scores(metric))
-
 
 def finished(runs: Sequence[Run]) -> list[Run]:
     """Return the runs that finished."""
