@@ -31,6 +31,7 @@ from metaseq_lm.data.corpus.predictions import (
     Noise,
     denoising_batch,
     draw_times,
+    mean_causal_rows,
     next_token_batch,
     prefix_batch,
 )
@@ -134,7 +135,8 @@ class MixtureTask(PredictionTask):
 
         `masked` is that of the tokens but [CLS] and [SEP] of masked rows.
         """
-        share = self.config.causal_share
+        rows = self.config.batch_size
+        share = mean_causal_rows(self.config.causal_share, rows) / rows
         return (share * (length - 1) + (1 - share) * masked * (length - 2)) / length
 
 

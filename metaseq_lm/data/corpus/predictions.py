@@ -95,14 +95,17 @@ def draw_times(causal_share: float, key: int, rows: int) -> np.ndarray:
         rows: Number of its rows.
     """
     generator = random_streams.generator(key, "times")
-    causal = int(causal_share * rows + generator.random())
-    if 0 < causal_share < 1 and rows > 1:
-        causal = min(max(causal, 1), rows - 1)
-    masked = rows - min(causal, rows)
+    masked = rows - int(mean_causal_rows(causal_share, rows) + generator.random())
     times = np.zeros(rows)
     cells = (np.arange(masked) + generator.random(masked)) / max(masked, 1)
     times[generator.permutation(rows)[:masked]] = 1 - cells
     return times
+
+
+def mean_causal_rows(causal_share: float, rows: int) -> float:
+    """Return the expected number of causal rows in a batch of `rows`, see `draw_times`."""
+    mean = causal_share * rows
+    return min(max(mean, 1), rows - 1) if 0 < causal_share < 1 and rows > 1 else mean
 
 
 def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:

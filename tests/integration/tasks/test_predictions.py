@@ -433,7 +433,8 @@ def test_what_does_not_belong_together_is_refused(
     [
         (PREFIX, []),
         (MNTP, []),
-        (MNTP, ["task.causal_share=0.25"]),
+        (MNTP, ["task.causal_share=0.3"]),
+        (MNTP, ["task.causal_share=0.02"]),  # one row of eight
         (DIFFUSION, []),
         (DIFFUSION, ["task.times=bell", "task.causal_share=0.5"]),
     ],
