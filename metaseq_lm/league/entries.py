@@ -145,11 +145,12 @@ class Standings:
         return sorted({letters[finding.gate] for finding in entry.about(metric, FLAG)})
 
     def letters(self, metric: str) -> dict[str, str]:
-        """Return the letter of each gate that flags a row."""
+        """Return the letter of each gate that flags a row, those of rows with a number first."""
         gates: dict[str, None] = {}
-        for budget in self.budgets:
-            for entry in self.at(budget, self.primary):
-                gates.update(dict.fromkeys(f.gate for f in entry.about(metric, FLAG)))
+        entries = [entry for budget in self.budgets for entry in self.at(budget, self.primary)]
+        entries.sort(key=lambda entry: bool(entry.about(metric, VOID, REFUSE)))
+        for entry in entries:
+            gates.update(dict.fromkeys(f.gate for f in entry.about(metric, FLAG)))
         return {gate: letter(i) for i, gate in enumerate(gates)}
 
 

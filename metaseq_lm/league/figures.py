@@ -31,6 +31,7 @@ VERDICT_COLOURS = {
 }
 WIDTH, HEAD = 6.6, 0.7  # inches: the figure, a panel without rows
 ROW, LINE = 0.34, 0.15  # inches: a row of a panel at least, a line of its text
+START = 2.5  # the lowest budget is so many times where untrained models stand
 BAND = 0.1  # inches: half the height of what is drawn of an untrained model
 
 
@@ -53,7 +54,7 @@ def draw_standings(standings: Standings, path: Path) -> None:
         legend(
             figure,
             reference_styles(standings),
-            describe_marks(standings, "dot: a seed; bar: mean", with_shuffled=True),
+            describe_marks(standings),
         )
 
 
@@ -149,30 +150,36 @@ def reference_styles(standings: Standings) -> dict[str, Style]:
     return styles or {"mean": Style(DARK, "", "|")}
 
 
-def describe_marks(standings: Standings, scores: str, with_shuffled: bool) -> str:
-    """Return what the marks stand for: those of `scores`, of controls, and of findings."""
-    texts = [scores]
+def describe_marks(standings: Standings) -> str:
+    """Return what the marks stand for: scores, controls, and findings."""
+    texts = ["dot: a seed; bar: mean"]
     if any(entry.untrained for entry in standings.entries):
         texts.append("grey band: untrained, mean ± sd")
-    if with_shuffled and any(entry.shuffled for entry in standings.entries):
+    if any(entry.shuffled for entry in standings.entries):
         texts.append("cross: trained on shuffled rows")
-    if any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries):
+    if is_any_hidden(standings):
         texts.append("hollow: void or refused")
     return "; ".join(texts)
+
+
+def is_any_hidden(standings: Standings) -> bool:
+    """Return whether a row is void or refused."""
+    return any(entry.about(standings.primary.name, VOID, REFUSE) for entry in standings.entries)
 
 
 def draw_ladder(standings: Standings, path: Path) -> None:
     """Draw the primary metric over the FLOPs of a run: means as lines, dots are seeds.
 
-    A row that is void or refused is hollow and no part of a line.
-    Grey are the references, and the mean ± sd of all untrained scores.
+    A row that is void or refused is hollow and no part of a line. The mean of the untrained models
+    is an open mark at the left end: what a model sees decides what it tells without training.
+    Grey are the references.
     """
     metric = standings.primary
     objectives = list(dict.fromkeys(entry.objective for entry in standings.entries))
     styles = {name: style_of(i) for i, name in enumerate(objectives)}
     with canvas(1, path) as (figure, (axes,)):
         axes.set(xscale="log", xlabel="FLOPs of a run", ylabel=metric.axis)
-        flops_axis(axes, standings.budgets)
+        flops_axis(axes, [min(standings.budgets) / START, *standings.budgets])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)
@@ -181,13 +188,17 @@ def draw_ladder(standings: Standings, path: Path) -> None:
         lines = reference_styles(standings) if values else {}
         for value, style in zip(values, lines.values()):
             axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
-        untrained: list[float] = []
-        for entry in standings.entries:
-            untrained += scaled(entry.untrained.get(metric.name, ()), metric)
-        if summary := summarise(untrained):
-            axes.axhspan(summary.low, summary.high, color=CONTROL, alpha=0.3, linewidth=0)
-        subject = describe_marks(standings, "small: a seed; large: mean", with_shuffled=False)
-        legend(figure, styles | lines, subject)
+        legend(figure, styles | lines, describe_ladder(standings))
+
+
+def describe_ladder(standings: Standings) -> str:
+    """Return what the marks of a ladder stand for."""
+    texts = ["small: a seed; large: mean"]
+    if any(entry.untrained for entry in standings.entries):
+        texts.append("open, at the left: mean of untrained models")
+    if is_any_hidden(standings):
+        texts.append("small and hollow: void or refused")
+    return "; ".join(texts)
 
 
 def draw_steps(
@@ -207,3 +218,10 @@ def draw_steps(
             means.append(sum(scores) / len(scores))
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=7, **look)
+    untrained = [
+        x for entry in entries for x in scaled(entry.untrained.get(metric.name, ()), metric)
+    ]
+    if summary := summarise(untrained):
+        x = min(standings.budgets) / START * shift
+        look = {"markersize": 7, "markerfacecolor": "none"}
+        axes.plot([x], [summary.centre], style.marker, color=style.colour, **look)
