@@ -185,9 +185,10 @@ class Stream:
         samples = self.order.batch(number)
         root = random_streams.key(self.seed, self.name, number)
         width = int(self.lengths[samples].max())
+        collate = self.collate_at(number)
         batches = []
         for rows in shard.parts(len(samples)):
-            batch = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
+            batch = collate(samples[rows], random_streams.row_keys(root, rows), width)
             batch.stream = self.name
             if batch.rows is None:
                 batch.rows = noise_rows(self.name, rows)
@@ -195,6 +196,10 @@ class Stream:
                 batch.samples = samples[rows]
             batches.append(batch)
         return batches
+
+    def collate_at(self, number: int) -> Collate:
+        """Return the collate function of global batch `number`."""
+        return self.collate
 
     @property
     def smallest_batch(self) -> int:
@@ -215,6 +220,20 @@ class Stream:
             )
         for number in range(len(self.order)):
             yield self.micro_batches(number, shard)
+
+
+@dataclass(eq=False)
+class ScheduledStream(Stream):
+    """A stream whose batches depend on their numbers by more than their samples and keys.
+
+    Args:
+        schedule: Returns the collate function of a global batch, a pure function of its number.
+    """
+
+    schedule: Callable[[int], Collate]
+
+    def collate_at(self, number: int) -> Collate:
+        return self.schedule(number)
 
 
 def sorted_pass(

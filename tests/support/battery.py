@@ -48,6 +48,8 @@ ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
 TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"]
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
+FALLING = ["task.mask_rates=[0.5,0.1]", "task.mask_updates=9"]
+PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
@@ -157,6 +159,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
         ["task=masked_lm", *TEXT, *MODERN, "model.norm=rms", "model.qk_norm=true"],
+        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
@@ -256,6 +259,7 @@ CASES: dict[str, list[list[str]]] = {
         [*ELECTRA, "model.sharing=none"],
         [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
         [*MODERN_ELECTRA, "model.local_window=6", "model.vocab_multiple=8"],
+        [*ELECTRA, "task.mask_unit=span", *PHASES],
     ],
     "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
     "two_tower_cloze": [TOWERS],
