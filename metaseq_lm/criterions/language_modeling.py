@@ -53,6 +53,11 @@ def next_tokens(batch: TokenBatch) -> Tensor:
     return F.pad(targets, (0, 1), value=IGNORE)
 
 
+def source_of(positions: Tensor) -> Tensor:
+    """Return the positions whose states predict the tokens at `positions`: those before them."""
+    return positions - 1
+
+
 def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
     """Return targets (B, S - 1), IGNORE where the position or the next one is padding (B, S)."""
     return targets if padding is None else targets.masked_fill(padding[:, 1:], IGNORE)

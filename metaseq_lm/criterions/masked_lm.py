@@ -6,14 +6,14 @@ Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabul
 lead.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
+from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
@@ -80,33 +80,55 @@ class MaskedLM(Criterion):
         )
         return labelled_terms(logits, batch)
 
-    @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """One pass per scored token, with only that token masked (Salazar et al. 2020, section 2).
+        """One pass per scored token, with only that token masked (Salazar et al. 2020, 2)."""
 
-        The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
-        Rows that are equal once the token is masked, as those of a minimal pair, take one pass.
-        """
-        tokens, segments = batch.tokens, batch.segments
-        rows, columns = batch.scored.nonzero(as_tuple=True)
-        step = max(1, batch.batch_tokens // tokens.shape[1])
-        parts = [torch.zeros(0, device=tokens.device)]
-        for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
-            targets = tokens[row].gather(1, column)  # (R, 1)
-            hidden = tokens[row].scatter(1, column, batch.mask_id)  # (R, S)
-            kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
-            different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
-            first = kind.new_empty(len(different))
-            first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
-            logits = model(
+        def predict(rows: Rows) -> Tensor:
+            logits: Tensor = model(rows.tokens, rows.layout, rows.columns, segments=rows.segments)
+            return logits
+
+        return single_mask_log_probs(batch, predict)
+
+
+class Rows(NamedTuple):
+    """Rows (R, S) with a masked token each, at `columns` (R, 1)."""
+
+    tokens: Tensor
+    layout: Layout
+    columns: Tensor
+    segments: Tensor | None
+
+
+@torch.no_grad()
+def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor]) -> Tensor:
+    """Return the log-probability of each scored token where it alone is masked, (B, S).
+
+    `predict` returns the logits (R, 1, V) of the masked tokens of rows. The rows of the micro-batch
+    go through the model in chunks of about batch_tokens. Rows that are equal once the token is
+    masked, as those of a minimal pair, take one pass.
+    """
+    tokens, segments = batch.tokens, batch.segments
+    rows, columns = batch.scored.nonzero(as_tuple=True)
+    step = max(1, batch.batch_tokens // tokens.shape[1])
+    parts = [torch.zeros(0, device=tokens.device)]
+    for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
+        targets = tokens[row].gather(1, column)  # (R, 1)
+        hidden = tokens[row].scatter(1, column, batch.mask_id)  # (R, S)
+        kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
+        different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
+        first = kind.new_empty(len(different))
+        first[kind] = torch.arange(len(kind), device=kind.device)  # a row of each kind
+        logits = predict(
+            Rows(
                 hidden[first],
                 batch.layout.rows(row[first]),
                 column[first],
-                segments=None if segments is None else segments[row[first]],
+                None if segments is None else segments[row[first]],
             )
-            parts.append(-cross_entropy(logits[kind], targets).squeeze(1))
-        log_probs = torch.cat(parts)
-        return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
+        )
+        parts.append(-cross_entropy(logits[kind], targets).squeeze(1))
+    log_probs = torch.cat(parts)
+    return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
 
 
 @register_criterion("bert_pretraining")

@@ -43,6 +43,9 @@ TINY = [
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # rows of "pairs" are windows
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+SPANS = ["task=span_corruption", *TEXT, "task.tokens_per_sample=20"]
+DECODER = ["model=encoder_decoder"]
+MODERN_DECODER = ["model=modern_encoder_decoder", "model.local_window=6"]
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
@@ -267,6 +270,12 @@ CASES: dict[str, list[list[str]]] = {
     "all_tokens_mlm": [ELECTRA],
     "electra_adversarial": [ELECTRA],
     "strategic_mlm": [[*ELECTRA, "model.noise=difficulty"]],
+    "span_corruption": [
+        [*SPANS, "task.mean_span=2"],
+        [*SPANS, *MODERN, "task=ul2", "task.batch_size=5"],
+        [*SPANS, *DECODER, "model.decoder_layers=1"],
+        [*SPANS, "task=ul2", *MODERN_DECODER, "model.vocab_multiple=8"],
+    ],
     "span_boundary": [
         ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
     ],
