@@ -130,6 +130,7 @@ class SpanCorruptionTask(TextTask):
     [CLS1] to [CLS3] for the modes R, S and X of denoisers.
     """
 
+    exported = True
     criterion: SpanCorruption
     criterions = (SpanCorruption,)
 

@@ -22,7 +22,6 @@ from metaseq_lm.training.parts import build_task, prepare_config
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.scoring import SentenceScorer
-from metaseq_lm.training.states import EncoderStates
 
 CASES = [("span_corruption", number) for number in range(4)]
 LONG = ["task.tokens_per_sample=500", "model.max_positions=600"]
@@ -131,12 +130,6 @@ def test_scores_are_those_of_one_sentinel(case: battery.Case, moons: Path, tmp_p
             logits = model.predict(states_after(model, text, [sentinel]), head="lm")
             wanted.append(logits.log_softmax(-1)[token].item())
         np.testing.assert_allclose(score.log_probs, wanted, atol=1e-11)
-
-
-def test_frozen_states_are_those_of_both_sides(moons: Path, tmp_path: Path) -> None:
-    for case in (CASES[0], CASES[2]):
-        states = EncoderStates(TrainingRun(configure(moons, tmp_path / str(case[1]), case)))
-        assert states.reach == "both"
 
 
 @of_each_model
