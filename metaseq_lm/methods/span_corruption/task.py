@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Layout, ScoredBatch, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import LM
 from metaseq_lm.data.corpus.packing import open_corpus
@@ -33,6 +33,7 @@ from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, encoder_deco
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
 from metaseq_lm.tasks.masked_lm import build_transformer, text_stream
+from metaseq_lm.tasks.options import RowsConfig
 
 NONE = -1  # no target
 # The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
@@ -44,12 +45,18 @@ MULTIPLE = 16
 class SpanCorruptionConfig(LanguageModelingConfig):
     """Rows of the corpus, and how they are corrupted; the defaults are those of T5."""
 
+    tokens_per_sample: int = with_default(
+        RowsConfig,
+        "tokens_per_sample",
+        112,
+        "tokens of a text and two; rows of inputs and targets are longer, see model.max_positions",
+    )
     noise_density: float = option(0.15, "share of the tokens that are noise", above=0, below=1)
     mean_span: float = option(3.0, "mean tokens of a span of noise", at_least=1)
     denoisers: list[str] = option(
         [],
         "a mixture in place of these, MODE:DENSITY:MEAN_SPAN or S:DENSITY each, such as "
-        "[R:0.15:3,S:0.25,X:0.5:8]; rows begin with a token of the mode (UL2: model task=ul2)",
+        "[R:0.15:3,S:0.25,X:0.5:8]; rows begin with a token of the mode (UL2 has task=ul2)",
     )
     inputs_length: int = option(
         0,

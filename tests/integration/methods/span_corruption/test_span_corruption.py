@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.forward.context import use_context
@@ -170,6 +171,17 @@ def test_inputs_length_sets_that_of_texts(moons: Path, tmp_path: Path) -> None:
     assert prepare_config(config).task.tokens_per_sample == 22  # of 20 tokens: 3 noise, 1 span
     with pytest.raises(UsageError, match="at least 4"):
         prepare_config(configure(moons, tmp_path, CASES[0], "task.inputs_length=3"))
+
+
+@pytest.mark.parametrize("task", ["span_corruption", "ul2"])
+@pytest.mark.parametrize("model", ["transformer", "encoder_decoder"])
+def test_the_defaults_fit_together(task: str, model: str, moons: Path, tmp_path: Path) -> None:
+    names = [f"task={task}", "criterion=span_corruption", f"model={model}"]
+    places = [f"data={moons}", f"save_dir={tmp_path}", "model.encoder_layers=1"]
+    built = build_task(load_config([*names, *places]))
+    built.build_model()
+    assert max(built.widths) <= 128
+    assert len(built.denoisers) == (7 if task == "ul2" else 1)
 
 
 @pytest.mark.parametrize(
