@@ -12,6 +12,7 @@ from metaseq_lm.core.batch import TokenBatch, count_targets
 from metaseq_lm.core.random_streams import subkeys, uniforms, words
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, hide, random_counts
 from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.units import SpanLengths
 
 
 @dataclass(kw_only=True)
@@ -29,25 +30,8 @@ class SpanBatch(TokenBatch):
     offset: Tensor
 
 
-@dataclass(frozen=True)
-class Spans:
-    """Geometric span lengths, of the given `mean` if there were no `longest` (section 3.1)."""
-
-    mean: float
-    longest: int
-
-    def lengths(self, keys: np.ndarray, count: int) -> np.ndarray:
-        """Return the length of the span that would start at each place, int64 (B, count)."""
-        if self.mean == 1:
-            return np.ones((len(keys), count), np.int64)
-        u = uniforms(subkeys(keys, "span length"), 0, count)
-        within = 1 - (1 - 1 / self.mean) ** self.longest  # the probability of such a length
-        drawn = np.floor(np.log1p(-u * within) / np.log1p(-1 / self.mean)).astype(np.int64)
-        return np.minimum(1 + drawn, self.longest)
-
-
 def draw_spans(
-    candidates: np.ndarray, counts: np.ndarray, spans: Spans, keys: np.ndarray
+    candidates: np.ndarray, counts: np.ndarray, lengths: SpanLengths, keys: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Choose counts[i] of the candidates (B, S) of row i in spans, the last one cut to fit.
 
@@ -59,7 +43,7 @@ def draw_spans(
     names = ("positions", "left", "right", "offset")
     drawn = {name: np.zeros((len(candidates), most), np.int64) for name in names}
     orders = np.argsort(words(subkeys(keys, "span start"), 0, candidates.shape[1]), axis=1)
-    wanted = spans.lengths(keys, candidates.shape[1])
+    wanted = lengths.draw(uniforms(subkeys(keys, "span length"), 0, candidates.shape[1]))
     for row, order in enumerate(orders):
         # One more place at the end, which ends a span that would leave the row.
         free = np.append(candidates[row], False)
@@ -84,8 +68,8 @@ def draw_spans(
 
 def span_batch(
     corpus: Samples,
+    lengths_of_spans: SpanLengths,
     masking: Masking,
-    spans: Spans,
     samples: np.ndarray,
     keys: np.ndarray,
     width: int = 0,
@@ -94,7 +78,7 @@ def span_batch(
     rows, lengths = corpus.rows(samples, width=width)
     candidates = candidates_of(rows, lengths, masking)
     counts = random_counts(candidates, masking.rate, keys)
-    drawn = draw_spans(candidates, counts, spans, keys)
+    drawn = draw_spans(candidates, counts, lengths_of_spans, keys)
     counted = drawn.pop("counted")
     tokens, targets = hide(rows, drawn["positions"], counted, keys, masking)
     return SpanBatch(

@@ -6,25 +6,26 @@ from functools import partial
 from torch import nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
+from metaseq_lm.data.corpus.units import SPAN, SpanLengths
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.encoder import TransformerLM, initialise
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masking_of, text_stream
+from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masked_stream, masking_of
+from metaseq_lm.tasks.options import MaskingConfig
 
 from .model import BOUNDARY, BoundaryHead
-from .spans import Spans, span_batch
+from .spans import span_batch
 
 
 @dataclass
 class SpanMaskingConfig(MaskedLMConfig):
-    """The options of masked_lm, and how long spans are."""
+    """The options of masked_lm; spans consist of tokens."""
 
-    mean_span: float = option(
-        5.0, "mean tokens of a span if none were too long (geometric)", at_least=1
+    mask_unit: str = with_default(
+        MaskingConfig, "mask_unit", SPAN, "spans that do not touch", choices=(SPAN,)
     )
-    longest_span: int = option(10, "no span is longer", at_least=1)
 
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)
@@ -44,9 +45,10 @@ class SpanMaskingTask(MaskedLMTask):
                 "task.legacy_duplicates=false and task.mask_rarity=0 only"
             )
         corpus = open_corpus(self.data, split, self.vocabulary, options, seed)
-        spans = Spans(options.mean_span, options.longest_span)
-        collate = partial(span_batch, corpus, masking_of(options, self.vocabulary), spans)
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+        lengths = SpanLengths(options.mean_span, options.longest_span)
+        collate = partial(span_batch, corpus, lengths)
+        masking = masking_of(options, self.vocabulary)
+        return {split: masked_stream(self, split, corpus.row_lengths, masking, collate)}
 
     def build_model(self) -> nn.Module:
         model, options = super().build_model(), self.run_config.model

@@ -89,7 +89,8 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
             rows.append({**row, **tasks})
         for file in sorted((PACKAGE / "config" / name).glob("*.yaml")):
             summary = file.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
-            rows.append({"kind": f"{name}, sizes", "name": file.stem, "summary": summary})
+            kind = f"{name}, {'sizes' if name == 'model' else 'presets'}"
+            rows.append({"kind": kind, "name": file.stem, "summary": summary})
     return rows
 
 

@@ -198,7 +198,11 @@ class Stream:
     def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
         """Return the micro-batch of some `rows` of global batch `number`, which has `samples`."""
         root = random_streams.key(self.seed, self.name, number)
-        return self.collate(samples[rows], random_streams.row_keys(root, rows), width)
+        return self.collate_at(number)(samples[rows], random_streams.row_keys(root, rows), width)
+
+    def collate_at(self, number: int) -> Collate:
+        """Return the collate function of global batch `number`."""
+        return self.collate
 
     @property
     def smallest_batch(self) -> int:
@@ -244,6 +248,20 @@ class PlannedStream(Stream):
         numbers = self.plan(random_streams.key(root, "plan"), len(samples))
         keys = random_streams.row_keys(root, rows)
         return self.collate(samples[rows], keys, width, numbers[rows])
+
+
+@dataclass(eq=False)
+class ScheduledStream(Stream):
+    """A stream whose batches depend on their numbers by more than their samples and keys.
+
+    Args:
+        schedule: Returns the collate function of a global batch, a pure function of its number.
+    """
+
+    schedule: Callable[[int], Collate]
+
+    def collate_at(self, number: int) -> Collate:
+        return self.schedule(number)
 
 
 def sorted_pass(

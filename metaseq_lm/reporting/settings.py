@@ -19,7 +19,16 @@ from metaseq_lm.reporting.numbers import words_of
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 
 # Values of options that did not exist when a run was made.
-EARLIER_VALUES = {"engine.reduce_precision": "fp32", "task.shuffle_tokens": False}
+EARLIER_VALUES = {
+    "engine.reduce_precision": "fp32",
+    "task.shuffle_tokens": False,
+    "task.mask_unit": "token",
+    "task.mean_span": 5.0,
+    "task.longest_span": 10,
+    "task.mask_rates": [],
+    "task.mask_phases": [],
+    "task.mask_updates": 0,
+}
 LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
 # The config keys that change the function, besides the weights and the like of a criterion.
 FUNCTION_KEYS = (
@@ -27,6 +36,7 @@ FUNCTION_KEYS = (
     *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
     *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
     "task.causal_share",
+    *("task.mask_unit", "task.mean_span", "task.longest_span"),
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"

@@ -1,9 +1,10 @@
 """Masked language modelling on a binarised corpus, optionally with BERT's pairs of segments."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,19 @@ from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
+from metaseq_lm.data.corpus.units import TOKEN, MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
+    Collate,
     Lengths,
     Order,
     Plan,
     PlannedStream,
+    ScheduledStream,
     Sequential,
     Shuffled,
     Stream,
 )
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
@@ -119,6 +124,7 @@ def masking_of(
     split: str = "train",
     rounding: str = "random",
     drawing: DrawingConfig | None = None,
+    units: Units | None = None,
 ) -> Masking:
     """Build the masking that a task's options describe; special tokens are never masked or drawn.
 
@@ -131,6 +137,7 @@ def masking_of(
             [UNK] can be a target.
         drawing: How targets are drawn. mask_rarity follows Clark 2021, section 5.5, which gives no
             formula; the power of the count is our choice.
+        units: The words or spans that are masked as a whole, see `units_of`.
 
     Raises:
         UsageError: mask_rarity is above 0 and dict.txt has no counts.
@@ -158,7 +165,30 @@ def masking_of(
         legacy_duplicates=drawing.legacy_duplicates,
         tokens_per_sample=config.tokens_per_sample,
         weights=weights,
+        units=units,
     )
+
+
+def units_of(config: MaskingConfig, folder: Path) -> Units | None:
+    """Return what is masked as a whole, None for single tokens.
+
+    The tokenizer of the data `folder` says where words begin.
+    """
+    if config.mask_unit == TOKEN:
+        return None
+    lengths = SpanLengths(config.mean_span, config.longest_span)
+    return Units(config.mask_unit, load_tokenizer(folder).word_starts, lengths)
+
+
+def mask_rates(config: DrawingConfig, run_config: RunConfig) -> MaskRates | None:
+    """Return the shares of targets over the updates of a run, None for one share.
+
+    Raises UsageError for phases that do not fit.
+    """
+    if not config.mask_rates and not config.mask_phases:
+        return None
+    updates = config.mask_updates or run_config.trainer.max_update
+    return MaskRates(tuple(config.mask_rates), updates, tuple(config.mask_phases))
 
 
 def limited_count(count: int, limit: int) -> int:
@@ -195,6 +225,30 @@ def text_stream(
     return Stream(split, order, collate, config.seed, lengths)
 
 
+# (masking, sample numbers, a key per row, width to pad to) -> batch
+MaskedCollate = Callable[[Masking, np.ndarray, np.ndarray, int], Batch]
+
+
+def masked_stream(
+    task: Task, split: str, lengths: Lengths, masking: Masking, collate: MaskedCollate
+) -> Stream:
+    """Return `text_stream` of masked rows, in training with the rates that the options ask for.
+
+    The rate is a function of the number of the update, from which every batch follows.
+    """
+    stream = text_stream(task.run_config, split, lengths, partial(collate, masking))
+    rates = mask_rates(task.config, task.run_config)
+    if split != "train" or rates is None:
+        return stream
+    per_update = task.needs(0)[split]
+
+    def schedule(number: int) -> Collate:
+        return partial(collate, replace(masking, rate=rates.at(number // per_update)))
+
+    options = stream.order, stream.collate, stream.seed, lengths
+    return ScheduledStream(split, *options, schedule=schedule)
+
+
 @register_task("masked_lm", dataclass=MaskedLMConfig)
 class MaskedLMTask(TextTask):
     """Masked language modelling: one stream of masked rows, one model, the default update."""
@@ -203,13 +257,14 @@ class MaskedLMTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        collate = partial(masked_batch, corpus, self.masking(split))
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+        lengths, collate = corpus.row_lengths, partial(masked_batch, corpus)
+        return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
 
     def masking(self, split: str) -> Masking:
         """Return how the tokens of a split are masked."""
         options = self.config
-        return masking_of(options, self.vocabulary, split, options.mask_rounding, options)
+        units = units_of(options, self.data)
+        return masking_of(options, self.vocabulary, split, options.mask_rounding, options, units)
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.run_config, self.vocabulary)
@@ -218,14 +273,18 @@ class MaskedLMTask(TextTask):
         """Return the FLOPs of an update by the rules of flops_rules.py; None for other networks.
 
         The rules leave out a next-sentence head, which processes one vector per row. They have the
-        paper's share of predicted tokens; with a modern encoder it is that of the options.
+        paper's share of predicted tokens; with a modern encoder it is that of the options, the mean
+        over the run if it changes.
         """
         if self.run_config.model._name not in RULED:
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
         is_modern = isinstance(sizes, ModernConfig)
-        share = self.config.mask_prob if is_modern else OUTPUT_SHARE
+        rates = mask_rates(self.config, self.run_config)
+        share = OUTPUT_SHARE
+        if is_modern:
+            share = self.config.mask_prob if rates is None else rates.mean
         flops: float = self.config.batch_size * masked_lm(row, share)
         return flops
 
@@ -258,8 +317,8 @@ class SentencePairsTask(MaskedLMTask):
         length, seed = self.config.tokens_per_sample, self.run_config.seed
         pairs = Pairs(self.data, split, self.vocabulary, length, seed)
         pairs.shuffled = split == "train" and self.config.shuffle_tokens
-        collate = partial(pair_batch, pairs, self.masking(split))
-        return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
+        lengths, collate = pairs.row_lengths, partial(pair_batch, pairs)
+        return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
 
     def build_model(self) -> nn.Module:
         model, options = super().build_model(), self.run_config.model

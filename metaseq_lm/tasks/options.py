@@ -7,6 +7,7 @@ default differs. Fields of the last base come first in a configuration.
 from dataclasses import dataclass
 
 from metaseq_lm.core.options import option, with_default
+from metaseq_lm.data.corpus.units import TOKEN, UNITS
 
 
 @dataclass
@@ -72,12 +73,34 @@ class MaskingConfig:
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
     random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
     leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
+    mask_unit: str = option(
+        TOKEN,
+        "what is masked as a whole: token; word: all its pieces; span: several words (SpanBERT)",
+        choices=UNITS,
+    )
+    mean_span: float = option(
+        5.0, "mean words of a span if none were too long (geometric)", at_least=1
+    )
+    longest_span: int = option(10, "no span has more words", at_least=1)
 
 
 @dataclass
 class DrawingConfig:
     """The choice of targets."""
 
+    mask_rates: list[float] = option(
+        [],
+        "in training, in place of mask_prob: shares between which it changes linearly over the "
+        "updates, such as [0.3,0.15]",
+        at_least=0,
+        at_most=1,
+    )
+    mask_phases: list[float] = option(
+        [], "shares of mask_updates in which each of mask_rates holds ([] = linear)", above=0
+    )
+    mask_updates: int = option(
+        0, "updates over which mask_rates change (0 = trainer.max_update)", at_least=0
+    )
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
     mask_rarity: float = option(
         0.0, "in training draw targets by count ** -this (0: all tokens alike)", at_least=0

@@ -40,7 +40,7 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
-from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
+from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream, units_of
 from metaseq_lm.tasks.options import (
     BatchConfig,
     BreakModeConfig,
@@ -156,7 +156,8 @@ class MaskedNextTokenTask(MixtureTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config
         corpus = open_corpus(self.data, split, self.vocabulary, options, self.run_config.seed)
-        masking = masking_of(options, self.vocabulary, split)
+        units = units_of(options, self.data)
+        masking = masking_of(options, self.vocabulary, split, units=units)
         collate = partial(next_token_batch, corpus, masking, options.causal_share)
         return {split: self.stream(split, corpus.row_lengths, collate)}
 

@@ -43,11 +43,16 @@ TINY = [
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # rows of "pairs" are windows
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+SPANS = ["task=span_corruption", *TEXT, "task.tokens_per_sample=20"]
+DECODER = ["model=encoder_decoder"]
+MODERN_DECODER = ["model=modern_encoder_decoder", "model.local_window=6"]
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
 TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"]
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
+FALLING = ["task.mask_rates=[0.5,0.1]", "task.mask_updates=9"]
+PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
@@ -157,6 +162,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
         ["task=masked_lm", *TEXT, *MODERN, "model.norm=rms", "model.qk_norm=true"],
+        ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
@@ -270,6 +276,7 @@ CASES: dict[str, list[list[str]]] = {
         [*ELECTRA, "model.sharing=none"],
         [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
         [*MODERN_ELECTRA, "model.local_window=6", "model.vocab_multiple=8"],
+        [*ELECTRA, "task.mask_unit=span", *PHASES],
     ],
     "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
     "two_tower_cloze": [TOWERS],
@@ -277,6 +284,12 @@ CASES: dict[str, list[list[str]]] = {
     "all_tokens_mlm": [ELECTRA],
     "electra_adversarial": [ELECTRA],
     "strategic_mlm": [[*ELECTRA, "model.noise=difficulty"]],
+    "span_corruption": [
+        [*SPANS, "task.mean_span=2"],
+        [*SPANS, *MODERN, "task=ul2", "task.batch_size=5"],
+        [*SPANS, *DECODER, "model.decoder_layers=1"],
+        [*SPANS, "task=ul2", *MODERN_DECODER, "model.vocab_multiple=8"],
+    ],
     "span_boundary": [
         ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
     ],

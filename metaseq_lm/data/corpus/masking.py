@@ -9,6 +9,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import mix, uniforms, words
+from metaseq_lm.data.corpus.units import SPAN, Units, choose_spans, choose_words, span_counts
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,13 @@ class Masking:
         tokens_per_sample: The longest row, which limits `most_chosen`.
         weights: How likely each id is drawn in comparison with others, positive (V,); empty for all
             alike. Tokens are drawn one after the other, in proportion to the weights of those left.
+        units: Whole words or spans that are chosen instead of single tokens. Words together have at
+            most the number of tokens that `rounding` says, spans exactly ceil(rate * candidates).
+            What replaces the tokens is drawn for each token of a word, but once for a span.
 
     Raises:
-        UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1.
+        UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1; words or
+            spans with `legacy_duplicates` or `weights`.
     """
 
     mask: int
@@ -45,6 +50,7 @@ class Masking:
     legacy_duplicates: bool = False
     tokens_per_sample: int = 0
     weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    units: Units | None = None
 
     def __post_init__(self) -> None:
         shares = (self.rate, self.random, self.keep, self.random + self.keep)
@@ -52,6 +58,11 @@ class Masking:
             raise UsageError(
                 f"task.mask_prob {self.rate}, random_token_prob {self.random} and "
                 f"leave_unmasked_prob {self.keep} are shares from 0 to 1, the last two together too"
+            )
+        if self.units is not None and (self.legacy_duplicates or self.weights.size):
+            raise UsageError(
+                f"task.mask_unit={self.units.kind} chooses whole words, each at most once and all "
+                "alike; use task.legacy_duplicates=false and task.mask_rarity=0"
             )
 
     @property
@@ -155,6 +166,57 @@ def pick_by_weight_with_replacement(
     return np.where(counted, positions, 0), counted
 
 
+def budget(
+    masking: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """Return how many tokens to choose of rows of `lengths` (B,), int64 (B,), and at most of one.
+
+    `candidates` (B, S) are those that may be chosen.
+    """
+    is_span = masking.units is not None and masking.units.kind == SPAN
+    if masking.rounding == "random":
+        chosen = random_counts(candidates, masking.rate, keys)
+        if is_span:
+            chosen = span_counts(candidates.sum(1), masking.rate)
+        return chosen, max(int(chosen.max(initial=0)), 1)
+    # The most from the padded width, which is that of the global batch, so that noise drawn for the
+    # positions does not depend on which rows share a micro-batch.
+    width = np.array(candidates.shape[1])
+    if is_span:
+        chosen, width_count = (
+            span_counts(count, masking.rate) for count in (candidates.sum(1), width)
+        )
+        return chosen, max(int(width_count), 1)
+    return nearest_counts(lengths, masking), int(nearest_counts(width, masking))
+
+
+def choose_units(
+    masking: Masking,
+    tokens: np.ndarray,
+    candidates: np.ndarray,
+    lengths: np.ndarray,
+    keys: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Choose words or spans of rows (B, S), as `choose` chooses tokens.
+
+    Returns positions (B, M), ascending, which of them count (B, M), and the number of the span of
+    each (B, M), None for words.
+    """
+    units, number = masking.units, None
+    assert units is not None
+    chosen, most = budget(masking, candidates, lengths, keys)
+    starts = units.starts(tokens, candidates)
+    if units.kind == SPAN:
+        is_chosen, number = choose_spans(starts, candidates, chosen, units.lengths, keys)
+    else:
+        is_chosen = choose_words(starts, candidates, chosen, keys)
+    positions = np.argsort(~is_chosen, axis=1, kind="stable")[:, :most]
+    counted = np.take_along_axis(is_chosen, positions, 1)
+    if number is not None:
+        number = np.take_along_axis(number, positions, 1)
+    return np.where(counted, positions, 0), counted, number
+
+
 def choose(
     masking: Masking,
     candidates: np.ndarray,
@@ -167,14 +229,7 @@ def choose(
     `weights` (B, S) are those of the tokens, None for all alike. Returns positions (B, M) and which
     of them count (B, M).
     """
-    if masking.rounding == "random":
-        chosen = random_counts(candidates, masking.rate, keys)
-        most = max(int(chosen.max(initial=0)), 1)
-    else:
-        # From the padded width, which is that of the global batch, so that noise drawn for the
-        # positions does not depend on which rows share a micro-batch.
-        most = int(nearest_counts(np.array(candidates.shape[1]), masking))
-        chosen = nearest_counts(lengths, masking)
+    chosen, most = budget(masking, candidates, lengths, keys)
     if weights is not None:
         by_weight = pick_by_weight_with_replacement if masking.legacy_duplicates else pick_by_weight
         return by_weight(weights * candidates, chosen, most, keys)
@@ -191,9 +246,13 @@ def mask_tokens(
     (B, M), and their original tokens (B, M), -1 where a row has fewer than M.
     """
     candidates = candidates_of(tokens, lengths, masking)
-    weights = masking.weights[tokens] if masking.weights.size else None
-    positions, counted = choose(masking, candidates, lengths, keys, weights)
-    masked, originals = hide(tokens, positions, counted, keys, masking)
+    spans = None
+    if masking.units is not None:
+        positions, counted, spans = choose_units(masking, tokens, candidates, lengths, keys)
+    else:
+        weights = masking.weights[tokens] if masking.weights.size else None
+        positions, counted = choose(masking, candidates, lengths, keys, weights)
+    masked, originals = hide(tokens, positions, counted, keys, masking, spans)
     return masked, positions, originals
 
 
@@ -203,15 +262,19 @@ def hide(
     counted: np.ndarray,
     keys: np.ndarray,
     masking: Masking,
+    spans: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mask the tokens of rows (B, S) at `positions` (B, M), row i by keys[i].
 
+    The tokens of a span, whose numbers (B, M) are below M, are all masked, all random or all left.
     Returns the masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is
     false.
     """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]
     action = uniforms(_subkeys(keys, 3), 0, positions.shape[1])
+    if spans is not None:
+        action = np.take_along_axis(action, spans, 1)
     hidden = np.where(action < masking.keep, originals, masking.mask)
     if masking.random:
         draw = uniforms(_subkeys(keys, 4), 0, positions.shape[1])

@@ -88,6 +88,17 @@ class Tokenizer(ABC):
     def join(self, symbols: Iterable[str]) -> str:
         """Return the text of symbols that are not special."""
 
+    def begins_word(self, symbol: str) -> bool:
+        """Return whether a symbol that is not special begins a word wherever it stands."""
+        return True
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        """Which symbols begin a word, boolean (V,); special ones do."""
+        is_start = np.array([self.begins_word(symbol) for symbol in self.vocabulary.symbols])
+        is_start[self.vocabulary.specials] = True
+        return is_start
+
     def model_bytes(self) -> bytes:
         """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
         return b""

@@ -144,6 +144,9 @@ class ByteBpe(PackedTokenizer):
         self._first = Cache(self._pack)
         self._later = Cache(lambda word: self._pack(" " + word))
 
+    def begins_word(self, symbol: str) -> bool:
+        return bytes([BYTE_OF_SYMBOL[symbol[0]]]).isspace()
+
     @classmethod
     def learn(
         cls, lines: Iterable[str], specials: list[str], vocab_size: int, min_frequency: int

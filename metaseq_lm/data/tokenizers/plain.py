@@ -136,6 +136,9 @@ class CharTokenizer(PlainTokenizer):
 
     name = "char"
 
+    def begins_word(self, symbol: str) -> bool:
+        return symbol.isspace()
+
     def units(self, line: str) -> Iterable[str]:
         return line
 

@@ -24,6 +24,9 @@ class SentencePiece(Tokenizer):
     model_file = "spm.model"
     model_type: str
 
+    def begins_word(self, symbol: str) -> bool:
+        return symbol.startswith(SPACE)
+
     def __init__(self, model: bytes) -> None:
         self._model = model
         self._processor = sentencepiece.SentencePieceProcessor()

@@ -65,6 +65,9 @@ class WordPiece(PackedTokenizer):
             )
         self._words = Cache(self._encode)
 
+    def begins_word(self, symbol: str) -> bool:
+        return not symbol.startswith(INSIDE)
+
     @classmethod
     def learn(
         cls,

@@ -39,21 +39,22 @@ class ElectraBatch(TokenBatch):
 class ElectraRows:
     """The batches of a corpus.
 
-    `subset_rate` is the share of the tokens in `subset` (0 = no subset).
+    With `has_subset` they have a `subset`, of as large a share of the tokens as is masked.
     """
 
     corpus: Samples
-    masking: Masking
-    subset_rate: float = 0.0
+    has_subset: bool = False
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> ElectraBatch:
+    def batch(
+        self, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    ) -> ElectraBatch:
         """Return the rows `samples` (B,), masked by random `keys` (B,), padded to at least `width`.
 
         The sizes are "targets", "tokens", "candidates", "rows", and with a subset "subset".
         """
         rows, lengths = self.corpus.rows(samples, width=width)
-        masked, positions, targets = mask_tokens(rows, lengths, keys, self.masking)
-        candidates = candidates_of(rows, lengths, self.masking)
+        masked, positions, targets = mask_tokens(rows, lengths, keys, masking)
+        candidates = candidates_of(rows, lengths, masking)
         sizes = {
             "targets": int((targets >= 0).sum()),
             "tokens": int(lengths.sum()),
@@ -61,11 +62,11 @@ class ElectraRows:
             "rows": len(rows),
         }
         subset = None
-        if self.subset_rate:
+        if self.has_subset:
             # A sub-key of each row's, so that the draw depends on nothing else.
             u = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
             real = np.arange(rows.shape[1]) < lengths[:, None]
-            subset = real & (u < self.subset_rate)
+            subset = real & (u < masking.rate)
             sizes["subset"] = int(subset.sum())
         return ElectraBatch(
             tokens=as_tensor(rows),

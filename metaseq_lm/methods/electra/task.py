@@ -27,8 +27,10 @@ from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import (
     MaskedCorpusConfig,
     build_transformer,
+    mask_rates,
+    masked_stream,
     masking_of,
-    text_stream,
+    units_of,
 )
 from metaseq_lm.tasks.options import BatchConfig, MaskingConfig
 
@@ -61,6 +63,12 @@ class ElectraTask(Task):
                 f"{run_config.model._name}"
             )
         run_config.model.check()
+        is_fixed = not getattr(self.criterion.config, "exact_counts", True)
+        if is_fixed and mask_rates(config, run_config) is not None:
+            raise UsageError(
+                "criterion electric_nce compares energies with log(k / (n - k)) of one noise rate, "
+                "but task.mask_rates changes it; use criterion.exact_counts=true"
+            )
         self.heads = self.criterion.heads
         check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)
 
@@ -79,11 +87,11 @@ class ElectraTask(Task):
         vocabulary, seed = self.vocabulary, self.run_config.seed
         corpus = open_corpus(self.data, split, vocabulary, self.config, seed)
         judged = getattr(self.criterion.config, "disc_positions", "all")
-        subset_rate = self.config.mask_prob if judged == "random" else 0.0
         # With a random count the samples would depend on the split into micro-batches.
-        masking = masking_of(self.config, vocabulary, split, "nearest", self.config)
-        rows = ElectraRows(corpus, masking, subset_rate)
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, rows.batch)}
+        units = units_of(self.config, self.data)
+        masking = masking_of(self.config, vocabulary, split, "nearest", self.config, units)
+        rows = ElectraRows(corpus, has_subset=judged == "random")
+        return {split: masked_stream(self, split, corpus.row_lengths, masking, rows.batch)}
 
     def build_model(self) -> nn.Module:
         counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())

@@ -69,7 +69,7 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, TextTask
 from metaseq_lm.tasks.finetuning import different_sets
-from metaseq_lm.tasks.masked_lm import limited_count
+from metaseq_lm.tasks.masked_lm import limited_count, units_of
 from metaseq_lm.tasks.protocols import Kinds, ScoresTokens
 
 
@@ -108,6 +108,7 @@ class MetaPseudoLabelTask(TextTask):
             random=self.config.random_token_prob,
             keep=self.config.leave_unmasked_prob,
             replacements=np.setdiff1d(np.arange(len(vocabulary)), never),
+            units=units_of(self.config, self.data),
         )
 
     def build_streams(self, split: str) -> dict[str, Any]:

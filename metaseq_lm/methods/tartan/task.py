@@ -19,6 +19,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
+from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
@@ -37,7 +38,7 @@ from metaseq_lm.tasks.finetuning import (
     labelled_scores,
     sentence_rows,
 )
-from metaseq_lm.tasks.masked_lm import masking_of, scored_rows
+from metaseq_lm.tasks.masked_lm import masking_of, scored_rows, units_of
 from metaseq_lm.tasks.options import (
     BatchConfig,
     CutRowsConfig,
@@ -147,10 +148,15 @@ class TartanTask(EndTaskAware):
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
         return Rows(rows.lengths, rows.batch)
 
+    def masking(self) -> Masking:
+        """Return how the tokens of texts are masked."""
+        units = units_of(self.config, self.data)
+        return masking_of(self.config, self.vocabulary, units=units)
+
     def auxiliary_rows(self) -> dict[str, Rows]:
         """Return the rows of each auxiliary task."""
         options, config = self.config, self.run_config
-        masking = masking_of(options, self.vocabulary)
+        masking = self.masking()
         seed = config.seed if options.lines_seed is None else options.lines_seed
         rows = {}
         for name in options.auxiliary:
@@ -178,7 +184,7 @@ class TartanTask(EndTaskAware):
             labelled, head = self.labelled(split), self.endtask_head
             rows = Rows(labelled.lengths, labelled.batch)
             if not isinstance(self.criterion, MultiTask):
-                rows, head = masked_texts(labelled, masking_of(options, self.vocabulary)), LM
+                rows, head = masked_texts(labelled, self.masking()), LM
             one_pass = Sequential(scored_rows(self, split, len(labelled)), options.batch_size)
             return {split: self.stream(split, one_pass, rows, head)}
         streams = {}

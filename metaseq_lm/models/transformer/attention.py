@@ -68,6 +68,15 @@ class Visibility:
     unpacking: Unpacking | None = None
 
     @classmethod
+    def of_keys(cls, layout: Layout, length: int) -> Visibility:
+        """Return the visibility of all tokens of rows of `length` to queries of other rows."""
+        if layout.padding is None:
+            return cls()
+        padding = layout.padding.reshape(-1, length)
+        seen = ~padding | padding.all(-1, keepdim=True)
+        return cls(seen[:, None, None])
+
+    @classmethod
     def of(cls, layout: Layout, length: int, device: torch.device, distance: int = 0) -> Visibility:
         """Return the visibility of rows of `length` tokens that see at most to a distance.
 
@@ -80,8 +89,7 @@ class Visibility:
             if padding is None and reach in ("both", "causal"):
                 return cls(is_causal=reach == "causal")
             if padding is not None and reach == "both":
-                seen = ~padding | padding.all(-1, keepdim=True)
-                return cls(seen[:, None, None])
+                return cls.of_keys(layout, length)
         seen = reach_mask(layout, length, device, distance)
         unpacking = None
         if layout.documents is not None:
@@ -292,21 +300,51 @@ class SelfAttention(nn.Module):
         q, k, v = (part.reshape(-1, *part.shape[-3:]).transpose(1, 2) for part in (q, k, v))
         if rotation is not None:
             q, k = rotation(q), rotation(k)
-        # The fused kernel has no second derivative, and dropout inside it would follow torch's
-        # global generator instead of the rows.
-        explicit = current_context().double_backward or (self.training and self.dropout.p > 0)
-        if explicit:
-            scores = visibility.hide((q * (1 / math.sqrt(q.shape[-1]))) @ k.mT)
-            # Under autocast softmax would return fp32, twice the memory of the product's input.
-            mixed = self.dropout(scores.softmax(-1, dtype=v.dtype)) @ v
-        elif (unpacking := visibility.unpacking) is not None:
-            q, k, v = map(unpacking.unpack, (q, k, v))
-            mixed = fused_attention(q, k, v, unpacking.visibility)
-            mixed = unpacking.pack(mixed, math.prod(lead))
-        else:
-            mixed = fused_attention(q, k, v, visibility)
+        mixed = mix_values(q, k, v, visibility, self.dropout)
         projected: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))
         return projected
+
+
+class CrossAttention(nn.Module):
+    """Attention of a decoder's states to those of an encoder (Vaswani et al. 2017).
+
+    There are no positions between the two rows. Arguments as for SelfAttention.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool = True) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = Linear(width, width, bias)
+        self.kv_proj = Linear(width, 2 * width, bias)
+        self.out_proj = Linear(width, width, bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, visibility: Visibility) -> Tensor:
+        """Return (..., T, D) for states (..., T, D) and those of the encoder (..., S, D)."""
+        *lead, length, width = x.shape
+        heads = self.heads, width // self.heads
+        q = self.q_proj(x).view(*lead, length, *heads)
+        k, v = self.kv_proj(memory).view(*lead, memory.shape[-2], 2, *heads).unbind(-3)
+        q, k, v = (part.reshape(-1, *part.shape[-3:]).transpose(1, 2) for part in (q, k, v))
+        mixed = mix_values(q, k, v, visibility, self.dropout)
+        projected: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))
+        return projected
+
+
+def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout: Dropout) -> Tensor:
+    """Return the attention of queries (N, H, T, E) to keys and values (N, H, S, E)."""
+    # The fused kernel has no second derivative, and dropout inside it would follow torch's global
+    # generator instead of the rows.
+    if current_context().double_backward or (dropout.training and dropout.p > 0):
+        scores = visibility.hide((q * (1 / math.sqrt(q.shape[-1]))) @ k.mT)
+        # Under autocast softmax would return fp32, twice the memory of the product's input.
+        mixed: Tensor = dropout(scores.softmax(-1, dtype=v.dtype)) @ v
+        return mixed
+    if (unpacking := visibility.unpacking) is not None:
+        rows = len(q)
+        q, k, v = map(unpacking.unpack, (q, k, v))
+        return unpacking.pack(fused_attention(q, k, v, unpacking.visibility), rows)
+    return fused_attention(q, k, v, visibility)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:

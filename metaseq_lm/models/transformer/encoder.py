@@ -104,13 +104,16 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, visibility: Visibility, rotation: Rotation | None = None
     ) -> Tensor:
+        x = self.add(x, self.attention_norm, lambda y: self.attention(y, visibility, rotation))
+        return self.add(x, self.ffn_norm, self.ffn)
+
+    def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the states x with the output of a sublayer added, normalised before or after."""
         if self.normalize_before:
-            x = x + self.dropout(self.attention(self.attention_norm(x), visibility, rotation))
-            x = x + self.dropout(self.ffn(self.ffn_norm(x)))
-        else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, visibility, rotation)))
-            x = self.ffn_norm(x + self.dropout(self.ffn(x)))
-        return x
+            added: Tensor = x + self.dropout(sublayer(norm(x)))
+            return added
+        normal: Tensor = norm(x + self.dropout(sublayer(x)))
+        return normal
 
 
 class Embeddings(nn.Module):

@@ -60,6 +60,14 @@ class Sizes:
         network = 4 * h * i + (ACTIVATION + 1) * i + h + DROPOUT * h + h + NORM * h
         return self.layers * s * (attention + output + network)
 
+    def cross_attention(self, memory: int) -> int:
+        """Return the forward FLOPs of attention to `memory` tokens of an encoder, in all layers."""
+        h, s = self.width, self.length
+        keys = 4 * h * h + 2 * h
+        attention = 2 * h * h + h + 4 * h * memory + (SOFTMAX + DROPOUT + 1) * memory * self.heads
+        output = 2 * h * h + h + DROPOUT * h + h + NORM
+        return self.layers * (memory * keys + s * (attention + output))
+
     def inputs(self) -> int:
         """Return the forward FLOPs of the embeddings of one row, and of their projection."""
         e, s = self.embed, self.length
@@ -92,6 +100,10 @@ class ModernSizes(Sizes):
         h, i, s = self.width, self.ffn, self.length
         return self.layers * s * (2 * (4 * h * h + 3 * h * i) + 4 * h * s)
 
+    def cross_attention(self, memory: int) -> int:
+        h, s = self.width, self.length
+        return self.layers * (4 * h * h * (memory + s) + 4 * h * s * memory)
+
     def inputs(self) -> int:
         return self.projection()
 
@@ -111,6 +123,13 @@ class ModernSizes(Sizes):
 def masked_lm(sizes: Sizes, share: float = OUTPUT_SHARE) -> float:
     """Return the training FLOPs of one row of a masked LM that predicts a `share` of its tokens."""
     return sizes.passes * (sizes.blocks() + sizes.inputs() + sizes.softmax_head(share))
+
+
+def encoder_decoder(encoder: Sizes, decoder: Sizes, share: float) -> float:
+    """Return the training FLOPs of one row that predicts a `share` of the decoder's tokens."""
+    forward = encoder.blocks() + encoder.inputs() + decoder.blocks() + decoder.inputs()
+    forward += decoder.cross_attention(encoder.length)
+    return encoder.passes * (forward + decoder.softmax_head(share))
 
 
 def classifier(sizes: Sizes) -> float:

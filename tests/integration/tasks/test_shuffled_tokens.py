@@ -18,7 +18,12 @@ CASES = [
     *(("bert_pretraining", i) for i in range(2)),
     *(("causal_lm", i) for i in range(2)),
     *(("language_modeling", i) for i in (0, 2)),
-    *(("electra_rtd", 0), ("span_boundary", 0), ("meta_pseudo_label_soft", 0)),
+    *(
+        ("electra_rtd", 0),
+        ("span_boundary", 0),
+        ("span_corruption", 0),
+        ("meta_pseudo_label_soft", 0),
+    ),
 ]
 
 
@@ -35,7 +40,7 @@ def original(batch: Any) -> np.ndarray:
     """Return the rows of a batch before tokens were hidden, (rows, S)."""
     if hasattr(batch, "original"):
         tokens = batch.original
-    elif hasattr(batch, "masked") or batch.targets is None:
+    elif hasattr(batch, "masked") or hasattr(batch, "decoder_tokens") or batch.targets is None:
         tokens = batch.tokens
     else:
         counted = batch.targets >= 0

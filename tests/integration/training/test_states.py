@@ -28,6 +28,8 @@ CASES = [
     ("bert_pretraining", 0),
     ("bam_distill", 1),
     ("sentence_prediction", 0),
+    ("span_corruption", 0),
+    ("span_corruption", 2),  # of the encoder
 ]
 
 

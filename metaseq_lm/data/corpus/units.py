@@ -1,0 +1,177 @@
+"""Whole words and spans of words as what is masked, a pure function of each row's key.
+
+Shapes: B rows, S length, V symbols.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import subkeys, uniforms
+
+TOKEN, WORD, SPAN = "token", "word", "span"
+UNITS = (TOKEN, WORD, SPAN)
+TOLERANCE = 1e-9  # so that 0.07 * 100 tokens, in floating point a little more than 7, are 7
+
+
+@dataclass(frozen=True)
+class SpanLengths:
+    """Geometric lengths, cut off at `longest` and normalised (Joshi et al. 2020, section 3.1).
+
+    Attributes:
+        mean: The mean if no length were too long, 1 / p.
+        longest: The largest length.
+    """
+
+    mean: float = 5.0
+    longest: int = 10
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probability of each length from 1 to `longest`, (longest,)."""
+        weights = (1 - 1 / self.mean) ** np.arange(self.longest)
+        return np.asarray(weights / weights.sum())
+
+    def draw(self, uniform: np.ndarray) -> np.ndarray:
+        """Return the lengths that belong to uniform numbers in [0, 1), int64 of their shape."""
+        below = self.probabilities.cumsum()[:-1]
+        return np.asarray(1 + np.searchsorted(below, uniform, side="right"))
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is masked as a whole.
+
+    Attributes:
+        kind: "word", or "span": words in a row, as many as `lengths` says.
+        word_starts: Which tokens begin a word, boolean (V,).
+        lengths: The lengths of spans in words.
+    """
+
+    kind: str
+    word_starts: np.ndarray
+    lengths: SpanLengths = SpanLengths()
+
+    def starts(self, tokens: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """Return where words of rows (B, S) begin, boolean (B, S).
+
+        A word is made of candidates, boolean (B, S): what is none ends it.
+        """
+        follows = np.zeros_like(candidates)
+        follows[:, 1:] = candidates[:, :-1]
+        return np.asarray(candidates & (self.word_starts[tokens] | ~follows))
+
+
+def span_counts(candidates: np.ndarray, rate: float) -> np.ndarray:
+    """Return ceil(rate * n) for numbers of candidates, int64: SpanBERT's budget."""
+    counts = np.ceil(rate * candidates - TOLERANCE).astype(np.int64)
+    return np.asarray(np.minimum(counts, candidates))
+
+
+def choose_words(
+    starts: np.ndarray, candidates: np.ndarray, counts: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """Choose whole words, in random order, that together have at most counts[i] tokens of row i.
+
+    A word that would exceed the number is left out, and the next one is tried (the code of Devlin
+    et al. 2019). Takes where words begin and the candidates, boolean (B, S); returns the chosen
+    tokens, boolean (B, S).
+    """
+    rows, length = np.arange(len(starts))[:, None], starts.shape[1]
+    word = np.where(candidates, starts.cumsum(1) - 1, length)
+    sizes = np.zeros((len(starts), length + 1), np.int64)
+    np.add.at(sizes, (rows, word), 1)
+    sizes[:, length] = 0  # what is no candidate
+    draws = np.where(sizes[:, :length] > 0, uniforms(subkeys(keys, "words"), 0, length), 2.0)
+    order = np.argsort(draws, axis=1, kind="stable")
+    is_chosen, used = np.zeros_like(sizes, dtype=bool), np.zeros(len(starts), np.int64)
+    for rank in range(int(starts.sum(1).max(initial=0))):
+        at = (rows[:, 0], order[:, rank])
+        fits = (sizes[at] > 0) & (used + sizes[at] <= counts)
+        is_chosen[at] = fits
+        used += np.where(fits, sizes[at], 0)
+        if (used == counts).all():
+            break
+    return np.asarray(is_chosen[rows, word])
+
+
+def choose_spans(
+    starts: np.ndarray,
+    candidates: np.ndarray,
+    counts: np.ndarray,
+    lengths: SpanLengths,
+    keys: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose spans of whole words until exactly counts[i] tokens of row i are in one.
+
+    A span begins at a word that is in none, drawn uniformly, and may run into others; the last one
+    is cut at the number (Joshi et al. 2020, code). Takes where words begin and the candidates,
+    boolean (B, S). Returns the chosen tokens, boolean (B, S), and the number of the span of each,
+    int64 (B, S).
+    """
+    word, block = starts.cumsum(1), (~candidates).cumsum(1)
+    is_chosen, number = np.zeros_like(candidates), np.zeros(candidates.shape, np.int64)
+    keys, at = subkeys(keys, "spans"), np.arange(candidates.shape[1])
+    for span in range(int(counts.max(initial=0))):
+        left = counts - is_chosen.sum(1)
+        if not left.any():
+            break
+        uniform = uniforms(keys, 2 * span, 2)
+        free = starts & ~is_chosen
+        rank = (uniform[:, 0] * free.sum(1)).astype(np.int64)
+        first = (free.cumsum(1) > rank[:, None]).argmax(1)[:, None]
+        last = np.take_along_axis(word, first, 1) + lengths.draw(uniform[:, 1])[:, None]
+        inside = candidates & (at >= first) & (word < last)
+        inside &= block == np.take_along_axis(block, first, 1)
+        fresh = inside & ~is_chosen
+        fresh &= fresh.cumsum(1) <= left[:, None]
+        is_chosen |= fresh
+        number[fresh] = span
+    return is_chosen, number
+
+
+@dataclass(frozen=True)
+class MaskRates:
+    """The share of masked tokens as a function of the update.
+
+    Attributes:
+        rates: The shares, at least one.
+        updates: The number of updates of the run.
+        phases: The share of the updates for each of `rates`, which then is constant in its phase;
+            empty for rates between which the share changes linearly. It is `rates[0]` in the first
+            update, and would be the last one in the update after the last of the run.
+
+    Raises:
+        UsageError: The phases do not fit the rates, or their shares are not 1 together.
+    """
+
+    rates: tuple[float, ...]
+    updates: int
+    phases: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.phases and (
+            len(self.phases) != len(self.rates) or abs(sum(self.phases) - 1) > TOLERANCE
+        ):
+            raise UsageError(
+                f"task.mask_phases is {list(self.phases)}: give a share of the updates for each of "
+                f"task.mask_rates={list(self.rates)}, 1 together; or leave it out for rates that "
+                "change linearly"
+            )
+
+    def at(self, update: int) -> float:
+        """Return the share in an update, counted from 0; after the last one the last share."""
+        done = update / max(self.updates, 1)
+        if self.phases:
+            phase = np.searchsorted(np.cumsum(self.phases) - TOLERANCE, done, side="right")
+            return self.rates[min(int(phase), len(self.rates) - 1)]
+        return float(np.interp(done, np.linspace(0, 1, len(self.rates)), self.rates))
+
+    @property
+    def mean(self) -> float:
+        """The mean share over the run, but for the rounding of phases and updates."""
+        rates = np.array(self.rates)
+        if self.phases:
+            return float(rates @ self.phases)
+        return float(np.mean((rates[1:] + rates[:-1]) / 2 if len(rates) > 1 else rates))

@@ -1,0 +1,91 @@
+"""The loss of span corruption, and the scores of sentences.
+
+Shapes: B rows, S length, T tokens of the decoder, N targets, R rows that are scored, D width, V
+vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.masked_lm import LM, Rows, cross_entropy, single_mask_log_probs
+from metaseq_lm.data.corpus.predictions import source_of
+from metaseq_lm.methods.span_corruption.model import EncoderDecoder
+from metaseq_lm.models.transformer.encoder import TransformerLM
+
+
+@dataclass(kw_only=True)
+class CorruptedBatch(SequenceBatch):
+    """Inputs and the targets that follow them: in the same rows, or in those of a decoder.
+
+    Attributes:
+        tokens: `[CLSn] inputs targets` (B, S), or `[CLSn] inputs` for an encoder-decoder.
+        layout: The prefix of a row is `[CLSn] inputs`.
+        decoder_tokens: `[SEP] targets` (B, T) for an encoder-decoder, where [SEP] starts the
+            decoder as it ends the inputs; else None.
+        positions: Where the targets stand in the rows that predict them, as index into all B S or B
+            T positions (N,).
+        targets: The tokens there (N,), -1 for none.
+    """
+
+    decoder_tokens: Tensor | None = None
+    positions: Tensor
+    targets: Tensor
+
+
+@register_criterion("span_corruption")
+class SpanCorruption(Criterion):
+    """The mean loss of the tokens of the targets, with sentinels and [SEP] (Raffel et al. 2020)."""
+
+    general = False
+    exported = (
+        "it predicts what follows inputs that are read from both sides, which no class of the "
+        "transformers library with these layers does"
+    )
+
+    def __call__(self, model: nn.Module, batch: CorruptedBatch) -> Terms:
+        if batch.decoder_tokens is None:
+            assert isinstance(model, TransformerLM)
+            states = model.encoder(batch.tokens, batch.layout)
+        else:
+            assert isinstance(model, EncoderDecoder)
+            states = model.decode(batch.tokens, batch.layout, batch.decoder_tokens)
+        # Where a position is that of no target, the first token has no state before it.
+        sources = source_of(batch.positions).clamp(min=0)
+        logits = model.predict(states.flatten(0, 1).index_select(0, sources), head=LM)  # (N, V)
+        with torch.no_grad():
+            correct = (logits.argmax(-1) == batch.targets) & (batch.targets >= 0)
+        return {
+            "target_token": Term(cross_entropy(logits, batch.targets).sum(), "targets"),
+            "accuracy": Term(number_of(correct), "targets", weight=0.0),
+        }
+
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return the log-probability of each scored token where it alone is noise, (B, S).
+
+        A sentinel, `mask_id`, replaces it in the inputs, and the targets begin with the sentinel
+        and the token; only the token's probability given the sentinel counts. It does not contain
+        what the model believes of the length of the span.
+        """
+
+        def predict(rows: Rows) -> Tensor:
+            lengths = (~rows.layout.padding_of(rows.tokens)).sum(-1, keepdim=True)  # (R, 1)
+            sentinel = torch.full_like(lengths, batch.mask_id)
+            if isinstance(model, EncoderDecoder):
+                inputs = torch.cat([rows.tokens.gather(1, lengths - 1), sentinel], 1)
+                states = model.decode(rows.tokens, rows.layout, inputs)
+                return model.predict(states[:, source_of(torch.tensor([2]))], LM)
+            tokens = F.pad(rows.tokens, (0, 1)).scatter(1, lengths, sentinel)
+            at = torch.arange(tokens.shape[1], device=tokens.device)
+            layout = replace(
+                rows.layout, padding=at > lengths, reach="prefix", prefix=lengths.squeeze(1)
+            )
+            logits: Tensor = model(tokens, layout, source_of(lengths + 1))
+            return logits
+
+        return single_mask_log_probs(batch, predict)
