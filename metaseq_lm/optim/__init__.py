@@ -15,7 +15,7 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
-from metaseq_lm.optim import optimizers
+from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import optimizer_step
 
