@@ -215,8 +215,8 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
 def with_stored(overrides: list[str]) -> list[str]:
     """Return `overrides` behind the options of the run that their save_dir or branch_from holds.
 
-    Not if they choose a task, a criterion and so on: then they describe a whole run. Of a run whose
-    schedule they replace, the options of the schedule are left out.
+    Not if they choose a task, a criterion and so on: then they describe a whole run. If they choose
+    another schedule, the options of the stored one are left out.
     """
     from metaseq_lm.core.config import GROUPS
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
@@ -228,7 +228,8 @@ def with_stored(overrides: list[str]) -> list[str]:
         if stored := stored_overrides(folder):
             file = folder / "config.yaml"
             check_hidden(file, read_config(file), overrides)
-            if "schedule" in keys:
+            chosen = [override for override in overrides if override.startswith("schedule=")]
+            if chosen and chosen[-1] not in stored:
                 stored = [key for key in stored if not key.startswith(("schedule=", "schedule."))]
             return stored + overrides
     return overrides

@@ -53,7 +53,8 @@ def test_a_branch_is_the_run_that_was_trained_through(
 ) -> None:
     """One plateau serves several budgets, each with the plateau's FLOPs in its own."""
     decay = f"schedule.decay_ratio={(updates - 6) / updates}"
-    assert branch(tmp_path / "branch", plateau, "--max-update", str(updates), decay) == 0
+    more = ["--max-update", str(updates), "--schedule", "wsd", decay]
+    assert branch(tmp_path / "branch", plateau, *more) == 0
     through = tmp_path / "through"
     expected = train(configure(moons, through, CASE, *WSD, decay, f"trainer.max_update={updates}"))
     weights = weights_at(tmp_path / "branch")
