@@ -104,7 +104,7 @@ class Muon(FusedAdamW):
             if "pieces" in group:
                 for p in group["params"]:
                     if p.grad is not None:
-                        self._step_matrix(p, group)
+                        self._step_matrix(p, p.grad, group)
         try:
             # Those that AdamW steps.
             self.param_groups = [group for group in groups if "pieces" not in group]
@@ -112,14 +112,15 @@ class Muon(FusedAdamW):
         finally:
             self.param_groups = groups
 
-    def _step_matrix(self, p: Tensor, group: dict[str, Any]) -> None:
+    def _step_matrix(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state, mu, lr = self.state[p], group["momentum"], group["lr"]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(p)
-        momentum = state["momentum_buffer"].lerp(p.grad, 1 - mu)
-        update = p.grad.lerp(momentum, mu) if group["nesterov"] else momentum
+        momentum = state["momentum_buffer"].lerp(grad, 1 - mu)
+        update = grad.lerp(momentum, mu) if group["nesterov"] else momentum
         pieces = update.unflatten(0, (group["pieces"], -1)).to(precision_of(p, group["iteration"]))
-        factor = lr * scale_of(*pieces.shape[1:], group["scale"])
+        _, rows, columns = pieces.shape
+        factor = lr * scale_of(rows, columns, group["scale"])
         direction = orthogonalise(pieces).flatten(0, 1)
         weight = p.mul(1 - lr * group["weight_decay"]).add_(direction, alpha=-factor)
         found_inf = getattr(self, "found_inf", None)

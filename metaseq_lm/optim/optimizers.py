@@ -6,11 +6,12 @@ of its rows sets `needs_whole_matrices = True`, and is refused where parameters 
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_optimizer
@@ -64,6 +65,12 @@ class AdamConfig(OptimizerConfig):
         below=1,
     )
     eps: float = option(1e-6, "added to the root of the second moment", at_least=0)
+    beta2_half_life: float = option(
+        0.0,
+        "tokens after which a squared gradient counts half as much in its running average, which "
+        "sets the second of betas (0 = unused); an update has batch_size rows of tokens_per_sample",
+        at_least=0,
+    )
 
 
 @dataclass
@@ -72,6 +79,26 @@ class SGDConfig(OptimizerConfig):
 
     weight_decay: float = option(0.0, "weight decay", at_least=0)
     momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
+
+
+def with_half_life(config: RunConfig) -> RunConfig:
+    """Return `config` with the second of betas by optimizer.beta2_half_life, if that is set.
+
+    beta2 = 2^(-tokens of an update / half-life), so that it means the same at all sizes of batches
+    (Marek et al. 2025, section 4). Raises UsageError for a task without rows of tokens.
+    """
+    half_life = getattr(config.optimizer, "beta2_half_life", 0.0)
+    if not half_life:
+        return config
+    tokens = getattr(config.task, "batch_size", 0) * getattr(config.task, "tokens_per_sample", 0)
+    if not tokens:
+        raise UsageError(
+            f"optimizer.beta2_half_life counts tokens, and task {config.task._name} has no rows of "
+            "task.tokens_per_sample; give optimizer.betas instead"
+        )
+    beta1, _ = pair_of(config.optimizer.betas)
+    betas = [beta1, 0.5 ** (tokens / half_life)]
+    return replace(config, optimizer=replace(config.optimizer, betas=betas))
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:

@@ -167,7 +167,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=causal_lm", *TEXT],
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
         ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
-        ["task=causal_lm", *TEXT, *MODERN, "optimizer=muon", "optimizer.hidden_lr=0.01"],
+        ["task=causal_lm", *TEXT, *MODERN, "optimizer=muon", "criterion.z_loss=0.01"],
     ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
