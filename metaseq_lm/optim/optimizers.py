@@ -85,7 +85,7 @@ def with_half_life(config: RunConfig) -> RunConfig:
     """Return `config` with the second of betas by optimizer.beta2_half_life, if that is set.
 
     beta2 = 2^(-tokens of an update / half-life), so that it means the same at all sizes of batches
-    (Marek et al. 2025, section 4). Raises UsageError for a task without rows of tokens.
+    (Marek et al. 2025). Raises UsageError for a task without rows of tokens.
     """
     half_life = getattr(config.optimizer, "beta2_half_life", 0.0)
     if not half_life:

@@ -25,12 +25,20 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
-from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, text_stream
-from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationConfig, RowsConfig
+from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, ramps, text_stream
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    BreakModeConfig,
+    EvaluationConfig,
+    RowsConfig,
+    WarmupConfig,
+)
 
 
 @dataclass
-class LanguageModelingConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class LanguageModelingConfig(
+    WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig
+):
     """The rows of the corpus."""
 
 
@@ -82,7 +90,7 @@ class CausalLMTask(LanguageModelingTask):
         As in these rules, attention counts every pair of tokens, also those that do not see each
         other.
         """
-        if self.run_config.model._name not in RULED:
+        if self.run_config.model._name not in RULED or any(ramps(self.run_config)):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

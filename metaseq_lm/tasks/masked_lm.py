@@ -14,10 +14,19 @@ from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
-from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
-from metaseq_lm.data.streams import Collate, Lengths, Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import (
+    Collate,
+    Growing,
+    Lengths,
+    Order,
+    Ramp,
+    Sequential,
+    Shuffled,
+    Stream,
+)
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
@@ -30,12 +39,19 @@ from metaseq_lm.tasks.options import (
     EvaluationConfig,
     MaskingConfig,
     RowsConfig,
+    WarmupConfig,
 )
 
 
 @dataclass
 class MaskedCorpusConfig(
-    EvaluationConfig, DrawingConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig
+    WarmupConfig,
+    EvaluationConfig,
+    DrawingConfig,
+    MaskingConfig,
+    BreakModeConfig,
+    RowsConfig,
+    BatchConfig,
 ):
     """Options of the rows of a corpus and of the choice of target tokens."""
 
@@ -169,11 +185,36 @@ def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collat
     """
     options = config.task
     order: Order
-    if split == "train":
-        order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
-    else:
+    if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
-    return Stream(split, order, collate, config.seed, lengths)
+        return Stream(split, order, collate, config.seed, lengths)
+    order, widths = Shuffled(len(lengths), options.batch_size, config.seed, "train"), None
+    if isinstance(options, WarmupConfig):
+        sizes, widths = ramps(config)
+        if sizes is not None:
+            order = Growing(len(lengths), sizes, config.seed, "train")
+    return Stream(split, order, collate, config.seed, lengths, widths)
+
+
+def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
+    """Return how the rows of a batch and their longest length rise by update, None if they do not.
+
+    Raises UsageError for a warm-up of the length of rows of two segments.
+    """
+    options = config.task
+    by_rows, by_length = options.warmup_lengths(config.trainer.max_update)
+    if by_length and options.sample_break_mode == SEGMENTS:
+        raise UsageError(
+            "rows of two segments are not cut; leave task.length_warmup_updates and "
+            "task.length_warmup_ratio out, or choose another task.sample_break_mode"
+        )
+    rows, length = options.batch_size, options.tokens_per_sample
+    first_rows = max(1, round(options.batch_start * rows))
+    first_length = min(length, max(SHORTEST, round(options.length_start * length)))
+    return (
+        Ramp(first_rows, rows, by_rows) if by_rows else None,
+        Ramp(first_length, length, by_length) if by_length else None,
+    )
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)
@@ -201,7 +242,7 @@ class MaskedLMTask(TextTask):
         The rules leave out a next-sentence head, which processes one vector per row. They have the
         paper's share of predicted tokens; with a modern encoder it is that of the options.
         """
-        if self.run_config.model._name not in RULED:
+        if self.run_config.model._name not in RULED or any(ramps(self.run_config)):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

@@ -51,6 +51,7 @@ ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
+WARM = ["task.batch_warmup_updates=4", "task.length_warmup_updates=3"]
 MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
 # Instead of the sizes above.
 LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
@@ -167,7 +168,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=causal_lm", *TEXT],
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
         ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
-        ["task=causal_lm", *TEXT, *MODERN, "optimizer=muon", "criterion.z_loss=0.01"],
+        ["task=causal_lm", *TEXT, *MODERN, *WARM, "optimizer=muon", "criterion.z_loss=0.01"],
     ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],

@@ -45,7 +45,8 @@ class Samples(ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
 
-        Rows are padded to the longest of them, or to `width` if that is more.
+        Rows are padded to the longest of them, or padded and cut to `width` if that is not 0. Those
+        of two segments are not cut.
         """
         rows, lengths = self.read(samples, cls, width)
         if self.shuffle_key is not None:
@@ -97,6 +98,8 @@ class Corpus(Samples):
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         # Twice as fast as `fill`, because each row is one run.
         lengths = self.windows[samples]
+        if width:
+            lengths = np.minimum(lengths, width - 2)
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
         at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
