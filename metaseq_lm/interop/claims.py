@@ -34,6 +34,11 @@ def claimed(config: RunConfig, source: object) -> Exported:
                 "others. If a class does, declare `exported` in the body of the class itself "
                 "(docs/how_to/plugins.md)"
             )
+    if getattr(config.task, "reach", "both") == "causal":
+        raise MetaseqError(
+            f"{source}: task.reach=causal: the head reads [SEP], the last token of an encoder that "
+            "is causal, and no class of transformers with these weights does so"
+        )
     criterion: Criterion = build("criterion", config.criterion)
     assert isinstance(criterion.exported, Exported)
     return criterion.exported
