@@ -70,7 +70,11 @@ class Shuffled:
 
     Up to TABLE samples the order of an epoch is drawn as a whole. Above, its entries are computed
     batch by batch (`Permutation`), in time and memory that do not grow with the number of samples.
+
+    Where `by_epoch`, the numbers of the samples of epoch e begin at e * count.
     """
+
+    by_epoch = False
 
     def __init__(
         self, count: int, batch_size: int, seed: int, name: str, lengths: Lengths | None = None
@@ -118,9 +122,10 @@ class Shuffled:
         """Return the samples from place `first` to before `last` of an epoch; one of TABLE samples
         is sorted by length if asked for.
         """
+        offset = epoch * self.count * self.by_epoch
         if self.count <= TABLE:
-            return self._order(epoch)[first:last]
-        return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last))
+            return self._order(epoch)[first:last] + offset
+        return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last)) + offset
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from metaseq_lm.core.batch import TokenBatch, as_tensor
+from metaseq_lm.core.batch import Layout, TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
 from metaseq_lm.data.corpus.packing import open_corpus
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
@@ -99,13 +99,22 @@ class CausalLMTask(LanguageModelingTask):
 
 
 def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
-    """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
+    """Return rows (B, S) and their layout; "targets" counts the tokens but the documents' first."""
     rows, lengths = corpus.rows(samples, width=width)
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    documents = len(rows) if layout.documents is None else count_documents(layout, lengths)
     return TokenBatch(
         tokens=as_tensor(rows),
-        layout=layout_of(lengths, rows.shape[1]),
-        sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
+        layout=layout,
+        sizes={"targets": int(lengths.sum()) - documents, "rows": len(rows)},
     )
+
+
+def count_documents(layout: Layout, lengths: np.ndarray) -> int:
+    """Return the number of documents in packed rows with `lengths` (B,)."""
+    assert layout.documents is not None
+    last = layout.documents[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1]
+    return int(last.sum()) + len(lengths)
 
 
 @dataclass

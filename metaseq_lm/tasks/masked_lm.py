@@ -13,6 +13,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
+from metaseq_lm.data.corpus.documents import DOCUMENTS
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
@@ -59,9 +60,9 @@ class MaskedCorpusConfig(
         BreakModeConfig,
         "sample_break_mode",
         "none",
-        "eos: a line is a row; none: windows of the stream; segments: sentences packed into two "
-        "segments, as for BERT and ELECTRA",
-        choices=("eos", "none", SEGMENTS),
+        "eos: a line is a row; none: windows of the stream; documents: whole documents, several to "
+        "a row; segments: sentences packed into two segments, as for BERT and ELECTRA",
+        choices=("eos", "none", DOCUMENTS, SEGMENTS),
     )
 
 
@@ -188,11 +189,13 @@ def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collat
     if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
         return Stream(split, order, collate, config.seed, lengths)
-    order, widths = Shuffled(len(lengths), options.batch_size, config.seed, "train"), None
+    shuffled, widths = Shuffled(len(lengths), options.batch_size, config.seed, "train"), None
     if isinstance(options, WarmupConfig):
         sizes, widths = ramps(config)
         if sizes is not None:
-            order = Growing(len(lengths), sizes, config.seed, "train")
+            shuffled = Growing(len(lengths), sizes, config.seed, "train")
+        shuffled.by_epoch = options.sample_break_mode == DOCUMENTS
+    order = shuffled
     return Stream(split, order, collate, config.seed, lengths, widths)
 
 

@@ -108,8 +108,9 @@ class BreakModeConfig:
 
     sample_break_mode: str = option(
         "none",
-        "eos: a line is a row; none: windows of the stream, across documents",
-        choices=("eos", "none"),
+        "eos: a line is a row; none: windows of the stream, across documents; documents: whole "
+        "documents, several to a row, which do not see each other",
+        choices=("eos", "none", "documents"),
     )
     shuffle_tokens: bool = option(
         False, "permute the tokens of each training row, as a control: word order is lost"

@@ -51,6 +51,7 @@ ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
+DOCUMENTS = ["task.sample_break_mode=documents"]
 WARM = ["task.batch_warmup_updates=4", "task.length_warmup_updates=3"]
 MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
 # Instead of the sizes above.
@@ -157,7 +158,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=masked_lm", *PACKED, *ROUNDED],
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
-        ["task=masked_lm", *TEXT, *MODERN, "model.norm=rms", "model.qk_norm=true"],
+        ["task=masked_lm", *TEXT, *MODERN, *DOCUMENTS, "model.norm=rms", "model.qk_norm=true"],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
