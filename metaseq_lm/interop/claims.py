@@ -41,6 +41,10 @@ def claimed(config: RunConfig, source: object) -> Exported:
         )
     criterion: Criterion = build("criterion", config.criterion)
     assert isinstance(criterion.exported, Exported)
+    if "lm" in criterion.exported.heads and getattr(config.model, "width_ratio", 1.0) != 1.0:
+        raise MetaseqError(
+            f"{source}: model.base_width scales the logits, and no class of transformers does so"
+        )
     return criterion.exported
 
 

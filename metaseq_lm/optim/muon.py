@@ -155,13 +155,17 @@ def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
             "optimizer muon is for the matrices of Transformer layers, of which no trained "
             "parameter is one; choose another --optimizer"
         )
-    if config.hidden_lr:
-        if config.layer_decay != 1.0:
-            raise UsageError(
-                f"optimizer.layer_decay={config.layer_decay} scales one rate; leave "
-                "optimizer.hidden_lr out, or layer_decay"
-            )
-        rules.append(Rule(HIDDEN, {"lr": config.hidden_lr}, dims=(2,)))
+    if config.hidden_lr and config.layer_decay != 1.0:
+        raise UsageError(
+            f"optimizer.layer_decay={config.layer_decay} scales one rate; leave "
+            "optimizer.hidden_lr out, or layer_decay"
+        )
+    if config.hidden_lr or config.width_ratio != 1.0:
+        rate = config.hidden_lr or config.lr
+        # An update has singular values near its scale, and with match_rms_adamw that grows with the
+        # root of the width.
+        rate *= config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0
+        rules.append(Rule(HIDDEN, {"lr": rate}, dims=(2,)))
     if config.split:
         rules.append(Rule(JOINT, {"pieces": 3}, dims=(2,)))
         rules += [Rule(re.escape(name), {"pieces": 2}) for name in gated_matrices(parameters)]

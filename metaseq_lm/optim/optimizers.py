@@ -23,6 +23,9 @@ from metaseq_lm.optim.groups import (
     spared_from_decay,
 )
 
+# The matrices of layers, and the first of LM heads, whose inputs are as many as the width.
+WIDE = r"(.*\.)?(stack\.layers\.\d+\..+|heads\.\w+\.dense)\.weight"
+
 
 @dataclass
 class OptimizerConfig:
@@ -71,6 +74,28 @@ class AdamConfig(OptimizerConfig):
         "sets the second of betas (0 = unused); an update has batch_size rows of tokens_per_sample",
         at_least=0,
     )
+    width_ratio: float = option(
+        1.0,
+        "by which the rate of the matrices of layers and of the first ones of LM heads is divided; "
+        "model.base_width sets it",
+        above=0,
+    )
+
+    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
+        """Return the parameter groups as `OptimizerConfig` does, with rates by width.
+
+        Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
+        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too.
+        """
+        if self.width_ratio == 1.0:
+            return super().groups(parameters, *rules)
+        if self.layer_decay != 1.0:
+            raise UsageError(
+                "model.base_width and optimizer.layer_decay each scale the rates of the layers; "
+                "leave one of them out"
+            )
+        wide = Rule(WIDE, {"lr": self.lr / self.width_ratio}, dims=(2,))
+        return super().groups(parameters, wide, *rules)
 
 
 @dataclass
@@ -99,6 +124,23 @@ def with_half_life(config: RunConfig) -> RunConfig:
     beta1, _ = pair_of(config.optimizer.betas)
     betas = [beta1, 0.5 ** (tokens / half_life)]
     return replace(config, optimizer=replace(config.optimizer, betas=betas))
+
+
+def with_width(config: RunConfig) -> RunConfig:
+    """Return `config` with optimizer.width_ratio by model.base_width, if that is set.
+
+    Raises UsageError for a model, or an optimizer, whose rates are not scaled.
+    """
+    if not getattr(config.model, "base_width", 0):
+        return config
+    if config.model._name != "modern" or not isinstance(config.optimizer, AdamConfig):
+        raise UsageError(
+            "model.base_width is for --model modern and an optimizer of AdamW's kind (adamw, "
+            f"adam_uncorrected, muon), this run has {config.model._name} and "
+            f"{config.optimizer._name}; leave it out"
+        )
+    ratio = config.model.width_ratio
+    return replace(config, optimizer=replace(config.optimizer, width_ratio=ratio))
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:

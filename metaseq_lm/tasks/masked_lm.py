@@ -22,7 +22,6 @@ from metaseq_lm.data.streams import (
     Collate,
     Growing,
     Lengths,
-    Order,
     Ramp,
     Sequential,
     Shuffled,
@@ -185,18 +184,16 @@ def text_stream(config: RunConfig, split: str, lengths: Lengths, collate: Collat
     `lengths` (samples,) are the numbers of tokens of the rows; see Stream.
     """
     options = config.task
-    order: Order
     if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
         return Stream(split, order, collate, config.seed, lengths)
-    shuffled, widths = Shuffled(len(lengths), options.batch_size, config.seed, "train"), None
-    if isinstance(options, WarmupConfig):
-        sizes, widths = ramps(config)
-        if sizes is not None:
-            shuffled = Growing(len(lengths), sizes, config.seed, "train")
-        shuffled.by_epoch = options.sample_break_mode == DOCUMENTS
-    order = shuffled
-    return Stream(split, order, collate, config.seed, lengths, widths)
+    sizes, widths = ramps(config)
+    if sizes is None:
+        shuffled = Shuffled(len(lengths), options.batch_size, config.seed, "train")
+    else:
+        shuffled = Growing(len(lengths), sizes, config.seed, "train")
+    shuffled.by_epoch = getattr(options, "sample_break_mode", "") == DOCUMENTS
+    return Stream(split, shuffled, collate, config.seed, lengths, widths)
 
 
 def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
@@ -205,6 +202,8 @@ def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
     Raises UsageError for a warm-up of the length of rows of two segments.
     """
     options = config.task
+    if not isinstance(options, WarmupConfig):
+        return None, None
     by_rows, by_length = options.warmup_lengths(config.trainer.max_update)
     if by_length and options.sample_break_mode == SEGMENTS:
         raise UsageError(

@@ -28,7 +28,7 @@ from metaseq_lm.distributed.placement import build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.optim.optimizers import with_half_life
+from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
 
@@ -86,7 +86,7 @@ def prepare_config(config: RunConfig) -> RunConfig:
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
     config = task_class.prepare(config) if issubclass(task_class, Prepares) else config
-    return with_half_life(config)
+    return with_width(with_half_life(config))
 
 
 def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
