@@ -201,9 +201,9 @@ def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
 
     Raises UsageError for a warm-up of the length of rows of two segments.
     """
-    options = config.task
-    if not isinstance(options, WarmupConfig):
+    if not isinstance(config.task, WarmupConfig):
         return None, None
+    options: Any = config.task
     by_rows, by_length = options.warmup_lengths(config.trainer.max_update)
     if by_length and options.sample_break_mode == SEGMENTS:
         raise UsageError(

@@ -74,7 +74,7 @@ class SentencePredictionConfig(
     reach: str = option(
         AUTO,
         "tokens that a token sees: both (sides), read at [CLS]; causal (those before it), read at "
-        "the last one; or auto, as the objective of init_from has it",
+        "the last one; or auto: causal if the objective of init_from is, else both",
         choices=(AUTO, BOTH, CAUSAL),
     )
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
@@ -84,19 +84,20 @@ class SentencePredictionConfig(
 
 
 def with_reach(config: RunConfig) -> RunConfig:
-    """Return `config` with the task.reach of its source in place of "auto".
+    """Return `config` with task.reach=causal in place of "auto" if its source is causal.
 
-    A run that has begun keeps its own, and without a source it is "both".
+    A run that has begun keeps its own: one from before the option sees both sides.
     """
     if config.task.reach != AUTO:
         return config
     folder, reach = Path(config.save_dir), BOTH
     if config.save_dir and begun(folder):
-        # Runs from before the option stay at its default, and see both sides.
-        reach = flatten(read_config(folder / "config.yaml")).get("task.reach", AUTO)
+        reach = flatten(read_config(folder / "config.yaml")).get("task.reach", BOTH)
     elif config.init_from:
         reach = reach_of_manifest(manifests.read_manifest(manifests.resolve(config.init_from)))
-    return replace(config, task=replace(config.task, reach=reach))
+    if reach != CAUSAL:
+        return config
+    return replace(config, task=replace(config.task, reach=CAUSAL))
 
 
 def reach_of_manifest(manifest: Mapping[str, Any]) -> str:

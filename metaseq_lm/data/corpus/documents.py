@@ -91,7 +91,9 @@ class PackedDocuments(Samples):
         lengths = np.minimum(room, sizes[document] - part * room)
         rows = best_fit(lengths + 2, tokens_per_sample)
         order = np.argsort(rows, kind="stable")
-        self._starts, self._lengths, rows = starts[order], lengths[order], rows[order]
+        self._starts: np.ndarray = starts[order]
+        self._lengths: np.ndarray = lengths[order]
+        rows = rows[order]
         self._begins = np.searchsorted(rows, np.arange(int(rows[-1]) + 2))  # pieces of each row
         before = np.cumsum(self._lengths + 2) - (self._lengths + 2)
         self._columns = before - before[self._begins[:-1]][rows]
@@ -103,7 +105,7 @@ class PackedDocuments(Samples):
                 return self._starts
             generator = random_streams.generator(seed, "documents", split, epoch)
             shuffled = np.lexsort((generator.random(len(self._lengths)), self._lengths))
-            result = np.empty_like(self._starts)
+            result: np.ndarray = np.empty_like(self._starts)
             result[self._by_length] = self._starts[shuffled]
             return result
 

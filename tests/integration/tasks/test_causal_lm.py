@@ -154,19 +154,24 @@ def test_fine_tuning_a_causal_model_reads_the_last_token(moons: Path, tmp_path: 
     assert next_one.model.is_causal
     both = ["task.reach=both", f"init_from={tmp_path / 'moved'}"]
     assert not fine_tuning(moons, tmp_path / "both", *both).model.is_causal
-    assert fine_tuning(moons, tmp_path / "new").config.task.reach == "both"
+    new = fine_tuning(moons, tmp_path / "new")
+    assert new.config.task.reach == "auto" and not new.model.is_causal
     with pytest.raises(MetaseqError, match=r"reads \[SEP\]"):
         claimed(run.config, "run")
 
 
 def test_a_run_from_before_the_option_sees_both_sides(moons: Path, tmp_path: Path) -> None:
-    fine_tuning(moons, tmp_path).train()
-    file = tmp_path / "config.yaml"
-    for manifest in (tmp_path / "checkpoints").glob("update_*/manifest.json"):
+    """Though it started from a causal model."""
+    source = tmp_path / "causal"
+    TrainingRun(configure(moons, source, "trainer.max_update=2")).train()
+    save, start = tmp_path / "run", f"init_from={source}"
+    fine_tuning(moons, save, start, "task.reach=both").train()
+    for manifest in (save / "checkpoints").glob("update_*/manifest.json"):
         stored = json.loads(manifest.read_text())
         del stored["config"]["task"]["reach"], stored["checksum"]
         manifest.write_text(json.dumps(stored))
-    file.write_text(re.sub(r"  reach: both\n", "", file.read_text()))
-    again = fine_tuning(moons, tmp_path, "trainer.max_update=3")
+    file = save / "config.yaml"
+    file.write_text(re.sub(r"  reach: \w+\n", "", file.read_text()))
+    again = fine_tuning(moons, save, start, "trainer.max_update=3")
     again.train()
     assert not again.model.is_causal and again.trainer.update == 3
