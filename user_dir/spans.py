@@ -11,7 +11,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, count_targets
 from metaseq_lm.core.random_streams import subkeys, uniforms, words
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, hide, random_counts
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 from metaseq_lm.data.corpus.units import SpanLengths
 
 
@@ -83,7 +83,7 @@ def span_batch(
     tokens, targets = hide(rows, drawn["positions"], counted, keys, masking)
     return SpanBatch(
         tokens=tokens,
-        layout=layout_of(lengths, rows.shape[1]),
+        layout=row_layout(corpus, samples, lengths, rows.shape[1]),
         segments=corpus.segments(samples, rows.shape[1]),
         targets=targets,
         sizes={**count_targets(targets), "rows": len(rows)},

@@ -328,7 +328,7 @@ def plan(
 
 def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.config import TOP, names_runs
     from metaseq_lm.core.overrides import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
         absolute,
@@ -360,7 +360,7 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     if options.grid:
         content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
     flags = [
-        f"{key}={quote(absolute(value, working_dir) if key == 'init_from' else value)}"
+        f"{key}={quote(absolute(value, working_dir) if names_runs(key) else value)}"
         for key, value in flag_values(args).items()
     ]
     listed = content.get("overrides", [])

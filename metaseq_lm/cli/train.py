@@ -46,6 +46,7 @@ FLAGS = {
     "schedule": "schedule",
     "save-dir": "save_dir",
     "init-from": "init_from",
+    "branch-from": "branch_from",
     "label": "label",
     "seed": "seed",
     "lr": "optimizer.lr",
@@ -138,7 +139,10 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     data, overrides = split_overrides(words, TOP)
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
-    quotes = dict.fromkeys((*PATHS, "init_from"), quote_path) | {"task": str, "criterion": str}
+    quotes = dict.fromkeys((*PATHS, "init_from", "branch_from"), quote_path) | {
+        "task": str,
+        "criterion": str,
+    }
     flags = [
         f"{key}={quotes.get(key, quote)(value) if value != 'null' else value}"
         for key, value in flag_values(args).items()
@@ -209,24 +213,41 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
 
 
 def with_stored(overrides: list[str]) -> list[str]:
-    """Return `overrides` behind the options of the run that their save_dir holds.
+    """Return `overrides` behind the options of the run that their save_dir or branch_from holds.
 
-    Not if they choose a task, a criterion and so on: then they describe a whole run.
+    Not if they choose a task, a criterion and so on: then they describe a whole run. If they choose
+    another schedule, the options of the stored one are left out.
     """
     from metaseq_lm.core.config import GROUPS
-    from metaseq_lm.core.loading import literal_path
-    from metaseq_lm.core.overrides import override_value
     from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
 
-    folders = [literal_path(o) for o in overrides if o.startswith("save_dir=")]
-    if not folders or any(o.partition("=")[0] in GROUPS for o in overrides):
+    keys = [override.partition("=")[0] for override in overrides]
+    if any(key in GROUPS and key != "schedule" for key in keys):
         return overrides
-    folder = Path(override_value(folders[-1]) or "")
-    stored = stored_overrides(folder)
-    if stored:
-        file = folder / "config.yaml"
-        check_hidden(file, read_config(file), overrides)
-    return stored + overrides
+    for folder in stored_folders(overrides):
+        if stored := stored_overrides(folder):
+            file = folder / "config.yaml"
+            check_hidden(file, read_config(file), overrides)
+            chosen = [override for override in overrides if override.startswith("schedule=")]
+            if chosen and chosen[-1] not in stored:
+                stored = [key for key in stored if not key.startswith(("schedule=", "schedule."))]
+            return stored + overrides
+    return overrides
+
+
+def stored_folders(overrides: list[str]) -> list[Path]:
+    """Return the run folders that save_dir and branch_from name in overrides, if they do."""
+    from metaseq_lm.core.loading import literal_path
+    from metaseq_lm.core.overrides import override_value
+
+    folders = []
+    for key in ("save_dir", "branch_from"):
+        paths = [literal_path(o) for o in overrides if o.startswith(f"{key}=")]
+        if paths and (path := override_value(paths[-1])):
+            folders.append(Path(path))
+    if folders[1:]:  # or a checkpoint
+        folders.append(folders[1].resolve().parent.parent)
+    return folders
 
 
 def reset_parts(parts: Sequence[str]) -> list[str]:

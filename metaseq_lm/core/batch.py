@@ -80,6 +80,11 @@ class Layout:
         """Return where rows of token ids (..., S) are padding, boolean (..., S)."""
         return torch.zeros_like(tokens, dtype=torch.bool) if self.padding is None else self.padding
 
+    def last(self, tokens: Tensor) -> Tensor:
+        """Return the place of the last token (...,) of rows (..., S), wherever their padding is."""
+        at = torch.arange(tokens.shape[-1], device=tokens.device)
+        return at.masked_fill(self.padding_of(tokens), 0).amax(-1)
+
     def lengths(self, tokens: Tensor) -> Tensor:
         """Return the lengths (N,) of rows (..., S) with padding at their ends, all rows flattened.
 

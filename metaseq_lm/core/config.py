@@ -156,6 +156,13 @@ class RunConfig:
         source="pretraining",
         movable=True,  # checkpoints record its weights, wherever it lies
     )
+    branch_from: str | None = option(
+        None,
+        "checkpoint, or run folder (its last one), that a new run goes on from with moments, data "
+        "and counts, under a schedule or an end of its own",
+        source="plateau",
+        movable=True,  # the run has a checkpoint of its own before its first update
+    )
     task: Any = None
     criterion: Any = None
     model: Any = None

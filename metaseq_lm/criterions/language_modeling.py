@@ -12,12 +12,12 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
+from metaseq_lm.criterions.masked_lm import IGNORE, ZLossConfig, cross_entropy, z_terms
 from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
 
 
-@register_criterion("causal_lm")
+@register_criterion("causal_lm", dataclass=ZLossConfig)
 class CausalLM(Criterion):
     """The mean loss of each token given those before it (Radford et al. 2018, equation 1).
 
@@ -28,18 +28,22 @@ class CausalLM(Criterion):
     general = False
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        return {"next_token": Term(self.losses(model, batch).sum(), "targets")}
+        logits, batch = self.logits(model, batch), batch.replace(targets=next_tokens(batch))
+        assert batch.targets is not None
+        losses = cross_entropy(logits, batch.targets)
+        loss = {"next_token": Term(losses.sum(), "targets")}
+        return loss | z_terms(self.config, model, logits, batch)
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given [CLS] and those before it, in one pass."""
-        log_probs = at_tokens(-self.losses(model, batch))
-        return log_probs.masked_fill(~batch.scored, 0.0)
+        losses = cross_entropy(self.logits(model, batch), next_tokens(batch))
+        return at_tokens(-losses).masked_fill(~batch.scored, 0.0)
 
-    def losses(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Return the loss of the next token at each position (B, S), 0 without one."""
-        logits = model(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, V)
-        return cross_entropy(logits, next_tokens(batch))
+    def logits(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Return the logits (B, S, V) of the next token at each position."""
+        logits: Tensor = model(batch.tokens, replace(batch.layout, reach="causal"))
+        return logits
 
 
 def next_tokens(batch: TokenBatch) -> Tensor:

@@ -7,6 +7,7 @@ lead.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
@@ -68,7 +70,34 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
     }
 
 
-@register_criterion("masked_lm")
+@dataclass
+class ZLossConfig:
+    """A term that keeps the normaliser of the softmax near 1 (Chowdhery et al. 2022, section 5)."""
+
+    z_loss: float = option(
+        0.0,
+        "weight, in training, of the mean over targets of the squared logarithm of the softmax's "
+        "normaliser, such as 1e-4 (0 = none)",
+        at_least=0,
+    )
+
+
+def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: TokenBatch) -> Terms:
+    """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any.
+
+    The loss of an evaluation, which is compared between runs, does not have it. A `config` without
+    the option has no such term.
+    """
+    weight = getattr(config, "z_loss", 0.0)
+    if not weight or not model.training:
+        return {}
+    assert batch.targets is not None
+    squares = full_precision(logits).logsumexp(-1).square()
+    squares = squares.masked_fill(batch.targets == IGNORE, 0.0)
+    return {"z_loss": Term(copy_sums(squares, batch), "targets", weight)}
+
+
+@register_criterion("masked_lm", dataclass=ZLossConfig)
 class MaskedLM(Criterion):
     """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
@@ -78,7 +107,7 @@ class MaskedLM(Criterion):
         logits = model(  # (B, M, V)
             batch.tokens, batch.layout, batch.positions, segments=batch.segments
         )
-        return labelled_terms(logits, batch)
+        return labelled_terms(logits, batch) | z_terms(self.config, model, logits, batch)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """One pass per scored token, with only that token masked (Salazar et al. 2020, 2)."""
@@ -131,7 +160,7 @@ def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor])
     return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
 
 
-@register_criterion("bert_pretraining")
+@register_criterion("bert_pretraining", dataclass=ZLossConfig)
 class BertPretraining(Criterion):
     """The masked-LM loss, a mean over targets, plus the next-sentence loss, a mean over rows.
 
@@ -151,6 +180,7 @@ class BertPretraining(Criterion):
         scores = model.heads[NEXT_SENTENCE](x).unsqueeze(-2)  # (B, 1, 2)
         return {
             **labelled_terms(tokens, batch),
+            **z_terms(self.config, model, tokens, batch),
             "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
             "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),
         }

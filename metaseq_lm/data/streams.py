@@ -10,8 +10,8 @@ workers nor of replicas nor the micro-batch size changes what a row holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,7 +70,11 @@ class Shuffled:
 
     Up to TABLE samples the order of an epoch is drawn as a whole. Above, its entries are computed
     batch by batch (`Permutation`), in time and memory that do not grow with the number of samples.
+
+    Where `by_epoch`, the numbers of the samples of epoch e begin at e * count.
     """
+
+    by_epoch = False
 
     def __init__(
         self, count: int, batch_size: int, seed: int, name: str, lengths: Lengths | None = None
@@ -106,15 +110,74 @@ class Shuffled:
     def batch(self, number: int) -> np.ndarray:
         epoch, at = divmod(number, self.per_epoch)
         first, last = at * self.batch_size, min((at + 1) * self.batch_size, self.count)
-        if self.count <= TABLE:
-            return self._order(epoch)[first:last]
         whole = self.count // self.batch_size
-        if not self._sorted or at == whole:
-            return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last))
+        if self.count <= TABLE or not self._sorted or at == whole:
+            return self.part(epoch, first, last)
         moved = Permutation(whole, *self._key, "batches", epoch)(np.array([at]))
         pool, position = divmod(int(moved[0]), POOL)
         batch: np.ndarray = self._pool(epoch, pool)[position]
         return batch
+
+    def part(self, epoch: int, first: int, last: int) -> np.ndarray:
+        """Return the samples from place `first` to before `last` of an epoch; one of TABLE samples
+        is sorted by length if asked for.
+        """
+        offset = epoch * self.count * self.by_epoch
+        if self.count <= TABLE:
+            return self._order(epoch)[first:last] + offset
+        return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last)) + offset
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A number that rises linearly from `first`, at 0, and is `last` from `length` on.
+
+    Between them it is rounded down.
+    """
+
+    first: int
+    last: int
+    length: int
+
+    def at(self, number: int) -> int:
+        """Return the value at `number`."""
+        return self.last - self._missing[number] if number < self.length else self.last
+
+    def before(self, number: int) -> int:
+        """Return the sum of the values at all numbers below `number`."""
+        return self.last * number - int(self._missing_before[min(number, self.length)])
+
+    @cached_property
+    def _missing(self) -> list[int]:
+        rise = self.last - self.first
+        return [rise - rise * number // self.length for number in range(self.length)]
+
+    @cached_property
+    def _missing_before(self) -> np.ndarray:
+        return np.cumsum([0, *self._missing])
+
+
+class Growing(Shuffled):
+    """Shuffled epochs, one after the other without a gap, in batches whose size rises by a ramp.
+
+    The order of the samples is that of Shuffled; a batch may have the end of one epoch and the
+    beginning of the next.
+    """
+
+    def __init__(self, count: int, sizes: Ramp, seed: int, name: str) -> None:
+        super().__init__(count, sizes.last, seed, name)
+        self.sizes = sizes
+        self.smallest = sizes.first
+
+    def batch(self, number: int) -> np.ndarray:
+        first, last = self.sizes.before(number), self.sizes.before(number + 1)
+        parts = []
+        while first < last:
+            epoch, at = divmod(first, self.count)
+            end = min(at + last - first, self.count)
+            parts.append(self.part(epoch, at, end))
+            first += end - at
+        return np.concatenate(parts)
 
 
 def by_length(
@@ -172,6 +235,7 @@ class Stream:
         lengths: Number of tokens of each sample (samples,). All micro-batches of a global batch are
             padded to its longest row: the positions that a row masks depend on the width, and must
             not depend on how the batch is cut.
+        widths: The width that rows of each global batch are cut to, by its number; None for none.
     """
 
     name: str
@@ -179,11 +243,12 @@ class Stream:
     collate: Collate
     seed: int
     lengths: Lengths
+    widths: Ramp | None = None
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
         samples = self.order.batch(number)
-        width = int(self.lengths[samples].max())
+        width = self._width(number, samples)
         batches = []
         for rows in shard.parts(len(samples)):
             batch = self.gather(number, samples, rows, width)
@@ -212,7 +277,11 @@ class Stream:
     def places(self, number: int) -> int:
         """Return the positions of global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
-        return len(samples) * int(self.lengths[samples].max())
+        return len(samples) * self._width(number, samples)
+
+    def _width(self, number: int, samples: np.ndarray) -> int:
+        longest = int(self.lengths[samples].max())
+        return longest if self.widths is None else min(longest, self.widths.at(number))
 
     def one_epoch(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""
@@ -241,7 +310,7 @@ class PlannedStream(Stream):
     """
 
     collate: Callable[..., Batch]
-    plan: Plan
+    plan: Plan = field(kw_only=True)
 
     def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
         root = random_streams.key(self.seed, self.name, number)
@@ -258,7 +327,7 @@ class ScheduledStream(Stream):
         schedule: Returns the collate function of a global batch, a pure function of its number.
     """
 
-    schedule: Callable[[int], Collate]
+    schedule: Callable[[int], Collate] = field(kw_only=True)
 
     def collate_at(self, number: int) -> Collate:
         return self.schedule(number)

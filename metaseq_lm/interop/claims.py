@@ -34,8 +34,17 @@ def claimed(config: RunConfig, source: object) -> Exported:
                 "others. If a class does, declare `exported` in the body of the class itself "
                 "(docs/how_to/plugins.md)"
             )
+    if getattr(config.task, "reach", "both") == "causal":
+        raise MetaseqError(
+            f"{source}: task.reach=causal: the head reads [SEP], the last token of an encoder that "
+            "is causal, and no class of transformers with these weights does so"
+        )
     criterion: Criterion = build("criterion", config.criterion)
     assert isinstance(criterion.exported, Exported)
+    if "lm" in criterion.exported.heads and getattr(config.model, "width_ratio", 1.0) != 1.0:
+        raise MetaseqError(
+            f"{source}: model.base_width scales the logits, and no class of transformers does so"
+        )
     return criterion.exported
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
-from metaseq_lm.optim import optimizers
+from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import optimizer_step
 
@@ -320,32 +321,80 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     return factor
 
 
+def check_length(total: int, rising: float) -> None:
+    """Raise UsageError unless there are updates after a warm-up of `rising`."""
+    if total <= rising:
+        raise UsageError(
+            f"schedule.total_updates ({total}) must exceed warmup_updates ({rising:g})"
+        )
+
+
+@dataclass
+class CosineConfig(LinearConfig):
+    """Linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter 2017)."""
+
+    end: float = option(0.1, "rate at the last update, as a share of its peak", at_least=0)
+
+
+@register_schedule("cosine", dataclass=CosineConfig)
+def cosine(config: CosineConfig) -> Schedule:
+    """Return min(1, step / W) * (end + (1 - end) (1 + cos(pi p)) / 2).
+
+    p is the share of the updates after the warm-up, (step - W) / (total - W), in it 0. The factor
+    is `end` at the last step and after it.
+    """
+    total, end = config.total_updates, config.end
+    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    check_length(total, rising)
+
+    def factor(step: int) -> float:
+        share = min(1.0, max(0.0, (step - rising) / (total - rising)))
+        return warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
+
+    return factor
+
+
+# The decay of a factor from 1 to 0, by the share of the decay that is left.
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
+}
+
+
 @dataclass
 class WsdConfig(LinearConfig):
-    """Linear warm-up, a constant rate, and a linear decay at the end (Hu et al. 2024)."""
+    """Linear warm-up, a constant rate, and a decay at the end (Hu et al. 2024)."""
 
     decay_ratio: float = option(
         0.2, "length of the decay as a share of total_updates", at_least=0, at_most=1
     )
     end: float = option(0.0, "rate at the last update, as a share of its peak", at_least=0)
+    decay: str = option(
+        "linear",
+        "the decay by the share x of it that is over: linear, or sqrt: 1 - sqrt(x)",
+        choices=(*SHAPES,),
+    )
 
 
 @register_schedule("wsd", dataclass=WsdConfig)
 def wsd(config: WsdConfig) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * min(1, (total - step) / (decay_ratio * total))).
+    """Return warm-up(step) * (end + (1 - end) * d(x)), and warm-up(step) before the decay.
 
-    Hu et al. 2024, section 4.1, with a linear decay (Hägele et al. 2024, equation 1). It is `end`
-    at the last step and after it.
+    x is the share of the decay that is over, 1 - (total - step) / (decay_ratio * total), d(x) is
+    1 - x (Hu et al. 2024, section 4.1; Hägele et al. 2024, equation 1) or 1 - sqrt(x)
+    (Hägele et al. 2024, equation 2). The factor is `end` at the last step and after it.
     """
-    total, end = config.total_updates, config.end
+    total, end, shape = config.total_updates, config.end, SHAPES[config.decay]
     if total < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
     falling = config.decay_ratio * total
 
     def factor(step: int) -> float:
-        left = min(1.0, max(0, total - step) / falling) if falling else 1.0
-        return warmup(step, rising) * (end + (1.0 - end) * left)
+        left = max(0, total - step)
+        if left >= falling:  # not a rounding error below 1: runs of other lengths have these rates
+            return warmup(step, rising)
+        return warmup(step, rising) * (end + (1.0 - end) * shape(left / falling))
 
     return factor
 
@@ -355,10 +404,7 @@ def linear(config: LinearConfig) -> Schedule:
     """Return min(step / W, (total - step) / (total - W)), not below 0."""
     total = config.total_updates
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    if total <= rising:
-        raise UsageError(
-            f"schedule.total_updates ({total}) must exceed warmup_updates ({rising:g})"
-        )
+    check_length(total, rising)
 
     def factor(step: int) -> float:
         left = (total - step) / (total - rising)

@@ -6,11 +6,12 @@ of its rows sets `needs_whole_matrices = True`, and is refused where parameters 
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_optimizer
@@ -21,6 +22,9 @@ from metaseq_lm.optim.groups import (
     rates_by_depth,
     spared_from_decay,
 )
+
+# The matrices of layers, and the first of LM heads, whose inputs are as many as the width.
+WIDE = r"(.*\.)?(stack\.layers\.\d+\..+|heads\.\w+\.dense)\.weight"
 
 
 @dataclass
@@ -64,6 +68,34 @@ class AdamConfig(OptimizerConfig):
         below=1,
     )
     eps: float = option(1e-6, "added to the root of the second moment", at_least=0)
+    beta2_half_life: float = option(
+        0.0,
+        "tokens after which a squared gradient counts half as much in its running average, which "
+        "sets the second of betas (0 = unused); an update has batch_size rows of tokens_per_sample",
+        at_least=0,
+    )
+    width_ratio: float = option(
+        1.0,
+        "by which the rate of the matrices of layers and of the first ones of LM heads is divided; "
+        "model.base_width sets it",
+        above=0,
+    )
+
+    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
+        """Return the parameter groups as `OptimizerConfig` does, with rates by width.
+
+        Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
+        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too.
+        """
+        if self.width_ratio == 1.0:
+            return super().groups(parameters, *rules)
+        if self.layer_decay != 1.0:
+            raise UsageError(
+                "model.base_width and optimizer.layer_decay each scale the rates of the layers; "
+                "leave one of them out"
+            )
+        wide = Rule(WIDE, {"lr": self.lr / self.width_ratio}, dims=(2,))
+        return super().groups(parameters, wide, *rules)
 
 
 @dataclass
@@ -72,6 +104,43 @@ class SGDConfig(OptimizerConfig):
 
     weight_decay: float = option(0.0, "weight decay", at_least=0)
     momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
+
+
+def with_half_life(config: RunConfig) -> RunConfig:
+    """Return `config` with the second of betas by optimizer.beta2_half_life, if that is set.
+
+    beta2 = 2^(-tokens of an update / half-life), so that it means the same at all sizes of batches
+    (Marek et al. 2025). Raises UsageError for a task without rows of tokens.
+    """
+    half_life = getattr(config.optimizer, "beta2_half_life", 0.0)
+    if not half_life:
+        return config
+    tokens = getattr(config.task, "batch_size", 0) * getattr(config.task, "tokens_per_sample", 0)
+    if not tokens:
+        raise UsageError(
+            f"optimizer.beta2_half_life counts tokens, and task {config.task._name} has no rows of "
+            "task.tokens_per_sample; give optimizer.betas instead"
+        )
+    beta1, _ = pair_of(config.optimizer.betas)
+    betas = [beta1, 0.5 ** (tokens / half_life)]
+    return replace(config, optimizer=replace(config.optimizer, betas=betas))
+
+
+def with_width(config: RunConfig) -> RunConfig:
+    """Return `config` with optimizer.width_ratio by model.base_width, if that is set.
+
+    Raises UsageError for a model, or an optimizer, whose rates are not scaled.
+    """
+    if not getattr(config.model, "base_width", 0):
+        return config
+    if config.model._name != "modern" or not isinstance(config.optimizer, AdamConfig):
+        raise UsageError(
+            "model.base_width is for --model modern and an optimizer of AdamW's kind (adamw, "
+            f"adam_uncorrected, muon), this run has {config.model._name} and "
+            f"{config.optimizer._name}; leave it out"
+        )
+    ratio = config.model.width_ratio
+    return replace(config, optimizer=replace(config.optimizer, width_ratio=ratio))
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:

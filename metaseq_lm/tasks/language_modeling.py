@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from metaseq_lm.core.batch import TokenBatch, as_tensor
+from metaseq_lm.core.batch import Layout, TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
 from metaseq_lm.data.corpus.packing import open_corpus
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
@@ -25,12 +25,20 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
-from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, text_stream
-from metaseq_lm.tasks.options import BatchConfig, BreakModeConfig, EvaluationConfig, RowsConfig
+from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, ramps, text_stream
+from metaseq_lm.tasks.options import (
+    BatchConfig,
+    BreakModeConfig,
+    EvaluationConfig,
+    RowsConfig,
+    WarmupConfig,
+)
 
 
 @dataclass
-class LanguageModelingConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class LanguageModelingConfig(
+    WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig
+):
     """The rows of the corpus."""
 
 
@@ -82,7 +90,7 @@ class CausalLMTask(LanguageModelingTask):
         As in these rules, attention counts every pair of tokens, also those that do not see each
         other.
         """
-        if self.run_config.model._name not in RULED:
+        if self.run_config.model._name not in RULED or any(ramps(self.run_config)):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
@@ -91,13 +99,22 @@ class CausalLMTask(LanguageModelingTask):
 
 
 def language_batch(corpus: Samples, samples: np.ndarray, width: int = 0) -> TokenBatch:
-    """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
+    """Return rows (B, S) and their layout; "targets" counts the tokens but the documents' first."""
     rows, lengths = corpus.rows(samples, width=width)
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    documents = len(rows) if layout.documents is None else count_documents(layout, lengths)
     return TokenBatch(
         tokens=as_tensor(rows),
-        layout=layout_of(lengths, rows.shape[1]),
-        sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
+        layout=layout,
+        sizes={"targets": int(lengths.sum()) - documents, "rows": len(rows)},
     )
+
+
+def count_documents(layout: Layout, lengths: np.ndarray) -> int:
+    """Return the number of documents in packed rows with `lengths` (B,)."""
+    assert layout.documents is not None
+    last = layout.documents[torch.arange(len(lengths)), torch.from_numpy(lengths) - 1]
+    return int(last.sum()) + len(lengths)
 
 
 @dataclass

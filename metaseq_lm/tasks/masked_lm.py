@@ -16,17 +16,20 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
+from metaseq_lm.data.corpus.documents import DOCUMENTS
 from metaseq_lm.data.corpus.masking import Masking
-from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
 from metaseq_lm.data.corpus.units import TOKEN, MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
     Collate,
+    Growing,
     Lengths,
     Order,
     Plan,
     PlannedStream,
+    Ramp,
     ScheduledStream,
     Sequential,
     Shuffled,
@@ -45,12 +48,19 @@ from metaseq_lm.tasks.options import (
     EvaluationConfig,
     MaskingConfig,
     RowsConfig,
+    WarmupConfig,
 )
 
 
 @dataclass
 class MaskedCorpusConfig(
-    EvaluationConfig, DrawingConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig
+    WarmupConfig,
+    EvaluationConfig,
+    DrawingConfig,
+    MaskingConfig,
+    BreakModeConfig,
+    RowsConfig,
+    BatchConfig,
 ):
     """Options of the rows of a corpus and of the choice of target tokens."""
 
@@ -58,9 +68,9 @@ class MaskedCorpusConfig(
         BreakModeConfig,
         "sample_break_mode",
         "none",
-        "eos: a line is a row; none: windows of the stream; segments: sentences packed into two "
-        "segments, as for BERT and ELECTRA",
-        choices=("eos", "none", SEGMENTS),
+        "eos: a line is a row; none: windows of the stream; documents: whole documents, several to "
+        "a row; segments: sentences packed into two segments, as for BERT and ELECTRA",
+        choices=("eos", "none", DOCUMENTS, SEGMENTS),
     )
 
 
@@ -214,15 +224,42 @@ def text_stream(
     `lengths` (samples,) are the numbers of tokens of the rows; see Stream, and PlannedStream for a
     `plan`.
     """
-    options = config.task
+    options, widths = config.task, None
     order: Order
-    if split == "train":
-        order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
-    else:
+    if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
-    if plan is not None:
-        return PlannedStream(split, order, collate, config.seed, lengths, plan)
-    return Stream(split, order, collate, config.seed, lengths)
+    else:
+        sizes, widths = ramps(config)
+        if sizes is None:
+            order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
+        else:
+            order = Growing(len(lengths), sizes, config.seed, "train")
+        order.by_epoch = getattr(options, "sample_break_mode", "") == DOCUMENTS
+    arguments = split, order, collate, config.seed, lengths, widths
+    return Stream(*arguments) if plan is None else PlannedStream(*arguments, plan=plan)
+
+
+def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
+    """Return how the rows of a batch and their longest length rise by update, None if they do not.
+
+    Raises UsageError for a warm-up of the length of rows of two segments.
+    """
+    if not isinstance(config.task, WarmupConfig):
+        return None, None
+    options: Any = config.task
+    by_rows, by_length = options.warmup_lengths(config.trainer.max_update)
+    if by_length and options.sample_break_mode == SEGMENTS:
+        raise UsageError(
+            "rows of two segments are not cut; leave task.length_warmup_updates and "
+            "task.length_warmup_ratio out, or choose another task.sample_break_mode"
+        )
+    rows, length = options.batch_size, options.tokens_per_sample
+    first_rows = max(1, round(options.batch_start * rows))
+    first_length = min(length, max(SHORTEST, round(options.length_start * length)))
+    return (
+        Ramp(first_rows, rows, by_rows) if by_rows else None,
+        Ramp(first_length, length, by_length) if by_length else None,
+    )
 
 
 # (masking, sample numbers, a key per row, width to pad to) -> batch
@@ -245,7 +282,7 @@ def masked_stream(
     def schedule(number: int) -> Collate:
         return partial(collate, replace(masking, rate=rates.at(number // per_update)))
 
-    options = stream.order, stream.collate, stream.seed, lengths
+    options = stream.order, stream.collate, stream.seed, lengths, stream.widths
     return ScheduledStream(split, *options, schedule=schedule)
 
 
@@ -276,7 +313,7 @@ class MaskedLMTask(TextTask):
         paper's share of predicted tokens; with a modern encoder it is that of the options, the mean
         over the run if it changes.
         """
-        if self.run_config.model._name not in RULED:
+        if self.run_config.model._name not in RULED or any(ramps(self.run_config)):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

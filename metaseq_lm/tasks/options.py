@@ -4,10 +4,15 @@ The options of a task derive from those it has, and declare one again by `with_d
 default differs. Fields of the last base come first in a configuration.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import numpy as np
 
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.units import TOKEN, UNITS
+
+W = TypeVar("W", bound="WarmupConfig")
 
 
 @dataclass
@@ -15,6 +20,52 @@ class BatchConfig:
     """The size of a batch, which is that of an update."""
 
     batch_size: int = option(32, "rows of a batch", at_least=1)
+
+
+@dataclass
+class WarmupConfig:
+    """Batches, and rows, that are smaller at the beginning and grow linearly to their full size.
+
+    A warm-up has a number of updates or a share of the run, whichever is longer.
+    """
+
+    batch_warmup_updates: int = option(
+        0, "updates in which the rows of a batch rise from batch_start to batch_size", at_least=0
+    )
+    batch_warmup_ratio: float = option(0.0, "the same as a share of the run", at_least=0, at_most=1)
+    batch_start: float = option(
+        0.25, "rows of the first batch, as a share of batch_size", above=0, at_most=1
+    )
+    length_warmup_updates: int = option(
+        0, "updates in which rows are cut, at length_start first, later at longer ones", at_least=0
+    )
+    length_warmup_ratio: float = option(
+        0.0, "the same as a share of the run", at_least=0, at_most=1
+    )
+    length_start: float = option(
+        0.25, "longest row of the first batch, as a share of tokens_per_sample", above=0, at_most=1
+    )
+
+    def warmup_lengths(self, total_updates: int) -> tuple[int, int]:
+        """Return the updates of the warm-up of the batch and of the length, of a run's total."""
+        batch = max(self.batch_warmup_updates, round(self.batch_warmup_ratio * total_updates))
+        length = max(self.length_warmup_updates, round(self.length_warmup_ratio * total_updates))
+        return batch, length
+
+    def without_warmup(self: W) -> W:
+        """Return the options with batches and rows of full size from the beginning."""
+        names = [item.name for item in fields(WarmupConfig) if "_warmup_" in item.name]
+        return replace(self, **dict.fromkeys(names, 0))
+
+    def mean_size(self, total_updates: int) -> float:
+        """Return the mean over a run of rows times their length, relative to the full size."""
+        at = np.arange(total_updates)
+        starts = (self.batch_start, self.length_start)
+        sizes = np.ones(total_updates)
+        for start, length in zip(starts, self.warmup_lengths(total_updates)):
+            if length:
+                sizes *= np.minimum(1.0, start + (1.0 - start) * at / length)
+        return float(sizes.mean())
 
 
 @dataclass
@@ -58,8 +109,9 @@ class BreakModeConfig:
 
     sample_break_mode: str = option(
         "none",
-        "eos: a line is a row; none: windows of the stream, across documents",
-        choices=("eos", "none"),
+        "eos: a line is a row; none: windows of the stream, across documents; documents: whole "
+        "documents, several to a row, which do not see each other",
+        choices=("eos", "none", "documents"),
     )
     shuffle_tokens: bool = option(
         False, "permute the tokens of each training row, as a control: word order is lost"
@@ -163,3 +215,16 @@ class ChannelsConfig:
 
     mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
     sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
+
+
+@dataclass
+class UnpackedConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+    """Rows of one document each, or windows: their batches have no documents beside each other."""
+
+    sample_break_mode: str = with_default(
+        BreakModeConfig,
+        "sample_break_mode",
+        "none",
+        "eos: a line is a row; none: windows of the stream, across documents",
+        choices=("eos", "none"),
+    )

@@ -39,15 +39,8 @@ from metaseq_lm.data.streams import Lengths, Stream
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
-from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream, units_of
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    BreakModeConfig,
-    EvaluationConfig,
-    MaskingConfig,
-    RowsConfig,
-)
+from metaseq_lm.tasks.options import MaskingConfig, UnpackedConfig
 
 
 class PredictionTask(TextTask):
@@ -77,7 +70,7 @@ class PredictionTask(TextTask):
         return flops
 
 
-@register_task("prefix_lm", dataclass=LanguageModelingConfig)
+@register_task("prefix_lm", dataclass=UnpackedConfig)
 class PrefixLMTask(PredictionTask):
     """Rows of which a random prefix is seen from both sides, and the rest is predicted."""
 
@@ -94,7 +87,7 @@ class PrefixLMTask(PredictionTask):
 
 
 @dataclass
-class MixtureConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class MixtureConfig(UnpackedConfig):
     """Rows of two kinds."""
 
     causal_share: float = option(

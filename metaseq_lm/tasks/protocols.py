@@ -20,6 +20,7 @@ from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import Encoder
 from metaseq_lm.runs.lineage_cost import Costs
+from metaseq_lm.tasks.options import WarmupConfig
 
 if TYPE_CHECKING:
     from metaseq_lm.data.streams import Stream
@@ -177,10 +178,17 @@ def kinds_of(task: Task) -> Kinds:
 
 
 def facts_of(task: Task) -> dict[str, Any]:
-    """Return the facts of a task, by default the classes of each set that its options name."""
+    """Return the facts of a task, by default the classes of each set that its options name.
+
+    And the updates of its warm-ups, if it has any: what a batch holds depends on them.
+    """
     if isinstance(task, HasFacts):
         return task.facts()
-    return {"labels": labels_in(task.data, options_of(task.config))}
+    facts: dict[str, Any] = {"labels": labels_in(task.data, options_of(task.config))}
+    if isinstance(task.config, WarmupConfig):
+        lengths = task.config.warmup_lengths(task.run_config.trainer.max_update)
+        facts |= {"warmup_updates": list(lengths)} if any(lengths) else {}
+    return facts
 
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -1,13 +1,15 @@
 """Fine-tuning on a labelled set of sentences or pairs: GLUE, SuperGLUE, and sets of the same forms.
 
 As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear layer on the state of
-[CLS], no pooler. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM, whose state of
+[CLS], no pooler. An encoder that was pre-trained causally remains causal, and its last token is
+read. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM, whose state of
 [CLS] is the last one of each direction. Shapes: N samples, K classes or candidates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.config import RunConfig, options_of
+from metaseq_lm.core.config import RunConfig, flatten, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_task
+from metaseq_lm.core.registry import CRITERIONS, register_task
+from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, LabelledSet
@@ -28,7 +31,8 @@ from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import ACTIVATIONS, SentenceHead, SpanPairHead
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
@@ -52,6 +56,7 @@ from metaseq_lm.tasks.protocols import facts_of
 
 HEAD = "heads.sentence."
 TANH = "tanh"
+AUTO, BOTH, CAUSAL = "auto", "both", "causal"
 
 
 @dataclass
@@ -66,10 +71,46 @@ class SentencePredictionConfig(
 ):
     """The labelled set, its batches and the head (defaults: Clark et al. 2020)."""
 
+    reach: str = option(
+        AUTO,
+        "tokens that a token sees: both (sides), read at [CLS]; causal (those before it), read at "
+        "the last one; or auto: causal if the objective of init_from is, else both",
+        choices=(AUTO, BOTH, CAUSAL),
+    )
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     pooler_activation: str = option(
         "tanh", "of the layer that task.pooled puts there (gelu: ELECTRA)", choices=(*ACTIVATIONS,)
     )
+
+
+def with_reach(config: RunConfig) -> RunConfig:
+    """Return `config` with task.reach=causal in place of "auto" if its source is causal.
+
+    A run that has begun keeps its own: one from before the option sees both sides.
+    """
+    if config.task.reach != AUTO:
+        return config
+    folder, reach = Path(config.save_dir), BOTH
+    if config.save_dir and begun(folder):
+        reach = flatten(read_config(folder / "config.yaml")).get("task.reach", BOTH)
+    elif config.init_from:
+        reach = reach_of_manifest(manifests.read_manifest(manifests.resolve(config.init_from)))
+    if reach != CAUSAL:
+        return config
+    return replace(config, task=replace(config.task, reach=CAUSAL))
+
+
+def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return what a token sees in the run of a checkpoint: that of its task, or of its criterion.
+
+    It is "both" if the checkpoint, or what is registered here, does not say it.
+    """
+    values = flatten(manifest.get("config") or {})
+    if (reach := values.get("task.reach")) in (BOTH, CAUSAL):
+        return str(reach)
+    entry = CRITERIONS.entries.get(values.get("criterion._name"))  # type: ignore[arg-type]
+    exported = getattr(entry and entry.value, "exported", None)
+    return exported.reach if isinstance(exported, Exported) else BOTH
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
@@ -95,6 +136,10 @@ class SentencePredictionTask(LabelledSetTask):
         return sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
 
     # ---------------------------------------------------------------- data and model
+
+    @classmethod
+    def prepare(cls, config: RunConfig) -> RunConfig:
+        return super().prepare(with_reach(config))
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
@@ -131,7 +176,10 @@ class SentencePredictionTask(LabelledSetTask):
             layer = options.pooled, options.pooler_dropout, options.pooler_activation
             head = SentenceHead(width, outputs, dropout, *layer)
         scale = label_range(folder) if data.regression else None
-        return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, scale)
+        words = len(self.vocabulary), self.vocabulary.pad
+        model = SentencePredictor(sizes, *words, head, scale)
+        model.is_causal = options.reach == CAUSAL
+        return model
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Load the encoder of any model, and with task.keep_head the head."""

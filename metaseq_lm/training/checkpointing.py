@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from metaseq_lm.core.config import TrainerConfig, as_dict
+from metaseq_lm.core.config import RunConfig, TrainerConfig, as_dict, build
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.core.output import present_time
@@ -195,12 +195,32 @@ class Checkpointer:
             stored = checkpoint.load(path)
         return stored, messages
 
+    def origin(self, reset: Collection[str]) -> Checkpoint:
+        """Return the checkpoint of branch_from, which fits but for the parts in `reset`.
+
+        Raises UsageError if the run would have no updates of its own.
+        """
+        config = self.parts.config
+        stored = checkpoint.load(manifests.resolve(str(config.branch_from)))
+        self._check_fit(stored, reset)
+        updates, last = stored.state["update"], config.trainer.max_update
+        if updates >= last:
+            raise UsageError(
+                f"{stored.path} has made {updates} updates, and this run, which goes on from it, "
+                f"is to end after {last}; give a larger --max-update, or --max-flops, which counts "
+                "those of the updates before the branch too"
+            )
+        return stored
+
     def describe_resume(self, stored: Checkpoint, reset: Collection[str]) -> list[str]:
         """Return messages: the checkpoint with what was reset or changed, other code or torch."""
-        pairs = changed_options(stored.manifest.get("config") or {}, self.parts.config)
+        config = self.parts.config
+        pairs = changed_options(stored.manifest.get("config") or {}, config)
         pairs["data"] = (stored.manifest.get("data"), self.parts.data_fingerprint)
         changes = [f"{key} {then} -> {now}" for key, (then, now) in pairs.items() if then != now]
-        message = f"resumed from {stored.path} at update {stored.state['update']}"
+        updates = stored.state["update"]
+        is_branch = stored.path.parent.resolve() != self.folder.resolve()
+        message = f"{'branches' if is_branch else 'resumed'} from {stored.path} at update {updates}"
         message += f"; reset {', '.join(reset)}" * bool(reset)
         messages = ["; changed ".join([message, ", ".join(changes)] if changes else [message])]
         others = [
@@ -208,6 +228,11 @@ class Checkpointer:
             for name in ("code", "torch")
             if stored.manifest.get(name) not in (None, self.description[name])
         ]
+        if is_branch and (update := first_other_rate(stored, config, updates)):
+            messages.append(
+                f"this run's schedule has another learning rate than the one before the branch at "
+                f"update {update} of {updates}, so the run differs from one without a branch"
+            )
         if others:
             messages.append(
                 f"the checkpoint was made with other software ({', '.join(others)}), so the run "
@@ -246,6 +271,17 @@ class Checkpointer:
             check_same(stored.manifest.get("config") or {}, config, stored.path, reset)
         except UsageError as error:
             raise CheckpointError(str(error)) from error
+
+
+def first_other_rate(stored: Checkpoint, config: RunConfig, updates: int) -> int:
+    """Return the first of `updates` at which two runs' schedules differ, 0 if there is none."""
+    runs = (manifests.config_of(stored.manifest, stored.path), config)
+    rates = [(run.optimizer.lr, build("schedule", run.schedule)) for run in runs]
+    for update in range(1, updates + 1):
+        before, now = (lr * schedule(update) for lr, schedule in rates)
+        if before != now:
+            return update
+    return 0
 
 
 class BestCheckpoint:

@@ -28,6 +28,7 @@ from metaseq_lm.distributed.placement import build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Stack
+from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
 
@@ -77,11 +78,15 @@ class Parts:
 
 
 def prepare_config(config: RunConfig) -> RunConfig:
-    """Return the configuration, completed by init_from and the task; the data folder must exist."""
+    """Return the configuration, completed by what other runs, the task and the data decide.
+
+    The data folder must exist.
+    """
     require_data_folder(config.data)
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
-    return task_class.prepare(config) if issubclass(task_class, Prepares) else config
+    config = task_class.prepare(config) if issubclass(task_class, Prepares) else config
+    return with_width(with_half_life(config))
 
 
 def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:

@@ -18,6 +18,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
+from metaseq_lm.tasks.options import WarmupConfig
 from metaseq_lm.tasks.protocols import kinds_of
 from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
@@ -39,6 +40,7 @@ from metaseq_lm.training.suites import check_final_suites
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
 DRY_ROWS = 8
+RAMP_POINTS = 10_000  # updates of a run whose number is not known yet, for the mean of its warm-ups
 PRICED_SEED = 1  # of the batches whose cost says how many updates a budget pays for
 
 
@@ -66,10 +68,15 @@ class PriceEstimate:
 def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     """Make one update of each kind of the task and return its cost; write nothing.
 
-    A call of all replicas. The cost of each kind is scaled to the mean size of its batches. With a
-    `divisor` only such a part of each batch is computed, and its cost multiplied; raises UsageError
-    for a batch of fewer rows. With 0 the part is that of a dry run.
+    A call of all replicas. The cost of each kind is scaled to the mean size of its batches; those
+    of a warm-up are part of the mean, but batches of full size are measured. With a `divisor` only
+    such a part of each batch is computed, and its cost multiplied; raises UsageError for a batch of
+    fewer rows. With 0 the part is that of a dry run.
     """
+    size = 1.0
+    if isinstance(config.task, WarmupConfig):
+        size = config.task.mean_size(config.trainer.max_update or RAMP_POINTS)
+        config = replace(config, task=config.task.without_warmup())
     config = config if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
     task, model, engine = parts.task, parts.model, parts.engine
@@ -91,7 +98,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
         on_batches = sum(process_group.gather_objects(counter.total - counter.steps))
         costs.append(float(divisor * on_batches))
     kinds = kinds_of(task)
-    scales = [share * mean_over_first(streams, needs) for share, needs in kinds]
+    scales = [size * part * mean_over_first(streams, needs) for part, needs in kinds]
     price = sum(scale * cost for scale, cost in zip(scales, costs, strict=True))
     price += sum(share * step for (share, _), step in zip(kinds, steps, strict=True))
     costs = [cost + step for cost, step in zip(costs, steps, strict=True)]

@@ -19,7 +19,7 @@ from metaseq_lm.training.parts import Parts, build_parts
 # Options that change what the weights compute but not their shapes.
 SHAPELESS = (
     *("encoder_attention_heads", "encoder_normalize_before", "norm_eps", "gate", "norm"),
-    *("global_every", "local_window", "global_theta", "local_theta"),
+    *("global_every", "local_window", "global_theta", "local_theta", "base_width"),
 )
 
 

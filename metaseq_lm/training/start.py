@@ -15,13 +15,15 @@ from metaseq_lm.training.restore import Initialisation, initialise_from
 
 
 def initialise(parts: Parts) -> Initialisation:
-    """Load the weights of init_from, unless the run has a checkpoint of its weights.
+    """Load the weights of init_from, unless the run has a checkpoint, or branches from one.
 
     init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is
     not the one that the run started from, otherwise errors as `initialise_from`.
     """
     folder, source = Path(parts.config.save_dir), parts.config.init_from
     stored = manifests.newest_manifest(folder / "checkpoints")
+    if stored is None and parts.config.branch_from:
+        stored = manifests.read_manifest(manifests.resolve(parts.config.branch_from))
     shown = mask_options({"init_from": source})["init_from"]
     first = source_of(folder, stored, shown)
     record = (stored or {}).get("start") or {}

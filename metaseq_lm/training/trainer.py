@@ -285,11 +285,16 @@ class Trainer:
     def resume(self, reset: Collection[str] = ()) -> list[str]:
         """Load the newest checkpoint that verifies and fits, if there are any; return messages.
 
-        The parts of the run in `reset` start anew, and the checkpoint is written again. Raises
-        CheckpointError if there are some and none fits.
+        The parts of the run in `reset` start anew, and the checkpoint is written again. A run
+        without one goes on from that of branch_from. Raises CheckpointError if there are some and
+        none fits.
         """
         self.checkpointer.finish()
         stored, messages = self.checkpointer.newest(reset)
+        is_branch = stored is None and bool(self.config.branch_from)
+        if is_branch:
+            reset = ["schedule"]
+            stored = self.checkpointer.origin(reset)
         if stored is None:
             return messages
         with self.engine.whole(write=True):
@@ -301,11 +306,12 @@ class Trainer:
                 f"{stored.path}: its state is not of this run: {error}"
             ) from error
         self.last_valid = stored.manifest.get("valid") or {}
-        if stored.manifest.get("data") != self.parts.data_fingerprint:
-            # Its scores are not comparable.
+        if is_branch or stored.manifest.get("data") != self.parts.data_fingerprint:
+            # Its scores are not comparable, or of checkpoints that are not this run's.
             self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
-        best = None if self.best.value is None else self.best.update
-        self.checkpointer.resumed(stored, self.update, best)
+        if not is_branch:
+            best = None if self.best.value is None else self.best.update
+            self.checkpointer.resumed(stored, self.update, best)
         if reset:
             self.checkpointer.outdate()
             self.save(False, required=True)

@@ -56,6 +56,8 @@ PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
+DOCUMENTS = ["task.sample_break_mode=documents"]
+WARM = ["task.batch_warmup_updates=4", "task.length_warmup_updates=3"]
 MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
 # Instead of the sizes above.
 LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
@@ -161,7 +163,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=masked_lm", *PACKED, *ROUNDED],
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
-        ["task=masked_lm", *TEXT, *MODERN, "model.norm=rms", "model.qk_norm=true"],
+        ["task=masked_lm", *TEXT, *MODERN, *DOCUMENTS, "model.norm=rms", "model.qk_norm=true"],
         ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
     ],
     "bert_pretraining": [
@@ -173,6 +175,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=causal_lm", *TEXT],
         ["task=causal_lm", *TEXT, "task.sample_break_mode=none", "task.batch_size=3"],
         ["task=causal_lm", *TEXT, *MODERN, "model.gate=silu", "model.vocab_multiple=8"],
+        ["task=causal_lm", *TEXT, *MODERN, *WARM, "optimizer=muon", "criterion.z_loss=0.01"],
     ],
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],

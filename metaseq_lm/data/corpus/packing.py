@@ -13,6 +13,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.documents import DOCUMENTS, PackedDocuments
 from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_tokens, segments_of
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -203,14 +204,16 @@ def open_corpus(
 ) -> Samples:
     """Return the samples of a split as the options of a task, `config`, ask for them.
 
-    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. With
-    `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises UsageError for a wrong
-    `tokens_per_sample`, MetaseqError for data that cannot be used.
+    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed and "documents"
+    PackedDocuments. With `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises
+    UsageError for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
     break_mode, longest = config.sample_break_mode, config.tokens_per_sample
     corpus: Samples
     if break_mode == SEGMENTS:
         corpus = Packed(folder, split, vocabulary, longest, seed)
+    elif break_mode == DOCUMENTS:
+        corpus = PackedDocuments(folder, split, vocabulary, longest, seed)
     else:
         corpus = Corpus(folder, split, vocabulary, longest, break_mode)
     if split == "train" and config.shuffle_tokens:

@@ -5,6 +5,7 @@ Shapes: B rows, S the longest sample of the batch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
 class Samples(ABC):
-    """The rows of a split: `Corpus`, or `packing.Packed` with two segments.
+    """The rows of a split: `Corpus`, `PackedDocuments`, or `Packed`, of two segments.
 
     Attributes:
         vocabulary: The tokens.
@@ -45,7 +46,8 @@ class Samples(ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
 
-        Rows are padded to the longest of them, or to `width` if that is more.
+        Rows are padded to the longest of them, or padded and cut to `width` if that is not 0. Those
+        of two segments are not cut.
         """
         rows, lengths = self.read(samples, cls, width)
         if self.shuffle_key is not None:
@@ -59,6 +61,10 @@ class Samples(ABC):
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         """Return the segment, 0 or 1, of each token of the rows, int64 (B, width); None for one."""
+        return None
+
+    def documents(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the number of each token's document in its row, int64 (B, width); None for one."""
         return None
 
 
@@ -97,6 +103,8 @@ class Corpus(Samples):
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         # Twice as fast as `fill`, because each row is one run.
         lengths = self.windows[samples]
+        if width:
+            lengths = np.minimum(lengths, width - 2)
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
         at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
@@ -224,13 +232,21 @@ def layout_of(lengths: np.ndarray, width: int) -> Layout:
     return Layout(as_tensor(np.arange(width) >= lengths[..., None]))
 
 
+def row_layout(corpus: Samples, samples: np.ndarray, lengths: np.ndarray, width: int) -> Layout:
+    """Return the layout, with documents, of rows (B, width) of `samples` and `lengths` (B,)."""
+    documents = corpus.documents(samples, width)
+    return replace(layout_of(lengths, width), documents=as_tensor(documents))
+
+
 def masked_batch(
     corpus: Samples, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
     """Return the batch of `samples` (B,), masked by `keys` (B,); sizes "targets" and "rows"."""
     rows, lengths = corpus.rows(samples, width=width)
     segments = corpus.segments(samples, rows.shape[1])
-    return masked_rows(rows, lengths, segments, keys, masking)
+    batch = masked_rows(rows, lengths, segments, keys, masking)
+    batch.layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    return batch
 
 
 def masked_rows(

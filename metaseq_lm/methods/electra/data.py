@@ -11,7 +11,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 
 SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
 
@@ -71,7 +71,7 @@ class ElectraRows:
         return ElectraBatch(
             tokens=as_tensor(rows),
             masked=as_tensor(masked),
-            layout=layout_of(lengths, rows.shape[1]),
+            layout=row_layout(self.corpus, samples, lengths, rows.shape[1]),
             segments=as_tensor(self.corpus.segments(samples, rows.shape[1])),
             positions=as_tensor(positions),
             targets=as_tensor(targets),

@@ -30,6 +30,7 @@ from metaseq_lm.tasks.masked_lm import (
     mask_rates,
     masked_stream,
     masking_of,
+    ramps,
     units_of,
 )
 from metaseq_lm.tasks.options import BatchConfig, MaskingConfig
@@ -102,6 +103,8 @@ class ElectraTask(Task):
         return build_transformer(self.run_config, self.vocabulary, **nets)
 
     def flops_by_rule(self) -> float | None:
+        if any(ramps(self.run_config)):
+            return None
         model, vocab = self.run_config.model, len(self.vocabulary)
         length = self.config.tokens_per_sample
         main = flops_rules.Sizes.of(model, vocab, length)

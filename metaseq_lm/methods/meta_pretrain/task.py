@@ -41,6 +41,7 @@ from metaseq_lm.tasks.options import (
     CutRowsConfig,
     EvaluationConfig,
     LabelledSetsConfig,
+    WarmupConfig,
 )
 
 
@@ -52,6 +53,12 @@ class MetaLearned(Task):
     def __init__(self, config: MetaOptions, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         config.check()
+        updates = run_config.trainer.max_update
+        if isinstance(config, WarmupConfig) and any(config.warmup_lengths(updates)):
+            raise UsageError(
+                "a meta update takes several batches, so it has no warm-up of their size; leave "
+                "task.batch_warmup_* and task.length_warmup_* out"
+            )
 
     @property
     def sources(self) -> Sequence[str]:

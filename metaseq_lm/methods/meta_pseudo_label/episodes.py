@@ -74,7 +74,13 @@ class MetaPseudoLabelConfig(
     )
     tokens_per_sample: int = with_default(RowsConfig, "tokens_per_sample", 34)
     stride: int = option(STRIDE, "overlap of the windows of a long labelled row, in tokens")
-    sample_break_mode: str = with_default(BreakModeConfig, "sample_break_mode", "eos")
+    sample_break_mode: str = with_default(
+        BreakModeConfig,
+        "sample_break_mode",
+        "eos",
+        "eos: a line is a row; none: windows of the stream, across documents",
+        choices=("eos", "none"),
+    )
     mlm_label_mask: str = option(
         "y",
         "positions of masked text with a loss, y: the masked ones; x: all (authors' code)",

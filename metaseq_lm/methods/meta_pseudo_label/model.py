@@ -18,6 +18,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.muon import Muon
 from metaseq_lm.optim.optimizers import UncorrectedAdam
 from metaseq_lm.tasks.masked_lm import build_transformer
 
@@ -149,7 +150,7 @@ def decoupled_decay(optimizer: Optimizer) -> list[float]:
     Raises UsageError for another optimizer, and for one with several rates.
     """
     inner = optimizer.inner
-    if not isinstance(inner, torch.optim.AdamW):
+    if not isinstance(inner, torch.optim.AdamW) or isinstance(inner, Muon):
         raise UsageError(
             "a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run "
             f"has {type(inner).__name__}; choose {INSTEAD}"

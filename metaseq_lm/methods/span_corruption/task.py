@@ -31,9 +31,8 @@ from metaseq_lm.methods.span_corruption.model import DecoderConfig, EncoderDecod
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, encoder_decoder, masked_lm
 from metaseq_lm.tasks import TextTask
-from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
 from metaseq_lm.tasks.masked_lm import build_transformer, text_stream
-from metaseq_lm.tasks.options import RowsConfig
+from metaseq_lm.tasks.options import RowsConfig, UnpackedConfig
 
 NONE = -1  # no target
 # The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
@@ -42,7 +41,7 @@ MULTIPLE = 16
 
 
 @dataclass
-class SpanCorruptionConfig(LanguageModelingConfig):
+class SpanCorruptionConfig(UnpackedConfig):
     """Rows of the corpus, and how they are corrupted; the defaults are those of T5."""
 
     tokens_per_sample: int = with_default(

@@ -5,13 +5,14 @@ Shapes: B samples, S length, D width, K classes or candidates, K_k outputs of se
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.layers import Dropout, Linear
+from metaseq_lm.models.layers import Dropout, Linear, select
 from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, initialise
 
@@ -22,9 +23,13 @@ class SentencePredictor(nn.Module):
     The weights of the encoder have the names that pre-trained models give theirs. For real-valued
     labels `label_range` is (y_min, scale) of the training split: the head predicts (y - y_min) /
     scale; it is a buffer, so that it comes with the weights.
+
+    Where `is_causal`, tokens see only those before them, and the head finds the state of the last
+    token, which has seen the whole row, in place of the first.
     """
 
     label_range: Tensor | None
+    is_causal = False
 
     def __init__(
         self,
@@ -58,7 +63,12 @@ class SentencePredictor(nn.Module):
         spans: Tensor | None = None,
     ) -> Tensor:
         """Return scores (B, K) of rows (B, S), or of K candidates (B, K, S) by one linear unit."""
+        if self.is_causal:
+            layout = replace(layout, reach="causal")
         states = self.encoder(tokens, layout, segments)
+        if self.is_causal:
+            last = select(states, layout.last(tokens).unsqueeze(-1))  # (..., 1, D)
+            states = last if spans is None else torch.cat([last, states[..., 1:, :]], -2)
         head = self.heads["sentence"]
         scores: Tensor = head(states) if spans is None else head(states, spans)
         return scores.squeeze(-1) if tokens.dim() == 3 else scores

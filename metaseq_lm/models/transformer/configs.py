@@ -81,6 +81,11 @@ class EncoderConfig:
         """How weights are initialised (see `encoder.initialise`)."""
         raise NotImplementedError
 
+    @property
+    def width_ratio(self) -> float:
+        """The width relative to that for which rates and initial weights are; 1 for no scaling."""
+        return 1.0
+
     def heads_for(self, width: int) -> int:
         """Return how many heads of the same size a net of another width has, at least 1."""
         return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
@@ -143,6 +148,13 @@ class ModernConfig(EncoderConfig):
     vocab_multiple: int = option(
         1, "round the rows of the embedding up to a multiple of this", at_least=1
     )
+    base_width: int = option(
+        0,
+        "width at which optimizer.lr was tuned: initial weights, rates and logits are scaled so "
+        "that it suits encoder_embed_dim too (Yang et al. 2021); heads should be as wide (0 = "
+        "unused)",
+        at_least=0,
+    )
 
     @property
     def style(self) -> Style:
@@ -160,6 +172,10 @@ class ModernConfig(EncoderConfig):
     @property
     def init(self) -> str:
         return DEPTH_SCALED
+
+    @property
+    def width_ratio(self) -> float:
+        return self.encoder_embed_dim / self.base_width if self.base_width else 1.0
 
     def scope(self, layer: int) -> Scope:
         """Return what attention of a layer, counted from 0, sees."""

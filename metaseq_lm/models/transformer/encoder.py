@@ -89,6 +89,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.activation_dropout = Dropout(config.activation_dropout)
         self.depth, self.outputs = style.depth, [self.attention.out_proj, self.fc2]
+        self.width_ratio = config.width_ratio
 
     def ffn(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -248,7 +249,8 @@ def initialise(model: nn.Module, init: str) -> None:
     "depth_scaled", as ModernBERT in the transformers library: also cut, which leaves a standard
     deviation of 0.0176; N(0, 0.02 / sqrt(2 depth)) for the `outputs` of a module, the layers whose
     results are added to the residual stream and the first of an LM head; N(0, D ** -0.5) for
-    `glorot` layers with D inputs.
+    `glorot` layers with D inputs. With a `width_ratio` r, that of the layers and of LM heads are
+    divided by sqrt(r) (Yang et al. 2021, table 8).
     """
     draw = nn.init.normal_ if init == XAVIER_ATTENTION else truncated_normal
     for module in model.modules():
@@ -270,6 +272,16 @@ def initialise(model: nn.Module, init: str) -> None:
         if init == DEPTH_SCALED and isinstance(module, (Layer, LMHead)):
             for layer in module.outputs:
                 truncated_normal(layer.weight, 0.02 / (2 * module.depth) ** 0.5)
+        if isinstance(module, (Layer, LMHead)) and module.width_ratio != 1.0:
+            scale_linear(module, module.width_ratio**-0.5)
+
+
+@torch.no_grad()
+def scale_linear(module: nn.Module, factor: float) -> None:
+    """Multiply the weights of all linear layers of a module."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.mul_(factor)
 
 
 def truncated_normal(weight: Tensor, std: float) -> None:
@@ -355,11 +367,15 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rows))
         self.weight = None if tied else nn.Parameter(torch.empty(rows, embed_dim))
         self.depth, self.outputs = config.style.depth, [self.dense]
+        self.width_ratio = config.width_ratio
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """Return logits (..., V); `embedding` (V, E) is the output weight of a tied head."""
         weight = embedding if self.weight is None else self.weight
-        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+        states = self.norm(F.gelu(self.dense(x)))
+        if self.width_ratio != 1.0:
+            states = states / self.width_ratio
+        return linear(states, weight, self.bias)
 
 
 class BinaryHead(nn.Module):

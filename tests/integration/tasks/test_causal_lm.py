@@ -1,5 +1,7 @@
 """The causal language model: its loss and scores by hand, FLOPs by rule, what it refuses."""
 
+import json
+import re
 from pathlib import Path
 
 import battery
@@ -10,11 +12,12 @@ from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.language_modeling import next_tokens
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.interop.claims import claimed
 from metaseq_lm.models.transformer.flops_rules import Sizes
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
@@ -126,3 +129,49 @@ def test_what_does_not_belong_together_is_refused(
     places = [f"data={moons}", f"save_dir={tmp_path}", "task.tokens_per_sample=34"]
     with pytest.raises(UsageError, match=fact):
         TrainingRun(load_config([*names, *tiny, *more, *places])).train()
+
+
+def fine_tuning(data: Path, save: Path, *more: str) -> TrainingRun:
+    """Return a run on the parity of Two Moons' labels."""
+    names = ["task=sentence_prediction", "criterion=sentence_prediction", "task.epochs=0"]
+    places = [f"data={data}", f"save_dir={save}", "task.labelled=which_moon_20"]
+    sizes = ["task.tokens_per_sample=34", "trainer.max_update=2"]
+    return TrainingRun(load_config([*names, *battery.TINY, *places, *sizes, *more]))
+
+
+def test_fine_tuning_a_causal_model_reads_the_last_token(moons: Path, tmp_path: Path) -> None:
+    """As its objective had it, also when the run goes on without its source, or is reopened."""
+    source = tmp_path / "causal"
+    TrainingRun(configure(moons, source, "trainer.max_update=2")).train()
+    run = fine_tuning(moons, tmp_path / "run", f"init_from={source}")
+    assert run.config.task.reach == "causal" and run.model.is_causal
+    run.train()
+    (tmp_path / "causal").rename(tmp_path / "moved")
+    again = fine_tuning(moons, tmp_path / "run", f"init_from={source}", "trainer.max_update=3")
+    assert again.config.task.reach == "causal"
+    assert open_run(str(tmp_path / "run")).model.is_causal
+    next_one = fine_tuning(moons, tmp_path / "next", f"init_from={tmp_path / 'run'}")
+    assert next_one.model.is_causal
+    both = ["task.reach=both", f"init_from={tmp_path / 'moved'}"]
+    assert not fine_tuning(moons, tmp_path / "both", *both).model.is_causal
+    new = fine_tuning(moons, tmp_path / "new")
+    assert new.config.task.reach == "auto" and not new.model.is_causal
+    with pytest.raises(MetaseqError, match=r"reads \[SEP\]"):
+        claimed(run.config, "run")
+
+
+def test_a_run_from_before_the_option_sees_both_sides(moons: Path, tmp_path: Path) -> None:
+    """Though it started from a causal model."""
+    source = tmp_path / "causal"
+    TrainingRun(configure(moons, source, "trainer.max_update=2")).train()
+    save, start = tmp_path / "run", f"init_from={source}"
+    fine_tuning(moons, save, start, "task.reach=both").train()
+    for manifest in (save / "checkpoints").glob("update_*/manifest.json"):
+        stored = json.loads(manifest.read_text())
+        del stored["config"]["task"]["reach"], stored["checksum"]
+        manifest.write_text(json.dumps(stored))
+    file = save / "config.yaml"
+    file.write_text(re.sub(r"  reach: \w+\n", "", file.read_text()))
+    again = fine_tuning(moons, save, start, "trainer.max_update=3")
+    again.train()
+    assert not again.model.is_causal and again.trainer.update == 3

@@ -138,7 +138,7 @@ def test_plans_belong_to_the_global_batch() -> None:
         collate,
         1,
         np.ones(20, np.int64),
-        lambda key, rows: draw_times(0.25, key, rows),
+        plan=lambda key, rows: draw_times(0.25, key, rows),
     )
     seen: list[tuple[int, float]] = []
     stream.micro_batches(0, Shard())

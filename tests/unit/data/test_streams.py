@@ -17,6 +17,8 @@ from metaseq_lm.core.batch import Batch, TokenBatch
 from metaseq_lm.data import streams
 from metaseq_lm.data.streams import (
     POOL,
+    Growing,
+    Ramp,
     Sequential,
     Shard,
     Shuffled,
@@ -176,6 +178,38 @@ def test_draws_are_uniform_and_belong_to_the_row() -> None:
     assert (draw_below(2, np.arange(616, 624), 20) != drawn[616:624]).any()
     # The sample's number counts, not which others are drawn with it.
     assert (draw_below(1, np.arange(12, 16), 20) == drawn[12:16]).all()
+
+
+@pytest.mark.parametrize("ramp", [Ramp(3, 11, 5), Ramp(1, 4, 1), Ramp(4, 4, 3), Ramp(2, 9, 100)])
+def test_a_ramp_rises_by_a_line_and_adds_up(ramp: Ramp) -> None:
+    values = [ramp.at(number) for number in range(120)]
+    rise = ramp.last - ramp.first
+    line = [ramp.first + rise * n / ramp.length for n in range(ramp.length)]
+    assert values[0] == ramp.first and set(values[ramp.length :]) == {ramp.last}
+    assert all(0 <= exact - value < 1 for value, exact in zip(values, line))
+    assert [ramp.before(number) for number in range(121)] == [0, *np.cumsum(values)]
+
+
+@pytest.mark.parametrize(("count", "ramp"), [(10, Ramp(1, 4, 6)), (7, Ramp(5, 20, 3))])
+def test_growing_batches_show_each_epoch_once(count: int, ramp: Ramp) -> None:
+    """In the order of Shuffled, without a gap, though a batch may have rows of several epochs."""
+    order = Growing(count, ramp, 3, "train")
+    batches = [order.batch(number) for number in range(20)]
+    assert [len(batch) for batch in batches] == [ramp.at(number) for number in range(20)]
+    samples = np.concatenate(batches)
+    whole = Shuffled(count, count, 3, "train")
+    for epoch in range(len(samples) // count):
+        shown = samples[epoch * count : (epoch + 1) * count]
+        assert np.array_equal(shown, whole.batch(epoch))
+    assert order.smallest == ramp.first
+
+
+def test_growing_batches_of_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose order is computed batch by batch."""
+    monkeypatch.setattr("metaseq_lm.data.streams.TABLE", 8)
+    order = Growing(50, Ramp(3, 7, 4), 1, "train")
+    samples = np.concatenate([order.batch(number) for number in range(16)])
+    assert sorted(samples[:50]) == [*range(50)] == sorted(samples[50:100])
 
 
 def test_sequential() -> None:

@@ -11,7 +11,7 @@ from metaseq_lm.core.batch import Layout
 from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.models.transformer.configs import ModernConfig, TransformerConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 
 WIDTH = 4
@@ -136,3 +136,71 @@ def test_dropout_before_the_pooler_too() -> None:
         head.pooler.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         head(torch.ones(8, 3, 64))
         assert set(seen[0].unique().tolist()) == ({0.0, 2.0} if twice else {1.0})
+
+
+# ---------------------------------------------------------------- causal encoders
+
+
+def causal_net(spans: bool = False) -> SentencePredictor:
+    """A predictor with rotary positions, to which only distances matter."""
+    torch.manual_seed(2)
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12}
+    config = ModernConfig(**sizes, encoder_attention_heads=2)
+    head = SpanPairHead(8, 3, 0.0) if spans else SentenceHead(8, 3, 0.0, pooled=True)
+    net = SentencePredictor(config, 20, 0, head).double().eval()
+    net.is_causal = True
+    return net
+
+
+def padded(rows: list[list[int]], left: bool) -> tuple[Tensor, Layout]:
+    """Return rows with their padding on one side, and their layout."""
+    longest = max(map(len, rows))
+    full = [
+        [0] * (longest - len(row)) + row if left else row + [0] * (longest - len(row))
+        for row in rows
+    ]
+    tokens = torch.tensor(full)
+    return tokens, Layout(tokens == 0)
+
+
+ROWS = [[2, 7, 8, 3], [2, 9, 3], [2, 4, 5, 6, 11, 12, 3]]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_causal_encoder_is_read_at_the_last_token(left: bool) -> None:
+    """Each row's scores are those of the row alone, whichever side its padding is on."""
+    net = causal_net()
+    tokens, layout = padded(ROWS, left)
+    scores = net(tokens, layout, None)
+    for row, score in zip(ROWS, scores):
+        alone = net(torch.tensor([row]), Layout(), None)[0]
+        torch.testing.assert_close(score, alone, rtol=0, atol=1e-12)
+        states = net.encoder(torch.tensor([row]), Layout(reach="causal"))
+        expected = net.heads["sentence"](states[:, -1:])[0]
+        torch.testing.assert_close(alone, expected, rtol=0, atol=1e-12)
+
+
+def test_every_token_counts_in_a_causal_row() -> None:
+    """At the first token none of the later ones would."""
+    net = causal_net()
+    scores = [net(torch.tensor([[2, *words, 3]]), Layout(), None) for words in ([7, 8], [9, 8])]
+    assert (scores[0] - scores[1]).abs().max() > 1e-6
+    net.is_causal = False
+    two_sided = net(torch.tensor([[2, 7, 8, 3]]), Layout(), None)
+    assert (scores[0] - two_sided).abs().max() > 1e-6
+
+
+def test_spans_in_a_causal_row() -> None:
+    """The last state takes the place of the first beside the means of the spans."""
+    net, spans = causal_net(spans=True), torch.tensor([[[1, 2], [2, 3]]])
+    tokens = torch.tensor([ROWS[0]])
+    states = net.encoder(tokens, Layout(reach="causal"))
+    parts = [states[:, -1], states[:, 1], states[:, 2]]
+    expected = net.heads["sentence"].out(torch.cat(parts, -1))
+    torch.testing.assert_close(net(tokens, Layout(), None, spans), expected)
+
+
+def test_the_last_token_of_candidates() -> None:
+    tokens = torch.tensor([[[2, 5, 0], [0, 2, 3]], [[2, 5, 3], [2, 0, 0]]])
+    assert Layout(tokens == 0).last(tokens).tolist() == [[1, 2], [2, 0]]
+    assert Layout().last(tokens).tolist() == [[2, 2], [2, 2]]

@@ -9,8 +9,11 @@ import torch
 from optimizers import make_optimizer
 from torch import Tensor, nn
 
+from metaseq_lm.core.config import RunConfig, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.optimizers import with_half_life
+from metaseq_lm.plugins import load_all
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
 COMMON = {"decay_norms_and_biases": True, "clip_norm": 1.0}
@@ -173,3 +176,31 @@ def test_betas_that_cannot_be(kind: str, betas: list[float]) -> None:
     options |= {"decay_norms_and_biases": True, "clip_norm": 0.0}
     with pytest.raises(UsageError, match="optimizer.betas must be"):
         make_optimizer(nn.Linear(2, 2).named_parameters(), options, {"_name": "constant"})
+
+
+def run_config(task: str, optimizer: str = "adamw", **options: Any) -> RunConfig:
+    load_all(None)
+    settings = {"beta2_half_life": 4096.0, "betas": [0.8, 0.98]} if optimizer != "sgd" else {}
+    return RunConfig(
+        task=section("task", _name=task, **options),
+        optimizer=section("optimizer", _name=optimizer, **settings),
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam_uncorrected", "muon"])
+@pytest.mark.parametrize(("rows", "length"), [(4, 128), (32, 64), (128, 128)])
+def test_half_life_in_tokens(optimizer: str, rows: int, length: int) -> None:
+    """After that many tokens a squared gradient counts half, whatever the batch."""
+    options = {"batch_size": rows, "tokens_per_sample": length}
+    config = with_half_life(run_config("masked_lm", optimizer, **options))
+    beta1, beta2 = config.optimizer.betas
+    assert beta1 == 0.8
+    assert beta2 ** (4096 / (rows * length)) == pytest.approx(0.5, rel=1e-12)
+    assert with_half_life(config).optimizer.betas == [beta1, beta2]  # as a resumed run has it
+
+
+def test_half_life_needs_rows_of_tokens() -> None:
+    with pytest.raises(UsageError, match="no rows of task.tokens_per_sample"):
+        with_half_life(run_config("translation"))
+    config = run_config("masked_lm", "sgd")
+    assert with_half_life(config) is config

@@ -55,6 +55,41 @@ def test_wsd_rises_stays_and_falls_to_its_end_at_the_last_update() -> None:
         wsd(0)
 
 
+def test_wsd_by_hand() -> None:
+    """Ten updates, two of warm-up, four of decay: linear, and 1 - sqrt(x) with x the share over."""
+    options = {"warmup_updates": 2, "decay_ratio": 0.4}
+    factor = wsd(10, **options)
+    rates = [0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+    assert [factor(step) for step in range(1, 11)] == pytest.approx(rates)
+    factor = wsd(10, decay="sqrt", **options)
+    last = [1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5, 0]
+    assert [factor(step) for step in range(1, 11)] == pytest.approx([*rates[:6], *last])
+    assert wsd(10, decay="sqrt", end=0.1, **options)(8) == pytest.approx(0.1 + 0.9 * last[1])
+
+
+@pytest.mark.parametrize("end", [0.0, 0.1, 0.3, 0.7])
+def test_a_plateau_has_the_rates_of_every_length(end: float) -> None:
+    """Exactly: a run that decays from a plateau is the one that was trained through."""
+    plateau = wsd(50, warmup_updates=7, decay_ratio=0.0, end=end)
+    for total in (60, 100, 1000):
+        longer = wsd(total, warmup_updates=7, decay_ratio=10 / total, end=end)
+        assert [plateau(step) for step in range(1, 51)] == [longer(step) for step in range(1, 51)]
+
+
+def test_cosine_rises_and_falls_to_its_floor() -> None:
+    def factor(step: int, **options: float) -> float:
+        values = {"_name": "cosine", "total_updates": 12, "warmup_updates": 4, **options}
+        return build("schedule", section("schedule", **values))(step)
+
+    assert [factor(step) for step in (1, 2, 4)] == pytest.approx([0.25, 0.5, 1.0])
+    assert factor(8) == pytest.approx(0.1 + 0.9 / 2)
+    assert factor(6) == pytest.approx(0.1 + 0.9 * (1 + 0.5**0.5) / 2)
+    assert factor(12) == factor(13) == factor(1000) == pytest.approx(0.1)
+    assert factor(12, end=0.0) == pytest.approx(0.0, abs=1e-15)
+    with pytest.raises(UsageError, match="must exceed warmup_updates"):
+        factor(1, warmup_updates=12)
+
+
 @pytest.mark.parametrize("warmup", [1, 4, 1000])
 def test_inverse_sqrt(warmup: int) -> None:
     factor = inverse_sqrt(warmup)
