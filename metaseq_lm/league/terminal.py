@@ -185,7 +185,9 @@ def other_metrics(standings: Standings) -> Iterator[Lines]:
     blocks: list[list[Lines]] = []
     for metric in metrics:
         cells = [means_text(standings, name, metric) for name in names]
-        cells += [number_text(metric, values[metric.name]) for values in levels.values()]
+        for values in levels.values():
+            is_known = metric.name in values
+            cells.append(number_text(metric, values[metric.name]) if is_known else "")
         column = headed(short_name(metric) + unit * metric.percent, cells)
         if not blocks or line_width([label, *blocks[-1], column]) > COLUMNS:
             blocks.append([])
@@ -216,10 +218,14 @@ def line_width(columns: Sequence[Lines]) -> int:
 def common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
-    """Return the references that all metrics have, by their name and that of the metric."""
-    values = [standings.references.get(metric.name, {}) for metric in metrics]
-    names = [name for name in values[0] if all(name in other for other in values)]
-    levels: dict[str, Mapping[str, float]] = {}
-    for name in names:
-        levels[name] = {metric.name: value[name] for metric, value in zip(metrics, values)}
-    return levels
+    """Return the references that all metrics with any have, by their name and that of the metric.
+
+    A mean of what is not recorded for a whole suite, such as the last layers, has none.
+    """
+    values = {m.name: standings.references.get(m.name, {}) for m in metrics}
+    known = {name: levels for name, levels in values.items() if levels}
+    common: dict[str, Mapping[str, float]] = {}
+    for name in next(iter(known.values()), {}):
+        if all(name in levels for levels in known.values()):
+            common[name] = {metric: levels[name] for metric, levels in known.items()}
+    return common
