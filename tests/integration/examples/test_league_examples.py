@@ -5,8 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from imported import imported
+from scipy import stats
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
 LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
@@ -110,3 +112,18 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert ordered == ["held", "not measured yet", "not held"]
     solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
+
+
+def test_a_gain_has_the_interval_of_welch() -> None:
+    module = imported(LEAGUE / "gains.py")
+    rng = np.random.default_rng(1)
+    scores, untrained = rng.normal(0.7, 0.03, 8), rng.normal(0.5, 0.01, 6)
+    value, half = module.combined([(1.0, scores), (-1.0, untrained)])
+    test = stats.ttest_ind(scores, untrained, equal_var=False).confidence_interval(0.95)
+    assert (value - half, value + half) == pytest.approx((test.low, test.high), rel=1e-9)
+    # Of two gains, with four samples of equal size and spread: 4 times the variance of one.
+    seeds = np.array([0.1, 0.2, 0.3])
+    four = [(1.0, seeds + 0.4), (-1.0, seeds), (-1.0, seeds + 0.1), (1.0, seeds)]
+    value, half = module.combined(four)
+    error = (4 * seeds.var(ddof=1) / 3) ** 0.5
+    assert value == pytest.approx(0.3) and half == pytest.approx(stats.t.isf(0.025, 8) * error)
