@@ -24,7 +24,7 @@ MISTAKES = {
     "train data --criterion foo": "unknown criterion 'foo'",
     "train data model=bert_smal": "unknown model 'bert_smal'. Did you mean 'bert_small'",
     "train data --optimizer adamm": "unknown optimizer",
-    "train data --schedule cosine": "unknown schedule",
+    "train data --schedule triangular": "unknown schedule",
     "train data task.foo=1": "unknown option 'task.foo'",
     "train data --task cvt --criterion cvt_aux criterion.foo=1": "unknown option 'criterion.foo'",
     "train data --learning-rate 1": "Here it is --lr.",

@@ -41,7 +41,8 @@ def completions(line: str, place: Path) -> set[str]:
 @pytest.mark.parametrize(
     "line, offered",
     [
-        ("metaseq-lm train --task mask", {"masked_lm"}),
+        ("metaseq-lm train --task mask",
+         {"masked_diffusion", "masked_lm", "masked_next_token"}),
         ("metaseq-lm train data --criterion bam_", {"bam_distill"}),
         ("metaseq-lm train data model=bert_",
          {"model=bert_base", "model=bert_large", "model=bert_small"}),

@@ -22,6 +22,9 @@ CASES = [
         ("electra_rtd", 0),
         ("span_boundary", 0),
         ("span_corruption", 0),
+        ("prefix_lm", 0),
+        ("masked_next_token", 0),
+        ("masked_diffusion", 0),
         ("meta_pseudo_label_soft", 0),
     ),
 ]
@@ -40,6 +43,12 @@ def original(batch: Any) -> np.ndarray:
     """Return the rows of a batch before tokens were hidden, (rows, S)."""
     if hasattr(batch, "original"):
         tokens = batch.original
+    elif hasattr(batch, "sources"):
+        # Of diffusion a state predicts its own token, of the others the next one.
+        predicted = batch.sources + (batch.weights is None)
+        known = batch.targets >= 0
+        tokens = batch.tokens.clone()
+        tokens.flatten()[predicted[known]] = batch.targets[known]
     elif hasattr(batch, "masked") or hasattr(batch, "decoder_tokens") or batch.targets is None:
         tokens = batch.tokens
     else:

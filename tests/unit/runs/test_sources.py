@@ -13,7 +13,7 @@ from metaseq_lm.core.config import options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.runs.folder import RunFolder, read_sources
 
-OWN = {"init_from": "pretraining"}
+OWN = {"init_from": "pretraining", "branch_from": "plateau"}
 
 
 def test_options_with_finds_all_registered_and_those_of_a_run(moons: Path, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_options_with_finds_all_registered_and_those_of_a_run(moons: Path, tmp_p
     assert OWN | {"task.elmo": "language_model", "task.teachers": "teachers"} == every
     config = configure(moons, tmp_path, ("masked_lm", 0))
     assert options_with("source", config) == OWN
-    movable = {"save_dir", "data", "label", "user_dir", "init_from"}
+    movable = {"save_dir", "data", "label", "user_dir", "init_from", "branch_from"}
     assert movable == set(options_with("movable", config))
 
 
