@@ -110,11 +110,11 @@ class CorruptedRows:
             length = 1 + self.corruption.joint_length(rows.shape[1] - 2)
             tokens = np.full((len(rows), length), self.corruption.pad)
             tokens[:, : inputs.shape[1]] = inputs
-            place = prefix[row] + column
-            tokens[row, place] = targets[row, column]
+            target_column = prefix[row] + column
+            tokens[row, target_column] = targets[row, column]
             padding = layout_of(prefix + corrupted.target_lengths, tokens.shape[1]).padding
             layout = Layout(padding, reach="prefix", prefix=as_tensor(prefix))
-            decoder_tokens, positions = None, row * tokens.shape[1] + place
+            decoder_tokens, positions = None, row * tokens.shape[1] + target_column
         count = len(row)
         missing = -count % MULTIPLE
         return CorruptedBatch(
