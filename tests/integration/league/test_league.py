@@ -441,13 +441,13 @@ def test_a_budget_that_whole_updates_do_not_spend_is_left_out(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 2.5e7 FLOPs dense makes three updates of 7.5e6, which leave a tenth; the others go on."""
-    few = 2.5e7
+    too_little = 2.5e7
     sentence = "Not at 2.5e7 FLOPs: dense, whose updates are so large"
     plan = write_plan(
         tmp_path / "plan.yaml",
         moons,
-        budgets=[few, SMALL],
-        usual_budgets=[few, SMALL],
+        budgets=[too_little, SMALL],
+        usual_budgets=[too_little, SMALL],
         seeds=[1],
         tuning__widen=0,
         controls={"untrained": False, "shuffled": True, "seeds": [1]},

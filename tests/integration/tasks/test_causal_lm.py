@@ -152,8 +152,8 @@ def test_fine_tuning_a_causal_model_reads_the_last_token(moons: Path, tmp_path: 
     assert open_run(str(tmp_path / "run")).model.is_causal
     next_one = fine_tuning(moons, tmp_path / "next", f"init_from={tmp_path / 'run'}")
     assert next_one.model.is_causal
-    both = ["task.reach=both", f"init_from={tmp_path / 'moved'}"]
-    assert not fine_tuning(moons, tmp_path / "both", *both).model.is_causal
+    two_sided = ["task.reach=both", f"init_from={tmp_path / 'moved'}"]
+    assert not fine_tuning(moons, tmp_path / "both", *two_sided).model.is_causal
     new = fine_tuning(moons, tmp_path / "new")
     assert new.config.task.reach == "auto" and not new.model.is_causal
     with pytest.raises(MetaseqError, match=r"reads \[SEP\]"):

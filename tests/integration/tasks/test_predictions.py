@@ -335,13 +335,13 @@ def test_scores_estimate_the_bound_and_comparisons_are_single_masks() -> None:
     model, rows = Exact(chain(), 0.5), [[0, 2, 1], [2, 2, 0]]
     at = [row[0] * 9 + row[1] * 3 + row[2] for row in rows]
     many = MaskedDiffusion(MaskedDiffusionConfig(score_samples=600))
-    found = many.token_log_probs(model, scored(rows)).sum(1)
-    assert found.tolist() == pytest.approx((-bounds(model)[at]).tolist(), abs=0.06)
-    few = MaskedDiffusion(MaskedDiffusionConfig(score_samples=3))
-    together = few.token_log_probs(model, scored(rows))
-    alone = [few.token_log_probs(model, scored([row])) for row in rows]
+    estimate = many.token_log_probs(model, scored(rows)).sum(1)
+    assert estimate.tolist() == pytest.approx((-bounds(model)[at]).tolist(), abs=0.06)
+    coarse = MaskedDiffusion(MaskedDiffusionConfig(score_samples=3))
+    together = coarse.token_log_probs(model, scored(rows))
+    alone = [coarse.token_log_probs(model, scored([row])) for row in rows]
     assert torch.equal(together, torch.cat(alone))  # whatever else is scored
-    single = few.comparison_scores(model, scored(rows))
+    single = coarse.comparison_scores(model, scored(rows))
     for row, position in product(range(2), range(LENGTH)):
         tokens = torch.tensor(rows[row])
         tokens[position] = MASK
@@ -356,8 +356,10 @@ def test_weights_and_times_change_training_only(moons: Path, tmp_path: Path) -> 
     other = open_parts(moons, tmp_path, DIFFUSION, *options)
     train, valid = first_batch(other), first_batch(other, "valid")
     assert train.weights is not None and set(train.weights.tolist()) == {1.0}
-    plain = first_batch(parts, "valid")
-    assert torch.equal(plain.tokens, valid.tokens) and torch.equal(plain.weights, valid.weights)
+    whole_rows = first_batch(parts, "valid")
+    assert torch.equal(whole_rows.tokens, valid.tokens) and torch.equal(
+        whole_rows.weights, valid.weights
+    )
     for text, predictions in rows_of(valid):
         weight = (len(text) - 2) / len(predictions)
         assert [w for _, _, w in predictions] == pytest.approx([weight] * len(predictions))
