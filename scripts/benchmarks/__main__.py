@@ -15,6 +15,8 @@ from timing import Figure, versions
 FAMILIES = {
     "moons": "Two Moons: masked LM, hard and soft labels against a plain autograd loop",
     "mlm": "step time, peak memory and FLOP rate of a 12-layer masked LM against transformers",
+    "modern": "step time and memory of a modern masked LM against transformers' ModernBERT and a "
+    "classic one; packed rows against padded ones",
     "compile": "a 12-layer masked LM with engine.compile=true against the same without",
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
@@ -44,13 +46,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     parser.add_argument("--data", type=Path, help="binarised Two Moons (default: made anew)")
-    parser.add_argument("--text", type=Path, help="text for 'preprocess' (default: generated)")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        help="text for 'preprocess', and for 'modern' one whose lines have the "
+        "lengths of its rows (default: generated)",
+    )
     return parser.parse_args()
 
 
 def measure(options: argparse.Namespace, folder: Path, out: IO[str] | None) -> list[Figure]:
     """Measure the wanted families, printing each figure as it is there."""
-    inputs = {"moons": options.data, "preprocess": options.text}
+    inputs = {"moons": options.data, "preprocess": options.text, "modern": options.text}
     found = []
     for name in options.only:
         # Late, so that one family does not need the packages of another.

@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from timing import Figure
-from training import build, fetched, made_up_corpus, train
+from training import build, fetched, made_up_corpus, real_tokens, train
 
 VOCAB = 30522
 TARGET = 0.5  # of the rate of a matrix product
@@ -62,12 +61,6 @@ def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> floa
         synchronise(device)
         best = min(best, time.perf_counter() - began)
     return products * 2 * size**3 / best
-
-
-def real_tokens(batch: dict[str, Any]) -> int:
-    """Return how many tokens of a batch are no padding."""
-    padding = batch.padding
-    return batch.tokens.numel() if padding is None else int((~padding).sum())
 
 
 def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> list[Round]:

@@ -179,7 +179,9 @@ def cost(
     return fast
 
 
-def memory(name: str, ours: Measured, reference: Measured, target: float, note: str = "") -> Figure:
+def memory(
+    name: str, ours: Measured, reference: Measured, target: float | None, note: str = ""
+) -> Figure:
     """Return the ratio of peak resident memory."""
     ratio = ours.peak / reference.peak
     megabytes = (ours.peak / 1e6, reference.peak / 1e6)

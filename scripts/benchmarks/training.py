@@ -132,3 +132,19 @@ def made_up_corpus(folder: Path, vocab: int, tokens: int) -> Path:
     with IndexedWriter(folder / "train", "<u2") as writer:
         writer.add(np.random.default_rng(1).integers(len(specials), vocab, tokens, dtype="<u2"))
     return folder
+
+
+def made_up_lines(folder: Path, vocab: int, lengths: np.ndarray) -> Path:
+    """Write a corpus of random tokens, a document for each of `lengths`; return the folder."""
+    made_up_corpus(folder, vocab, 1)
+    draw = np.random.default_rng(1)
+    with IndexedWriter(folder / "train", "<u2") as writer:
+        for length in lengths:
+            writer.add(draw.integers(len(special_symbols()), vocab, length, dtype="<u2"))
+    return folder
+
+
+def real_tokens(batch: Any) -> int:
+    """Return how many tokens of a batch are no padding."""
+    padding = batch.padding
+    return batch.tokens.numel() if padding is None else int((~padding).sum())
