@@ -8,7 +8,13 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.models.transformer.configs import GATES, LAYER, ModernConfig
+from metaseq_lm.models.transformer.configs import (
+    ACTIVATED,
+    LAYER,
+    NO_GATE,
+    ROTARY,
+    ModernConfig,
+)
 
 # Key under which config.json holds what the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"
@@ -52,9 +58,10 @@ def read_modern(config: dict[str, Any], number: Number, source: object) -> Moder
     for key, (option, old_key, default) in THETAS.items():
         options[option] = theta_of(config, key, config.get(old_key, default), source)
     gate = config.get("hidden_activation", "gelu")
-    if gate not in GATES:
+    if gate not in ACTIVATED:
         raise MetaseqError(
-            f"{source}: hidden_activation is {str(gate)[:40]!r}; supported are {', '.join(GATES)}"
+            f"{source}: hidden_activation is {str(gate)[:40]!r}; supported are "
+            f"{', '.join(ACTIVATED)}"
         )
     rows = number("vocab_size", int)
     extra = config.get(OUR_KEY)
@@ -131,6 +138,8 @@ def unexportable(model: ModernConfig, heads: set[str]) -> str:
     wrong = {
         "model.qk_norm=true": model.qk_norm,
         f"model.norm={model.norm}": model.norm != LAYER,
+        f"model.gate={NO_GATE}": model.gate == NO_GATE,
+        f"model.positions={model.positions}": model.positions != ROTARY,
         "model.segments": model.segments > 0,
         "model.token_embed_dim": model.embed_dim != model.encoder_embed_dim,
         **{f"the head {head}": head != "lm" for head in sorted(heads)},

@@ -14,7 +14,11 @@ INITS = (XAVIER_ATTENTION, TRUNCATED_NORMAL)  # of the classic encoder
 LAYER = "layer"
 RMS = "rms"
 NORMS = (LAYER, RMS)
-GATES = ("gelu", "silu")
+NO_GATE = "none"
+ACTIVATED = ("gelu", "silu")
+GATES = (*ACTIVATED, NO_GATE)
+ROTARY = "rotary"
+POSITIONS = (ROTARY, "learned")
 
 
 @dataclass(frozen=True)
@@ -131,8 +135,11 @@ class ModernConfig(EncoderConfig):
     )
     dropout: float = with_default(EncoderConfig, "dropout", 0.0)
     gate: str = option(
-        "gelu", "activation of the gate: gelu (GeGLU) or silu (SwiGLU)", choices=GATES
+        "gelu",
+        "activation of the gate: gelu (GeGLU) or silu (SwiGLU); none: GELU networks without one",
+        choices=GATES,
     )
+    positions: str = option(ROTARY, "rotary, or learned embeddings as BERT's", choices=POSITIONS)
     norm: str = option(LAYER, "norms: layer (LayerNorm) or rms (RMSNorm)", choices=NORMS)
     qk_norm: bool = option(False, "RMS norms of queries and keys, before they are rotated")
     global_every: int = option(
@@ -163,9 +170,9 @@ class ModernConfig(EncoderConfig):
             embedding_norm=True,
             bias=False,
             norm=self.norm,
-            gate=self.gate,
+            gate="" if self.gate == NO_GATE else self.gate,
             qk_norm=self.qk_norm,
-            rotary=True,
+            rotary=self.positions == ROTARY,
             depth=self.encoder_layers,
         )
 
@@ -179,9 +186,11 @@ class ModernConfig(EncoderConfig):
 
     def scope(self, layer: int) -> Scope:
         """Return what attention of a layer, counted from 0, sees."""
-        if layer % self.global_every == 0:
-            return Scope(0, self.global_theta)
-        return Scope(self.local_window, self.local_theta)
+        is_global = layer % self.global_every == 0
+        theta = self.global_theta if is_global else self.local_theta
+        return Scope(
+            0 if is_global else self.local_window, theta if self.positions == ROTARY else 0.0
+        )
 
     def rows(self, vocab_size: int) -> int:
         """Return the rows of the embedding for a vocabulary: its size, rounded up."""

@@ -41,7 +41,7 @@ class Sizes:
     def of(cls, config: EncoderConfig, vocab: int, length: int) -> Sizes:
         """Return the sizes of an encoder."""
         kind = ModernSizes if isinstance(config, ModernConfig) else Sizes
-        return kind(
+        sizes = kind(
             config.encoder_layers,
             config.encoder_embed_dim,
             config.encoder_ffn_embed_dim,
@@ -50,6 +50,9 @@ class Sizes:
             config.rows(vocab),
             length,
         )
+        if isinstance(sizes, ModernSizes) and not config.style.gate:
+            return replace(sizes, matrices=2)
+        return sizes
 
     def blocks(self) -> int:
         """Return the forward FLOPs of all layers on one row."""
@@ -91,14 +94,16 @@ class Sizes:
         return self.length * (2 * h * h + (ACTIVATION + 3) * h)
 
 
+@dataclass(frozen=True)
 class ModernSizes(Sizes):
     """The same of a modern encoder, whose matrices alone count."""
 
     passes = 3
+    matrices: int = 3  # of a feed-forward network
 
     def blocks(self) -> int:
         h, i, s = self.width, self.ffn, self.length
-        return self.layers * s * (2 * (4 * h * h + 3 * h * i) + 4 * h * s)
+        return self.layers * s * (2 * (4 * h * h + self.matrices * h * i) + 4 * h * s)
 
     def cross_attention(self, memory: int) -> int:
         h, s = self.width, self.length

@@ -72,6 +72,8 @@ def test_out_and_in_again(
     [
         ("masked_lm", ["model.qk_norm=true"], "model.qk_norm=true"),
         ("masked_lm", ["model.norm=rms"], "model.norm=rms"),
+        ("masked_lm", ["model.gate=none"], "model.gate=none"),
+        ("causal_lm", ["model.positions=learned"], "model.positions=learned"),
         ("masked_lm", ["model.segments=2"], "model.segments"),
         ("causal_lm", ["model.token_embed_dim=4"], "model.token_embed_dim"),
         ("electra_rtd", ["model=modern_electra"], "the head rtd"),

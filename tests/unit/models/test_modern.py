@@ -159,7 +159,12 @@ def test_counting_changes_no_gradient(gate: str) -> None:
 CONTEXTS = pytest.mark.parametrize("context", [ForwardContext, double_backward])
 STYLES = pytest.mark.parametrize(
     "style",
-    [{}, {"norm": "rms", "qk_norm": True, "gate": "silu"}, {"token_embed_dim": 8, "segments": 2}],
+    [
+        {},
+        {"norm": "rms", "qk_norm": True, "gate": "silu"},
+        {"token_embed_dim": 8, "segments": 2},
+        {"positions": "learned", "gate": "none"},
+    ],
 )
 INSIDE = torch.zeros(2, 13, dtype=torch.bool)
 INSIDE[0, 3], INSIDE[1, 9:] = True, True
@@ -367,12 +372,26 @@ def test_parts() -> None:
     )
 
 
+def test_parts_of_2018() -> None:
+    """An ablation takes the gate or rotary positions away and leaves the rest as it is."""
+    model, rotary = build(gate="none", positions="learned"), build()
+    inner, width = SIZES.encoder_ffn_embed_dim, SIZES.encoder_embed_dim
+    assert model.encoder.stack.layers[0].fc1.weight.shape == (inner, width)
+    assert rotary.encoder.stack.layers[0].fc1.weight.shape == (2 * inner, width)
+    assert model.encoder.embeddings.positions.weight.shape == (SIZES.max_positions, width)
+    learned = replace(SIZES, positions="learned")
+    assert {learned.scope(n).theta for n in range(4)} == {0.0}
+    assert [learned.scope(n).window for n in range(4)] == [SIZES.scope(n).window for n in range(4)]
+
+
 def test_heads_of_odd_width_are_refused() -> None:
     with pytest.raises(UsageError, match="9 wide.*encoder_attention_heads"):
         build(encoder_embed_dim=36)
 
 
-@pytest.mark.parametrize("changes", [{}, {"token_embed_dim": 8}, {"vocab_multiple": 64}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"token_embed_dim": 8}, {"vocab_multiple": 64}, {"gate": "none"}]
+)
 def test_flops_by_rule_are_counted_ones(changes: dict[str, Any]) -> None:
     """Of training with an explicit attention, on rows of which 10 of 40 positions are predicted."""
     config = replace(SIZES, **changes)
