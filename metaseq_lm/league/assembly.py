@@ -207,6 +207,7 @@ class LeagueRuns:
             scores["shuffled"],
             standing.findings,
             row.shipped,
+            mean_updates(row.scored),
         )
 
     def notes(self) -> list[str]:
@@ -249,6 +250,12 @@ class LeagueRuns:
             trials += self.of(objective, TUNE)
             finals += self.of(objective, FINAL)
         return [describe_provenance(trials, finals, self.runs)] if self.runs else []
+
+
+def mean_updates(runs: Sequence[Run]) -> float | None:
+    """Return the mean number of updates of runs, None if none is recorded."""
+    counts = [run.results["updates"] for run in runs if run.results and "updates" in run.results]
+    return sum(counts) / len(counts) if counts else None
 
 
 def budget_of(run: Run) -> float:
