@@ -15,7 +15,7 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder
+from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans
 from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
@@ -264,7 +264,11 @@ def budget_of(run: Run) -> float:
 
 
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
-    """Return the runs of a league and, of settings that it has not completed, the archive's."""
+    """Return the runs of a league and, of settings that it has not completed, the archive's.
+
+    Raises UsageError for a run of another plan.
+    """
+    folder.check_plans(contents.plan.hash)
     runs = folder.runs()
     shipped = read_archived(contents)
     local = {setting_of(run) for run in runs}
@@ -302,7 +306,7 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
 def read_archived(contents: Contents) -> LeagueRuns:
     """Return the runs of the archive beside a plan; none if there is none, or of another plan.
 
-    Without frequencies the gates of losses are silent.
+    Without frequencies the gates of losses are silent. Raises UsageError for a run of another plan.
     """
     file = Path(contents.archive) if contents.archive else None
     if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
@@ -325,6 +329,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
     prices = json.loads(about.get("prices", "{}"))
     contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
+    check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
     return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
 
 
