@@ -32,7 +32,7 @@ from metaseq_lm.league.standings import (
     seed_scores,
 )
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import trials_of
+from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -226,7 +226,7 @@ class LeagueRuns:
         return [*notes, *self.tuning_notes(), *self.provenance()]
 
     def tuning_notes(self) -> list[str]:
-        """Return a sentence on tuning: trials and FLOPs of each objective."""
+        """Return sentences on tuning: trials, FLOPs, and what other metrics would have chosen."""
         metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
         parts = []
         for objective in self.plan.objectives:
@@ -240,8 +240,13 @@ class LeagueRuns:
                     f"{objective.name}{by} {len(runs)} trials, {flops_text(flops)} FLOPs"
                     f"{wider if len(runs) > planned * tuned else ''}"
                 )
+        if not parts:
+            return []
+        trials: list[Trials] = []
+        for objective in self.plan.objectives:
+            trials += trials_of(self.plan, objective, self.of(objective, TUNE)).values()
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
-        return [note] if parts else []
+        return [note, *describe_other_choices(self.plan, trials)]
 
     def provenance(self) -> list[str]:
         """Return a sentence on when and with what the runs were made; [] without runs."""
