@@ -122,6 +122,7 @@ class LeagueRuns:
             frequencies.unigram if frequencies else None,
             comparison.solved,
             self.plan.controls.shuffled,
+            {objective.name: objective.keys for objective in self.plan.objectives},
         )
 
     def standings(self) -> entries.Standings:

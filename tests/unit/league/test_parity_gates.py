@@ -128,6 +128,12 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         lambda row: make.change(replace(row, shipped=True), make.with_results(code="c2")),
         *("code", NOTE, "c1, c2"),
     ),
+    "another default than that of a shipped baseline": (
+        lambda row: make.change(
+            replace(row, shipped=True), make.with_values(task__batch_size=16), [3]
+        ),
+        *("defaults", REFUSE, "task.batch_size 8, 16): a default has changed"),
+    ),
     "other items": (
         lambda row: make.change(
             row, make.with_suite("pairs", "brackets", data="d2", accuracy=0.9), [3]
@@ -229,3 +235,23 @@ def test_names_have_no_edge(baseline: Row, row: Row) -> None:
     )
     row = make.change(replace(row, tuning=tuning), make.with_values(task__noise="mlm"))
     assert standing(baseline, row).findings == ()
+
+
+def test_options_that_objectives_set_or_that_follow_the_budget_are_no_defaults(
+    baseline: Row, row: Row
+) -> None:
+    """Nor those of other classes, and those that a run of an earlier version does not record."""
+    own = {"model": "modern_tiny", "task__rate": 1, "optimizer__eps": 2.0, "seed": 5}
+    own |= {"schedule__end": 280, "trainer__max_update": 280, "engine__workers": 2}
+    own |= {"model__width": 8, "task___name": "other", "criterion__new": 1}
+    changed = make.change(row, lambda run: make.with_values(**{**own, "seed": run.seed})(run))
+    base = {"model": "modern", "task__rate": 2, "optimizer__eps": 1.0, "task___name": "lm"}
+    base |= {"schedule__end": 300, "trainer__max_update": 300, "model__width": 4}
+    rows = make.change(baseline, make.with_values(**base)), changed
+    options = {row.objective: frozenset({"model", "optimizer.eps"})}
+    gates = {finding.gate for finding in standing(*rows, options=options).findings}
+    assert "defaults" not in gates
+    finding = only(standing(*rows).findings, "defaults")
+    assert "optimizer.eps 1, 2" in finding.reason and "model.width 4, 8" in finding.reason
+    for key in ("task.rate", "schedule.end", "max_update", "criterion.new", "workers"):
+        assert key not in finding.reason

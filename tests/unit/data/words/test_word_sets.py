@@ -348,7 +348,7 @@ def test_relations_of_conllu_go_without_subtypes(run, words):
     for name, options in (("tree", ["--treebank"]), ("tagged", [*relations, "--tagged"])):
         assert run(row, *drop, *options, name, name="t.conllu")[0] == 0
         assert set(WordSet(words / name, "train").label_names) == {"nsubj", "root"}
-    code, shown = run(row, *drop, "--tagged", "upos", name="t.conllu")
+    code, shown = run(row, *drop, "--tagged", "parts", name="t.conllu")
     assert code == 2 and "--tag-column deprel" in shown
     code, shown = run("a 0-root\n", *drop, "--treebank", "columns")
     assert code == 2 and "is for CoNLL-U" in shown
