@@ -5,6 +5,7 @@ python examples/league/verdicts.py --simulate --out examples/league/verdicts.jso
 
 A league has groups of seven rows, a group for each budget, which share the scores of a baseline.
 Its first row is worse than the baseline by an effect, all others are equal to it in the mean.
+So are their gains over untrained models, where those are simulated.
 """
 
 import argparse
@@ -20,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.verdict import (
     BETTER,
     EQUIVALENT,
     VERDICTS,
     WORSE,
     Rule,
+    assignments,
     decide_all,
     detectable,
     difference_p,
@@ -86,6 +89,19 @@ POPULATIONS = {
     "nine of ten solve it": Population(solved(0.9), solved(0.9), sd_solved(0.9)),
     "rows scatter 4 times as much": Population(normal(4.0), normal(1.0), math.sqrt(8.5)),
 }
+
+
+# Of gains: the population of trained scores, and the sd of untrained ones in pooled sd of those.
+GAINS = (
+    ("normal", 1.0),
+    ("normal", 4.0),
+    ("rows scatter 4 times as much", 1.0),
+    ("half of the seeds solve it", 0.3),
+    ("nine of ten solve it", 0.3),
+)
+SIZES = ((4, 4), (8, 3), (8, 8))  # seeds and untrained models
+GAIN_LEAGUES = 500  # a gain takes the time of three scores
+GAIN, HEAD_START = 10.0, 7.0  # in pooled sd: of all rows, and of the baseline before training
 
 
 def conditions() -> Iterator[tuple[str, int, int, float]]:
@@ -167,6 +183,102 @@ def simulate_tests(
     return line | {"rows": comparisons, "effect": effect, "leagues": leagues}
 
 
+# ---------------------------------------------------------------- gains
+
+
+def trained_or_not_p(
+    scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
+) -> float:
+    """Return the exact p of a difference of gains over all labels "trained" within each side."""
+    gains = []
+    for trained, control in ((scores, untrained), (base, base_untrained)):
+        ways = assignments(len(trained), len(control))
+        sums, total = ways @ np.concatenate([trained, control]), trained.sum() + control.sum()
+        gains.append(sums / len(trained) - (total - sums) / len(control))
+    observed = scores.mean() - untrained.mean() - base.mean() + base_untrained.mean()
+    others = np.sort(gains[1])
+    # So many differences are at least, and at most, as large as the observed one.
+    at_least = np.searchsorted(others, gains[0] - observed + 1e-12, "right").sum()
+    at_most = (len(others) - np.searchsorted(others, gains[0] - observed - 1e-12, "left")).sum()
+    return min(1.0, 2 * float(min(at_least, at_most)) / (len(gains[0]) * len(others)))
+
+
+def pairs_p(
+    scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
+) -> float:
+    """Return p of the permutation of gains of single seeds, each with an untrained model."""
+    return permutation_p(scores - untrained, base - base_untrained)
+
+
+def shifted_p(
+    scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
+) -> float:
+    """Return p of the permutation of scores less the mean of the untrained models."""
+    return permutation_p(scores - untrained.mean(), base - base_untrained.mean())
+
+
+GAIN_TESTS = {
+    "trained or not": trained_or_not_p,
+    "pairs": pairs_p,
+    "scores less mean": shifted_p,
+    "Welch": welch_p,
+}
+BOTH = "both"  # the last two, what `decide_gains` has
+
+
+def draw_gains(
+    rng: np.random.Generator, condition: tuple[str, float], sizes: tuple[int, int], effect: float
+) -> list[tuple[Gain, Gain]]:
+    """Return the gain of each row and of its baseline; the first row gains less by the effect."""
+    population, control_sd = POPULATIONS[condition[0]], condition[1]
+    seeds, controls = sizes
+    unit = population.sd
+
+    def untrained(level: float) -> np.ndarray:
+        return (level - GAIN) * unit + rng.normal(scale=control_sd * unit, size=controls)
+
+    base = Gain(population.baseline(rng, seeds) + HEAD_START * unit, untrained(HEAD_START))
+    pairs = []
+    for i in range(GROUP):
+        loss = effect * unit * math.sqrt(1 + control_sd**2) if i == 0 else 0.0
+        pairs.append((Gain(population.row(rng, seeds) - loss, untrained(0.0)), base))
+    return pairs
+
+
+def simulate_gains(
+    condition: tuple[str, float], sizes: tuple[int, int], effect: float, leagues: int
+) -> dict[str, Any]:
+    """Return in how many leagues a test calls a gain different, and the verdicts on the first.
+
+    Without an effect that is any gain, with one it is the first, which has it, in sd of a gain.
+    """
+    rng = np.random.default_rng([*sizes, round(1000 * effect), GAINS.index(condition), 3])
+    unit = POPULATIONS[condition[0]].sd * math.sqrt(1 + condition[1] ** 2)
+    rule = Rule(SMALLEST_EFFECT * unit, comparisons=GROUP)
+    tests = dict(GAIN_TESTS)
+    if condition != GAINS[0] or sizes != SIZES[0]:  # elsewhere it says the same, and takes long
+        del tests["trained or not"]
+    if sizes[0] != sizes[1]:
+        del tests["pairs"]
+    counts, first = Counter(dict.fromkeys((*tests, BOTH), 0)), Counter()
+    for _ in range(leagues):
+        pairs = draw_gains(rng, condition, sizes, effect)
+        decisions = decide_gains(pairs, rule)
+        corrected = {BOTH: [decision.corrected for decision in decisions]}
+        for test, p_of in tests.items():
+            values = []
+            for gain, base in pairs:
+                (scores, untrained), (base_scores, base_untrained) = gain.samples, base.samples
+                values.append(p_of(scores, base_scores, untrained, base_untrained))
+            corrected[test] = holm(values)
+        for test, values in corrected.items():
+            counts[test] += (values[0] if effect else min(values)) < LEVEL
+        first[decisions[0].verdict] += 1
+    line: dict[str, Any] = {"gains": dict(counts), "population": condition[0]}
+    line |= {"control_sd": condition[1], "seeds": sizes[0], "controls": sizes[1]}
+    return line | {"effect": effect, "leagues": leagues, "first": dict(sorted(first.items()))}
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -224,6 +336,19 @@ def plan_rows() -> list[list[str]]:
     return rows
 
 
+def gain_rows(lines: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return what tests of gains say, a row for each condition, and how often equivalent."""
+    rows = []
+    for line in lines:
+        row = [line["population"], f"{line['control_sd']:g}"]
+        row += [str(line["seeds"]), str(line["controls"])]
+        for test in (*GAIN_TESTS, BOTH):
+            is_known = test in line["gains"]
+            row.append(per_cent(line["gains"][test], line["leagues"]) if is_known else "-")
+        rows.append([*row, first_row(EQUIVALENT)(line)])
+    return rows
+
+
 def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table in Markdown."""
     print(title, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|", sep="\n")
@@ -269,6 +394,13 @@ def print_tables(lines: Sequence[dict[str, Any]]) -> None:
             texts = [per_cent(line["tests"][test], line["leagues"]) for test in TESTS]
             rows.append([line["population"], str(line["rows"]), str(line["seeds"]), *texts])
         print_table(title, ["scores", "comparisons", "seeds", *TESTS], rows)
+    for effect, title in (
+        (0.0, "All gains equal: leagues in which a test calls one different (%)"),
+        (SMALLEST_EFFECT, "One gain less by 2 sd: leagues in which a test sees it (%)"),
+    ):
+        head = ["scores", "sd of untrained", "seeds", "untrained", *GAIN_TESTS, BOTH]
+        lines_of = [line for line in lines if "gains" in line and line["effect"] == effect]
+        print_table(title, [*head, "called equivalent"], gain_rows(lines_of))
     unseen = {line["seeds"]: line for line in lines if "unseen" in line}
     print_table(
         "One seed in ten fails, a difference of 4.2 points where 3 matter: verdicts (%)",
@@ -309,6 +441,9 @@ def main(argv: Sequence[str]) -> None:
             print(json.dumps(line), file=file, flush=True)
         line = simulate_tests("half of the seeds solve it", 4, 4 * GROUP, 0.0, LEAGUES[4])
         print(json.dumps(line), file=file, flush=True)
+        for condition, sizes, effect in product(GAINS, SIZES, (0.0, SMALLEST_EFFECT)):
+            line = simulate_gains(condition, sizes, effect, GAIN_LEAGUES)
+            print(json.dumps(line), file=file, flush=True)
 
 
 if __name__ == "__main__":

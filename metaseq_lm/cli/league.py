@@ -194,7 +194,8 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         source = Source(data, user_dir_of(options))
         objectives = tuple(map(contents.extended.objective, names))
         request = Request(objectives, budgets, source)
-        runner = Runner(contents.extended, request, folder.path, launch, check)
+        plan_hash = contents.plan.hash
+        runner = Runner(contents.extended, request, folder.path, launch, plan_hash, check)
         runner.check_all()
         if options.dry_run:
             show(forecast(runner, contents))
@@ -207,6 +208,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     with folder.lock():
         if (folder.read() if folder.exists() else None) != stored:
             raise MetaseqError(f"{folder.file}: changed meanwhile; give the command again")
+        folder.check_plans(plan_hash)
         folder.write(contents)
         over = runner.run()
     report(folder.path, replace(options, out=None))

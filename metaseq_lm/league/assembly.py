@@ -15,7 +15,7 @@ from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder
+from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans
 from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
@@ -32,7 +32,7 @@ from metaseq_lm.league.standings import (
     seed_scores,
 )
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import trials_of
+from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -122,6 +122,7 @@ class LeagueRuns:
             frequencies.unigram if frequencies else None,
             comparison.solved,
             self.plan.controls.shuffled,
+            {objective.name: objective.keys for objective in self.plan.objectives},
         )
 
     def standings(self) -> entries.Standings:
@@ -207,6 +208,7 @@ class LeagueRuns:
             scores["shuffled"],
             standing.findings,
             row.shipped,
+            mean_updates(row.scored),
         )
 
     def notes(self) -> list[str]:
@@ -225,7 +227,7 @@ class LeagueRuns:
         return [*notes, *self.tuning_notes(), *self.provenance()]
 
     def tuning_notes(self) -> list[str]:
-        """Return a sentence on tuning: trials and FLOPs of each objective."""
+        """Return sentences on tuning: trials, FLOPs, and what other metrics would have chosen."""
         metric, seeds = self.plan.tuning.metric, ", ".join(map(str, self.plan.tuning.seeds))
         parts = []
         for objective in self.plan.objectives:
@@ -239,8 +241,13 @@ class LeagueRuns:
                     f"{objective.name}{by} {len(runs)} trials, {flops_text(flops)} FLOPs"
                     f"{wider if len(runs) > planned * tuned else ''}"
                 )
+        if not parts:
+            return []
+        trials: list[Trials] = []
+        for objective in self.plan.objectives:
+            trials += trials_of(self.plan, objective, self.of(objective, TUNE)).values()
         note = f"Tuned by {metric} on seed {seeds}: {'; '.join(parts)}."
-        return [note] if parts else []
+        return [note, *describe_other_choices(self.plan, trials)]
 
     def provenance(self) -> list[str]:
         """Return a sentence on when and with what the runs were made; [] without runs."""
@@ -251,13 +258,23 @@ class LeagueRuns:
         return [describe_provenance(trials, finals, self.runs)] if self.runs else []
 
 
+def mean_updates(runs: Sequence[Run]) -> float | None:
+    """Return the mean number of updates of runs, None if none is recorded."""
+    counts = [run.results["updates"] for run in runs if run.results and "updates" in run.results]
+    return sum(counts) / len(counts) if counts else None
+
+
 def budget_of(run: Run) -> float:
     """Return the budget of a run, 0 without one."""
     return float(run.values.get(BUDGET) or 0)
 
 
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
-    """Return the runs of a league and, of settings that it has not completed, the archive's."""
+    """Return the runs of a league and, of settings that it has not completed, the archive's.
+
+    Raises UsageError for a run of another plan.
+    """
+    folder.check_plans(contents.plan.hash)
     runs = folder.runs()
     shipped = read_archived(contents)
     local = {setting_of(run) for run in runs}
@@ -295,7 +312,7 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
 def read_archived(contents: Contents) -> LeagueRuns:
     """Return the runs of the archive beside a plan; none if there is none, or of another plan.
 
-    Without frequencies the gates of losses are silent.
+    Without frequencies the gates of losses are silent. Raises UsageError for a run of another plan.
     """
     file = Path(contents.archive) if contents.archive else None
     if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
@@ -318,6 +335,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
     prices = json.loads(about.get("prices", "{}"))
     contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
+    check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
     return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
 
 

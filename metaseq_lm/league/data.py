@@ -12,7 +12,7 @@ from metaseq_lm.core.files import is_altered, read_json, to_json, with_checksum,
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.plan import FILES, TEXT, Plan
-from metaseq_lm.league.texts import has_set, has_text, make, make_text
+from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
 
 RECORD = ".source.json"  # behind the name of the data folder, which is beside it
 # Options of preprocess that make a world small, for a look at its plan.
@@ -91,10 +91,8 @@ def hash_of(file: Path) -> str:
 
 
 def is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sources differ in nothing but the files of a probe."""
-    return all(
-        source.get(key) == other.get(key) for key in {*source, *other} - {"probe", "probe_test"}
-    )
+    """Return whether two sources differ in nothing but what is of a probe."""
+    return all(source.get(key) == other.get(key) for key in {*source, *other} - {*OF_PROBE})
 
 
 def check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:

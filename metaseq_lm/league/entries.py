@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import WORSE, Decision, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
@@ -35,7 +36,10 @@ class Entry:
         shuffled: The same of the objective on shuffled rows.
         findings: What the gates say.
         shipped: Whether its runs came with the plan.
+        updates: Of a run, the mean over runs; None if not known.
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
+        gain_decision: On the gain over the untrained model, beside that of the baseline; None if
+            not tested, or without untrained models of one of the two.
     """
 
     objective: str
@@ -45,7 +49,9 @@ class Entry:
     shuffled: Scores = field(default_factory=dict)
     findings: Sequence[Finding] = ()
     shipped: bool = False
+    updates: float | None = None
     decision: Decision | None = None
+    gain_decision: Decision | None = None
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""
@@ -60,11 +66,23 @@ class Entry:
         bars = [f for f in self.about(metric, VOID, REFUSE, FLAG) if f.gate not in WITHOUT_GAIN]
         return bool(self.scores.get(metric)) and not bars
 
+    def gain(self, metric: str) -> Gain | None:
+        """Return what training adds to a metric; None without scores, or those of the untrained."""
+        scores, untrained = self.scores.get(metric), self.untrained.get(metric)
+        hidden = self.about(metric, VOID, REFUSE)
+        return Gain(scores, untrained) if scores and untrained and not hidden else None
+
     def stated(self, metric: str) -> Decision | None:
         """Return the decision if it holds for the row: of one that is not ranked only "worse"."""
-        if self.decision is None or self.is_ranked(metric) or self.decision.verdict == WORSE:
-            return self.decision
-        return None
+        return self.decision if self.holds(self.decision, metric) else None
+
+    def stated_gain(self, metric: str) -> Decision | None:
+        """Return the decision on the gain if it holds for the row, see `stated`."""
+        return self.gain_decision if self.holds(self.gain_decision, metric) else None
+
+    def holds(self, decision: Decision | None, metric: str) -> bool:
+        """Return whether a decision may be stated of the row."""
+        return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
 
 
 @dataclass(frozen=True)
@@ -104,21 +122,33 @@ class Standings:
         return sorted({entry.budget for entry in self.entries})
 
     def decided(self) -> "Standings":
-        """Return the standings with a decision on every tested row beside a ranked baseline."""
+        """Return the standings with decisions on every tested row beside a ranked baseline.
+
+        Those on the gains are a family of their own: the same comparisons, corrected apart.
+        """
         name, baselines = self.primary.name, {}
         for entry in self.entries:
             if entry.objective == self.baseline and entry.is_ranked(name):
                 baselines[entry.budget] = entry
-        tested = []
+        scores, gains = {}, {}
         for i, entry in enumerate(self.entries):
             base = baselines.get(entry.budget)
             if base and base is not entry and entry.is_tested(name):
-                tested.append((i, (entry.scores[name], base.scores[name])))
-        decisions = decide_all([pair for _, pair in tested], self.rule)
-        entries = [replace(entry, decision=None) for entry in self.entries]
-        for (i, _), decision in zip(tested, decisions):
-            entries[i] = replace(entries[i], decision=decision)
+                scores[i] = entry.scores[name], base.scores[name]
+                gain, base_gain = entry.gain(name), base.gain(name)
+                if gain and base_gain:
+                    gains[i] = gain, base_gain
+        decisions = dict(zip(scores, decide_all(list(scores.values()), self.rule)))
+        on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule)))
+        entries = []
+        for i, entry in enumerate(self.entries):
+            entries.append(replace(entry, decision=decisions.get(i), gain_decision=on_gains.get(i)))
         return replace(self, entries=entries)
+
+    @property
+    def has_gains(self) -> bool:
+        """Whether any row has a gain over untrained models."""
+        return any(entry.gain(self.primary.name) for entry in self.entries)
 
     def at(self, budget: float, metric: Metric) -> list[Entry]:
         """Return the rows of a budget: ranked ones from the best on, then flagged, then others."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.league.cells import interval_title
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
@@ -97,8 +98,10 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
 
 
 def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
-    """Return the texts left and right of a row: its name, and its verdict."""
-    return fill(entry.objective, 20), fill(standings.verdict_text(entry), 26)
+    """Return the texts left and right of a row: its name, and its verdicts."""
+    decision = entry.stated_gain(standings.primary.name)
+    on_gain = f"\ngain: {decision.verdict}" if decision else ""
+    return fill(entry.objective, 20), fill(standings.verdict_text(entry), 26) + on_gain
 
 
 def row_heights(standings: Standings, entries: list[Entry]) -> list[float]:
@@ -172,23 +175,50 @@ def draw_ladder(standings: Standings, path: Path) -> None:
 
     A row that is void or refused is hollow and no part of a line. The mean of the untrained models
     is an open mark at the left end: what a model sees decides what it tells without training.
-    Grey are the references.
+    Grey are the references. A second panel has the gains over untrained models, if there are any.
     """
     metric = standings.primary
     objectives = list(dict.fromkeys(entry.objective for entry in standings.entries))
     styles = {name: style_of(i) for i, name in enumerate(objectives)}
-    with canvas(1, path) as (figure, (axes,)):
-        axes.set(xscale="log", xlabel="FLOPs of a run", ylabel=metric.axis)
-        flops_axis(axes, [min(standings.budgets) / START, *standings.budgets])
+    with canvas(1 + standings.has_gains, path, shared=False) as (figure, (axes, *others)):
+        axes.set(ylabel=metric.axis)
+        for gains in others:
+            gains.set(ylabel=f"gain over the untrained model{' (points)' * metric.percent}")
+            gains.axhline(0, color=CONTROL, linewidth=1.2)
+        for panel in (axes, *others):
+            panel.set(xscale="log", xlabel="FLOPs of a run")
+            flops_axis(panel, [min(standings.budgets) / START, *standings.budgets])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)
             draw_steps(axes, standings, entries, style, shift)
+            for gains in others:
+                draw_gains(gains, standings, entries, style, shift)
         values = standings.references.get(metric.name, {}).values()
         lines = reference_styles(standings) if values else {}
         for value, style in zip(values, lines.values()):
             axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
         legend(figure, styles | lines, describe_ladder(standings))
+        for panel in others:  # `canvas` names the axis of the first panel of a row only
+            axes.set_title(metric.axis, fontsize="small")
+            panel.set_title(panel.get_ylabel(), fontsize="small")
+
+
+def draw_gains(
+    axes: "Axes", standings: Standings, entries: list[Entry], style: Style, shift: float
+) -> None:
+    """Draw the gains of an objective over its budgets, with their Welch intervals."""
+    metric, level = standings.primary, standings.rule.level
+    xs, means = [], []
+    for entry in sorted(entries, key=lambda entry: entry.budget):
+        if (gain := entry.gain(metric.name)) is None:
+            continue
+        xs.append(entry.budget * shift)
+        means.append(gain.mean * metric.scale)
+        if ends := gain.interval(level):
+            axes.plot([xs[-1]] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
+    look: Any = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
+    axes.plot(xs, means, markersize=5, **look)
 
 
 def describe_ladder(standings: Standings) -> str:
@@ -196,6 +226,9 @@ def describe_ladder(standings: Standings) -> str:
     texts = ["small: a seed; large: mean"]
     if any(entry.untrained for entry in standings.entries):
         texts.append("open, at the left: mean of untrained models")
+    if standings.has_gains:
+        interval = interval_title(standings.rule)
+        texts.append(f"right: score less that of the untrained model, with its {interval}")
     if is_any_hidden(standings):
         texts.append("small and hollow: void or refused")
     return "; ".join(texts)

@@ -24,6 +24,7 @@ from metaseq_lm.core.files import (
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 
 FILE = "league.json"
 VERSION = 1
@@ -174,6 +175,32 @@ class LeagueFolder:
         for phase in PHASES:
             folders += sorted(file.parent for file in self.path.glob(f"{phase}/*/*/config.yaml"))
         return [read_run(folder) for folder in folders]
+
+    def check_plans(self, plan_hash: str) -> None:
+        """Raise UsageError for runs of another plan, see `check_plans`."""
+        plans = {}
+        for phase in PHASES:
+            for file in sorted(self.path.glob(f"{phase}/*/*/{PLAN_FILE}")):
+                plans[str(file.parent)] = read_plan_hash(file.parent)
+        check_plans(plans, plan_hash)
+
+
+def check_plans(plans: Mapping[str, str], plan_hash: str) -> None:
+    """Raise UsageError for runs of another plan.
+
+    Args:
+        plans: The hash of the plan that each run records, by its name; "" for one that was made
+            before runs recorded it.
+        plan_hash: The hash of their league's plan.
+    """
+    others = {name: other for name, other in plans.items() if other not in ("", plan_hash)}
+    if others:
+        name, other = next(iter(others.items()))
+        further = f" So are {len(others) - 1} more." if len(others) > 1 else ""
+        raise UsageError(
+            f"{name}: a run of another plan ({other}; that of this league is {plan_hash})."
+            f"{further} A plan is fixed before its runs: move them away, or choose another --out"
+        )
 
 
 def with_added(plan: Plan, added: Sequence[Added]) -> Plan:

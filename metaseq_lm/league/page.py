@@ -1,26 +1,30 @@
 """The page of a league: standings as text, Markdown, csv and html, with figures.
 
-Scores and verdict of a row stand beside its controls. A void row has no number, only the reason;
-a flagged one has a letter and is neither ranked nor tested.
+Scores and verdict of a row stand beside its controls, and beside its gain over the untrained model
+with a verdict of its own. A void row has no number, only the reason; a flagged one has a letter and
+is neither ranked nor tested.
 """
 
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.league.entries import (
-    NOT_RANKED,
-    Entry,
-    Scores,
-    Standings,
+from metaseq_lm.league.cells import (
+    decision_texts,
+    gain_text,
+    interval_title,
+    score_text,
+    signed_texts,
+    summary_text,
 )
+from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
-from metaseq_lm.league.verdict import VERDICTS, Decision, Rule
+from metaseq_lm.league.verdict import VERDICTS
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
 from metaseq_lm.reporting.html import render_page
-from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
 
@@ -30,8 +34,9 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
     `standings` are decided ones. Returns the paths; the text is the first.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    table, other = standings_table(standings), secondary_table(standings)
-    tables = [table, other] if other else [table]
+    table = standings_table(standings)
+    others = [gains_table(standings), secondary_table(standings)]
+    tables = [table, *(other for other in others if other)]
     pictures = [folder / "standings.png"]
     draw_standings(standings, pictures[0])
     ladder = folder / "ladder.png"
@@ -53,16 +58,18 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
 
 
 def standings_table(standings: Standings) -> Table:
-    """Return the rows by budget: primary metric and the means of its parts, controls, verdict.
+    """Return the rows by budget: primary metric and the means of its parts, controls, verdicts.
 
     Then reasons and all that the verdicts rest on.
     """
     metric = standings.primary
     has_shuffled = any(entry.shuffled for entry in standings.entries)
-    head = ["FLOPs", "objective", "seeds", metric.title]
+    has_updates = any(entry.updates is not None for entry in standings.entries)
+    head = ["FLOPs", "objective", "seeds", *["updates"] * has_updates, metric.title]
     head += [*map(short_name, standings.parts), "untrained"]
     head += ["shuffled"] * has_shuffled
     head += ["difference", interval_title(standings.rule), "p (Holm)", "verdict"]
+    head += ["gain", "verdict on the gain"] * standings.has_gains
     rows, records = [], []
     for budget in standings.budgets:
         best = best_text(standings, budget, metric)
@@ -70,12 +77,17 @@ def standings_table(standings: Standings) -> Table:
             text = score_text(standings, entry, metric)
             row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
             row.append(Cell(str(len(entry.scores.get(metric.name, ())))))
+            if has_updates:
+                row.append(Cell("-" if entry.updates is None else f"{entry.updates:,.0f}"))
             row.append(Cell(text, best=text == best))
             row += map(Cell, part_texts(standings, entry))
             controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
             row += [Cell(summary_text(scores, metric)) for scores in controls]
             row += map(Cell, decision_texts(entry.decision, metric))
             row.append(Cell(standings.verdict_text(entry), number=False))
+            if standings.has_gains:
+                row.append(Cell(gain_text(entry.gain(metric.name), metric)))
+                row.append(Cell(gain_verdict(entry, metric), number=False))
             rows.append(row)
             records.append(record(standings, entry))
     notes = [*summaries(standings), *describe_parts(standings)]
@@ -83,6 +95,34 @@ def standings_table(standings: Standings) -> Table:
     notes += [describe_rule(standings), *describe_origins(standings)]
     notes += [*standings.remarks, *standings.notes]
     return Table(standings.title, head, rows, notes, records)
+
+
+def gains_table(standings: Standings) -> Table | None:
+    """Return what training adds to the primary metric, by budget; None without untrained models.
+
+    That is the score less that of the untrained model, and its difference from the gain of the
+    baseline with a verdict.
+    """
+    metric, interval = standings.primary, interval_title(standings.rule)
+    if not standings.has_gains:
+        return None
+    head = ["FLOPs", "objective", "untrained", "gain", interval, "difference", interval]
+    head += ["p (Holm)", "verdict on the gain"]
+    rows = []
+    for budget in standings.budgets:
+        for entry in standings.at(budget, metric):
+            if (gain := entry.gain(metric.name)) is None:
+                continue
+            row = [Cell(flops_text(budget)), Cell(entry.objective, number=False)]
+            row += [Cell(summary_text(entry.untrained, metric)), Cell(gain_text(gain, metric))]
+            ends = gain.interval(standings.rule.level)
+            _, *texts = signed_texts(gain.mean, ends, metric)
+            row.append(Cell(" to ".join(texts) or "-"))
+            row += map(Cell, decision_texts(entry.gain_decision, metric))
+            row.append(Cell(gain_verdict(entry, metric), number=False))
+            rows.append(row)
+    title = f"Gains over untrained models: {metric.title}, mean ± sd of a run less an untrained one"
+    return Table(title, head, rows, [describe_gains(standings)])
 
 
 def secondary_table(standings: Standings) -> Table | None:
@@ -108,44 +148,10 @@ def secondary_table(standings: Standings) -> Table | None:
     )
 
 
-def interval_title(rule: Rule) -> str:
-    """Return the title of the column of intervals: 90 % interval."""
-    return f"{100 * (1 - 2 * rule.level):g} % interval"
-
-
-def summary_text(scores: Scores, metric: Metric) -> str:
-    """Return mean ± sd of a metric, "-" without scores."""
-    summary = summarise(scores.get(metric.name, ()))
-    return summary.text(metric) if summary else "-"
-
-
-def score_text(standings: Standings, entry: Entry, metric: Metric) -> str:
-    """Return the cell of a score: the number with its letters, or why there is none."""
-    for action in (VOID, REFUSE):
-        if entry.about(metric.name, action):
-            return NOT_RANKED[action]
-    return " ".join([summary_text(entry.scores, metric), *standings.marks(entry, metric.name)])
-
-
 def best_text(standings: Standings, budget: float, metric: Metric) -> str | None:
     """Return the cell of the best ranked row of a budget, None if less than two are ranked."""
     ranked = [e for e in standings.at(budget, metric) if e.is_ranked(metric.name)]
     return score_text(standings, ranked[0], metric) if len(ranked) > 1 else None
-
-
-def decision_texts(decision: Decision | None, metric: Metric) -> list[str]:
-    """Return the cells difference, interval and p."""
-    if decision is None:
-        return ["", "", ""]
-    difference, *ends = signed_texts(decision, metric)
-    return [difference, " to ".join(ends) or "-", p_text(decision.corrected)]
-
-
-def signed_texts(decision: Decision, metric: Metric, digits: int | None = None) -> list[str]:
-    """Return a difference and, if it has an interval, its ends, with `digits` after the point."""
-    numbers = [decision.difference, *(decision.interval or ())]
-    digits = metric.decimals(max(map(abs, numbers))) if digits is None else digits
-    return [f"{'+' * (x >= 0)}{metric.text(x, digits)}" for x in numbers]
 
 
 def summaries(standings: Standings) -> list[str]:
@@ -216,6 +222,26 @@ def describe_rule(standings: Standings) -> str:
     )
 
 
+def gain_verdict(entry: Entry, metric: Metric) -> str:
+    """Return the verdict on the gain of a row in words, "" if there is none."""
+    decision = entry.stated_gain(metric.name)
+    return decision.text if decision else ""
+
+
+def describe_gains(standings: Standings) -> str:
+    """Return how the verdicts on gains came about."""
+    rule = standings.rule
+    count = sum(entry.gain_decision is not None for entry in standings.entries)
+    return (
+        f"The plan decides by the score; the verdict on the gain is secondary, and tells a head "
+        "start from what was learnt. The difference is that of two gains, those of the row and of "
+        f"{standings.baseline}, each over its own untrained models: Welch's t test and interval of "
+        "four means, and a permutation test of the scores less the means of the untrained ones, "
+        f"corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds that "
+        "would decide are runs and untrained models of each."
+    )
+
+
 def describe_origins(standings: Standings) -> list[str]:
     """Return which rows were run and which ones shipped with the plan; [] if none did."""
     if not any(entry.shipped for entry in standings.entries):
@@ -251,9 +277,25 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     line |= {"p_holm": decision.corrected if decision else None}
     line |= {"verdict": decision.verdict if decision else None}
     line |= {"seeds_that_decide": decision.seeds if decision else None}
+    line |= {"updates": entry.updates, **gain_record(standings, entry)}
     line["findings"] = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
     for metric in (*standings.metrics[1:], *standings.parts):
         summary = summarise(entry.scores.get(metric.name, ()))
         is_shown = summary and not entry.about(metric.name, VOID, REFUSE)
         line[metric.name] = summary.centre if summary and is_shown else None
     return line
+
+
+def gain_record(standings: Standings, entry: Entry) -> dict[str, Any]:
+    """Return the unrounded numbers of the gain of a row, for csv."""
+    gain, decision = entry.gain(standings.primary.name), entry.gain_decision
+    ends = (gain and gain.interval(standings.rule.level)) or (None, None)
+    line: dict[str, Any] = {"gain": gain and gain.mean, "gain_sd": gain and gain.sd}
+    line |= {"gain_low": ends[0], "gain_high": ends[1]}
+    low, high = (decision and decision.interval) or (None, None)
+    line |= {"gain_difference": decision.difference if decision else None}
+    line |= {"gain_difference_low": low, "gain_difference_high": high}
+    line |= {"gain_p": decision.p if decision else None}
+    line |= {"gain_p_holm": decision.corrected if decision else None}
+    line |= {"gain_verdict": decision.verdict if decision else None}
+    return line | {"gain_seeds_that_decide": decision.seeds if decision else None}

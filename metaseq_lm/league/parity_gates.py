@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from metaseq_lm.core.config import GROUPS
 from metaseq_lm.league.loss_gates import number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -21,6 +22,8 @@ from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
 from metaseq_lm.reporting.settings import differing_suite_options, show
 
 PARITY = 0.02  # share of the budget by which FLOPs may differ from it
+UPDATES = "trainer.max_update"
+SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change results
 
 
 def missing(row: Row, context: Context) -> Iterator[Finding]:
@@ -105,6 +108,36 @@ def same_code(row: Row, context: Context) -> Iterator[Finding]:
         reason = f"the hashes of the code differ ({', '.join(codes)})"
         is_expected = row.added or row.shipped != base.shipped
         yield Finding("code", NOTE if is_expected else REFUSE, reason)
+
+
+def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
+    """An option that the plan leaves open has another value than in the runs of the baseline.
+
+    A default or a preset has changed between the code of the two. Only options of classes that both
+    have, without those that an objective sets itself. What runs of an earlier version do not record
+    is not compared, nor what follows the number of updates, which a budget decides.
+    """
+    base = context.baseline_of(row)
+    if base is None or not (row.scored and base.scored):
+        return
+    own = context.options.get(row.objective, frozenset())
+    own |= context.options.get(base.objective, frozenset())
+    changed = []
+    for key in row.scored[0].compared_keys:
+        group, _, name = key.partition(".")
+        is_common = group in SECTIONS and name not in ("", "_name") and not {key, group} & own
+        if not is_common or key == UPDATES or key not in base.scored[0].values:
+            continue
+        runs = [*base.scored, *row.scored]
+        if len(known_values(run.values.get(f"{group}._name") for run in runs)) > 1:
+            continue
+        values = known_values(run.values.get(key) for run in runs)
+        follows = all(run.values.get(key) == run.values.get(UPDATES) for run in runs)
+        if len(values) > 1 and not follows:
+            changed.append(f"{key} {', '.join(values)}")
+    if changed:
+        reason = f"options that the plan leaves open differ ({'; '.join(changed)})"
+        yield Finding("defaults", REFUSE, f"{reason}: a default has changed with the code")
 
 
 def corpus_of(run: Run) -> str | None:

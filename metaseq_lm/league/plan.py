@@ -69,6 +69,12 @@ class Objective:
     metric: str | None = None
 
     @property
+    def keys(self) -> frozenset[str]:
+        """The keys of its options and of its grid; of a choice such as model=modern the group."""
+        chosen = (str(parse_override(option).key_or_group) for option in self.options)
+        return frozenset((*chosen, *self.grid))
+
+    @property
     def trials(self) -> int:
         """The number of combinations of the grid, before it is widened."""
         return math.prod(map(len, self.grid.values())) if self.grid else 0

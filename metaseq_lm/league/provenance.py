@@ -10,7 +10,7 @@ from metaseq_lm.reporting.runs import Run
 
 
 def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequence[Run]) -> str:
-    """Return a sentence on the time of the runs and on the software that made them.
+    """Return sentences on the time of the runs, what made them, and whether they name the plan.
 
     Args:
         trials: The runs that tuned.
@@ -29,8 +29,13 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
         text += f" ({unknown} of {len(runs)} runs do not say when)"
     facts = [counted(runs, fact) for fact in (code_of, versions_of, machine_of)]
     made_with = "; ".join(filter(None, facts))
+    marked = sum(bool(run.plan) for run in runs)
+    count = {0: "No run records", len(runs): "Each run records"}.get(
+        marked, f"{marked} of {len(runs)} runs record"
+    )
     return (
-        f"{text[0].upper()}{text[1:]}{f'; they were made with {made_with}' if made_with else ''}."
+        f"{text[0].upper()}{text[1:]}{f'; they were made with {made_with}' if made_with else ''}. "
+        f"{count} the hash of this plan."
     )
 
 

@@ -33,6 +33,7 @@ from metaseq_lm.league.progress import Progress
 from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
 from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.runs.plan import write_plan
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -74,6 +75,7 @@ class Runner:
         request: What to run.
         out: The folder of the league.
         launch: Where and with what resources.
+        plan_hash: The hash that runs record: of the plan without added objectives.
         check: Raises UsageError for a configuration that must not be launched.
     """
 
@@ -81,6 +83,7 @@ class Runner:
     request: Request
     out: Path
     launch: Launch
+    plan_hash: str
     check: Check | None = None
     progress: Progress = field(init=False)
 
@@ -355,6 +358,8 @@ class Runner:
                 self.progress.add(sweep, current, requested)
                 names = {state.run for state in current if state.state in OPEN}
                 todo = [run for run in requested if run.name in names]
+                for run in todo:
+                    write_plan(folder.path / run.folder, self.plan_hash)
                 if todo:
                     batches.append(Batch(folder, todo, self.code(folder)))
             if batches and self.launch.executor != "slurm":

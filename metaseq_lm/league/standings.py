@@ -118,6 +118,7 @@ class Context:
             in nats a token; None if not known.
         solved: The score from which on a seed counts as having solved a task.
         shuffled: The budgets at which the plan asks for controls on shuffled text.
+        options: The keys that each objective sets itself, those of its grid too, by its name.
     """
 
     rows: tuple[Row, ...]
@@ -128,6 +129,7 @@ class Context:
     unigram: float | None = None
     solved: float = 0.9
     shuffled: tuple[float, ...] = ()
+    options: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def primary(self) -> str:

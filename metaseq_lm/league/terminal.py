@@ -6,14 +6,10 @@ from pathlib import Path
 from textwrap import wrap
 
 from metaseq_lm.core.output import clean
+from metaseq_lm.league.cells import gain_text, interval_title, signed_texts
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
-from metaseq_lm.league.page import (
-    describe_origins,
-    interval_title,
-    signed_texts,
-    summaries,
-)
+from metaseq_lm.league.page import describe_origins, summaries
 from metaseq_lm.league.parts import (
     DOUBT,
     aligned,
@@ -24,9 +20,7 @@ from metaseq_lm.league.parts import (
     short_text,
 )
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
-from metaseq_lm.reporting.formats import text_column
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
-from metaseq_lm.reporting.table import Cell
 
 COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
 GAP = "  "
@@ -63,15 +57,18 @@ def main_table(standings: Standings) -> Iterator[Lines]:
     """Yield the head of the table, then each budget: its verdicts in a sentence, and its rows."""
     metric = standings.primary
     entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
-    head = ["objective", "seeds", "mean ± sd", "untrained", "shuffled", "difference", "verdict"]
-    rows = [main_row(standings, entry) for entry in entries]
-    columns = []
-    for title, *texts in zip(head, *rows):
-        if any(texts):  # there may be no control on shuffled text
-            cells = [Cell(text) for text in texts]
-            columns.append(text_column(title, cells, title not in ("objective", "verdict")))
+    columns = [
+        headed("objective", [entry.objective for entry in entries], is_right=False),
+        headed("seeds", [str(len(entry.scores.get(metric.name, ()))) for entry in entries]),
+        headed("mean ± sd", [score_column(entry, metric) for entry in entries]),
+    ]
     if standings.parts:
-        columns.insert(3, parts_column(standings, entries))
+        columns.append(parts_column(standings, entries))
+    columns.append(headed("difference", [difference_text(entry, metric) for entry in entries]))
+    verdicts = [verdict_text(standings, entry) for entry in entries]
+    columns.append(headed("verdict", verdicts, is_right=False))
+    if standings.has_gains:
+        columns += gain_columns(entries, metric)
     lines = side_by_side(columns)
     top = len(lines) - len(entries)
     yield lines[:top]
@@ -80,6 +77,15 @@ def main_table(standings: Standings) -> Iterator[Lines]:
         count = sum(entry.budget == budget for entry in entries)
         yield [*wrapped(sentence), *lines[:count]]
         lines = lines[count:]
+
+
+def gain_columns(entries: Sequence[Entry], metric: Metric) -> list[Lines]:
+    """Return the columns of gains over untrained models: mean ± sd, and the verdict."""
+    name, digits = metric.name, 1 if metric.percent else None
+    gains = [gain_text(entry.gain(name), metric, digits) for entry in entries]
+    stated = [entry.stated_gain(name) for entry in entries]
+    verdicts = [decision.verdict if decision else "" for decision in stated]
+    return [headed("gain ± sd", gains), headed("on gain", verdicts, is_right=False)]
 
 
 def parts_column(standings: Standings, entries: Sequence[Entry]) -> Lines:
@@ -96,22 +102,35 @@ def side_by_side(columns: Sequence[Lines]) -> Lines:
     return [GAP.join(line).rstrip() for line in zip(*padded)]
 
 
-def main_row(standings: Standings, entry: Entry) -> Lines:
-    """Return the texts of a row."""
+def score_column(entry: Entry, metric: Metric) -> str:
+    """Return mean ± sd of the main metric, or why a row has no number."""
+    hidden = hidden_text(entry, metric)
+    return hidden or mean_text(entry.scores, metric)
+
+
+def hidden_text(entry: Entry, metric: Metric) -> str:
+    """Return "void" or "refused" for a row without a number, "" for others."""
+    hidden = [NOT_RANKED[action] for action in (VOID, REFUSE) if entry.about(metric.name, action)]
+    return hidden[0] if hidden else ""
+
+
+def difference_text(entry: Entry, metric: Metric) -> str:
+    """Return the difference from the baseline with its interval, "" for an untested row."""
+    if (decision := entry.decision) is None:
+        return ""
+    digits = 1 if metric.percent else None
+    difference, *ends = signed_texts(decision.difference, decision.interval, metric, digits)
+    return f"{difference} ({' to '.join(ends)})" if ends else difference
+
+
+def verdict_text(standings: Standings, entry: Entry) -> str:
+    """Return the verdict of a row with the letters of what flags it."""
     metric = standings.primary
-    hidden = [NOT_RANKED[a] for a in (VOID, REFUSE) if entry.about(metric.name, a)]
-    score = hidden[0] if hidden else mean_text(entry.scores, metric)
-    row = [entry.objective, str(len(entry.scores.get(metric.name, ()))), score]
-    row += [mean_text(scores, metric) for scores in (entry.untrained, entry.shuffled)]
-    difference = ""
-    if entry.decision:
-        difference, *ends = signed_texts(entry.decision, metric, 1 if metric.percent else None)
-        difference += f" ({' to '.join(ends)})" if ends else ""
-    verdict = standings.verdict_text(entry)
-    if not hidden and (marks := standings.marks(entry, metric.name)):
-        decision = entry.stated(metric.name)
-        verdict = f"{decision.text if decision else NOT_RANKED[FLAG]}: {' '.join(marks)}"
-    return [*row, difference, verdict]
+    marks = standings.marks(entry, metric.name)
+    if hidden_text(entry, metric) or not marks:
+        return standings.verdict_text(entry)
+    decision = entry.stated(metric.name)
+    return f"{decision.text if decision else NOT_RANKED[FLAG]}: {' '.join(marks)}"
 
 
 def mean_text(scores: Scores, metric: Metric) -> str:
@@ -150,10 +169,11 @@ def rule(standings: Standings) -> Lines:
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
     effect = metric.text(rule.smallest_effect, 1 if metric.percent else None)
+    gain = " Gain: over the untrained model; its verdict is secondary." * standings.has_gains
     return wrapped(
         f"Better, worse: p below {rule.level:g} after correction for "
         f"{max(rule.comparisons, count)} comparisons. Equivalent: the {interval_title(rule)}, in "
-        f"brackets, lies within ± {effect}, the smallest difference that matters."
+        f"brackets, lies within ± {effect}, the smallest difference that matters.{gain}"
     )
 
 
@@ -180,8 +200,7 @@ def other_metrics(standings: Standings) -> Iterator[Lines]:
     budgets = ", ".join(map(flops_text, standings.budgets))
     names = list(dict.fromkeys(entry.objective for entry in standings.entries))
     levels = common_references(standings, metrics)
-    first = [Cell(name) for name in [*names, *levels]]
-    label = text_column("objective", first, False)
+    label = headed("objective", [*names, *levels], is_right=False)
     blocks: list[list[Lines]] = []
     for metric in metrics:
         cells = [means_text(standings, name, metric) for name in names]
@@ -204,10 +223,11 @@ def means_text(standings: Standings, objective: str, metric: Metric) -> str:
     return " ".join(aligned([short_text(by_budget.get(b), metric) for b in standings.budgets]))
 
 
-def headed(name: str, cells: Sequence[str]) -> Lines:
+def headed(name: str, cells: Sequence[str], is_right: bool = True) -> Lines:
     """Return a column with its name above it, in as many lines as the words of the name need."""
     width = max(map(len, [*name.split(), *cells]))
-    return [text.rjust(width) for text in [*wrap(name, width), *cells]]
+    texts = [*wrap(name, width), *map(clean, cells)]
+    return [text.rjust(width) if is_right else text.ljust(width) for text in texts]
 
 
 def line_width(columns: Sequence[Lines]) -> int:

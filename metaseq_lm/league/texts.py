@@ -7,17 +7,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
 from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.words.columns import ConlluReader
 from metaseq_lm.league.plan import CONLLU, FILES, LABELLED, TEXT
 
 HELD_OUT = 50  # every 50th line of the text is held out
 # The probes of a file of dependencies: name, column, scheme of the tags.
-TAGGED = (("upos", "upos", "none"), ("relation", "deprel", "none"))
+RELATION = "relation"
+TAGGED = (("upos", "upos", "none"), (RELATION, "deprel", "none"))
+SUBTYPES = "relation_subtypes"  # an option of preprocess for the relations of a probe
+OF_PROBE = ("probe", "probe_test", SUBTYPES)  # of the data of a text
 
 
 def make_text(
@@ -29,13 +33,14 @@ def make_text(
     CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts the set `labels`.
 
     Args:
-        data: The files `text`, `probe` and `probe_test`, and options of preprocess by name.
+        data: The files `text`, `probe` and `probe_test`, and options of preprocess by name;
+            `relation_subtypes` is of the probe.
         folder: The data folder.
         lines: How many lines of the text are read; None for all.
         keep_corpus: Whether a corpus that is there stays.
 
     Raises:
-        UsageError: A file is not there, or the text is too short.
+        UsageError: A file is not there, a probe is no CoNLL-U, or the text is too short.
         MetaseqError: A file is damaged, or of another form.
     """
     for key in FILES:
@@ -46,9 +51,12 @@ def make_text(
             f"{data['probe']} and {data['probe_test']}: one is CoNLL-U by its name, the other is "
             "not; a probe learns from the one and is scored on the other"
         )
+    if SUBTYPES in data and not data["probe"].endswith(CONLLU):
+        raise UsageError(f"data.{SUBTYPES}: {data['probe']} is no CoNLL-U, so it has no relations")
+    check_probe(data)
     if not (keep_corpus and has_set(folder)):
         splits = split_lines(Path(data[TEXT]), folder.with_name(TEXT), lines)
-        options = {key: value for key, value in data.items() if key not in FILES}
+        options = {key: value for key, value in data.items() if key not in (*FILES, *OF_PROBE)}
         make(options, pipeline.Request(folder, splits, overwrite=True))
     probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
     for options in probe_sets(data).values():
@@ -62,7 +70,24 @@ def probe_sets(data: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     sets = {}
     for name, column, scheme in TAGGED:
         sets[name] = {"tagged": name, "tag_column": column, "tag_scheme": scheme}
+    if SUBTYPES in data:
+        sets[RELATION][SUBTYPES] = data[SUBTYPES]
     return sets
+
+
+def check_probe(data: Mapping[str, Any]) -> None:
+    """Raise UsageError, with file and line, for a probe that is no CoNLL-U though its name says so.
+
+    Before the corpus is made, which may take minutes.
+    """
+    for key in ("probe", "probe_test") if data["probe"].endswith(CONLLU) else ():
+        reader = ConlluReader(TextFile(Path(data[key])), trees=False)
+        try:
+            count = sum(1 for _ in reader)
+        except MetaseqError as error:
+            raise UsageError(f"{error}. Correct the file, or name another one") from error
+        if not count:
+            raise UsageError(f"{data[key]}: no sentences")
 
 
 def has_text(data: Mapping[str, Any], folder: Path) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 from metaseq_lm.league.expansion import BUDGET, Values
 from metaseq_lm.league.plan import Objective, Plan, is_number
 from metaseq_lm.league.standings import metric_of
+from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import show
 
 Grid = dict[str, tuple[Any, ...]]
 
@@ -62,6 +64,14 @@ class Trials:
         means = self.means()
         return min(means, key=lambda pair: sign * pair[1])[0] if means else None
 
+    def chosen_by(self, metric: str) -> Values | None:
+        """Return the setting that another metric would have chosen.
+
+        None unless all settings that have a score have one of that metric, too.
+        """
+        other = replace(self, metric=metric)
+        return other.best() if len(other.means()) == len(self.means()) else None
+
 
 def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[float, Trials]:
     """Return the trials of an objective by their budget, from its runs of the phase `tune`.
@@ -76,6 +86,46 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
         budget: Trials(objective, budget, tuple(of_budget), plan.tuning_metric(objective))
         for budget, of_budget in sorted(by_budget.items())
     }
+
+
+def describe_other_choices(plan: Plan, trials: Iterable[Trials]) -> list[str]:
+    """Return sentences on what the metrics that tune other objectives would have chosen.
+
+    [] if one metric tunes all. Trials know the metrics that they were scored with.
+    """
+    metrics = list(dict.fromkeys(plan.tuning_metric(o) for o in plan.objectives if o.grid))
+    other, same = [], []
+    unknown: dict[str, list[str]] = {}
+    for item in trials:
+        best, name = item.best(), item.objective.name
+        for metric in metrics:
+            if best is None or metric == item.metric:
+                continue
+            chosen, where = item.chosen_by(metric), f"{name} at {flops_text(item.budget)}"
+            if chosen is None:
+                names = unknown.setdefault(metric, [])
+                names += [name] if name not in names else []
+            elif chosen == best:
+                same.append(f"{where} by {metric}")
+            else:
+                here, there = values_text(best), values_text(chosen)
+                other.append(f"{where} by {metric} {there}, not {here}")
+    sentences = []
+    if other:
+        sentences.append(f"Another metric would have chosen other values: {'; '.join(other)}.")
+    if same:
+        sentences.append(f"It would have chosen the same: {', '.join(same)}.")
+    for metric, names in unknown.items():
+        sentences.append(
+            f"What {metric} would have chosen is not known of {', '.join(names)}: their trials are "
+            "not scored by it."
+        )
+    return sentences
+
+
+def values_text(values: Values) -> str:
+    """Return values of options as a text, such as optimizer.lr=0.003."""
+    return " ".join(f"{key}={show(value)}" for key, value in values.items())
 
 
 def widened(trials: Trials, most: int) -> Grid:

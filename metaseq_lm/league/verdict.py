@@ -21,6 +21,8 @@ from metaseq_lm.reporting.significance import LEVEL, POWER, holm, rounding_error
 
 BETTER, EQUIVALENT, WORSE, UNDECIDED = "better", "equivalent", "worse", "undecided"
 VERDICTS = (BETTER, EQUIVALENT, WORSE, UNDECIDED)
+# Of the means of samples: a row, its baseline, and the controls of these.
+SIGNS = (1.0, -1.0, -1.0, 1.0)
 # Up to so many assignments of the scores are enumerated (10 seeds against 10 have 184,756).
 ASSIGNMENTS = 200_000
 MOST_SEEDS = 200  # where the search for a number of seeds ends
@@ -56,27 +58,37 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Contrast:
+    """A difference of means, and what is known of its error before any correction.
+
+    Attributes:
+        difference: Mean of the scores minus that of the baseline, not turned by the direction; of
+            gains, see `gains`, the difference of those.
+        interval: The 1 - 2 level interval of the difference; None if a sample has one score only.
+        p: Two-sided, the larger of those of the permutation test and of Welch's t test.
+        sd: Pooled over the two sides; None if no side has two scores.
+        sizes: The number of seeds of the row and of the baseline.
+    """
+
+    difference: float
+    interval: tuple[float, float] | None
+    p: float
+    sd: float | None
+    sizes: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Decision(Contrast):
     """The verdict on one row, with its numbers.
 
     Attributes:
         verdict: One of VERDICTS.
-        difference: Mean of the scores minus that of the baseline, not turned by the direction.
-        interval: The 1 - 2 level interval of the difference; None if a side has one seed only.
-        p: Two-sided, the larger of those of the permutation test and of Welch's t test.
         corrected: `p` after Holm's correction.
-        sd: Pooled over the two sides; None if no side has two seeds.
-        sizes: The number of seeds of the row and of the baseline.
         rule: What was decided by.
     """
 
     verdict: str
-    difference: float
-    interval: tuple[float, float] | None
-    p: float
     corrected: float
-    sd: float | None
-    sizes: tuple[int, int]
     rule: Rule
 
     @property
@@ -148,26 +160,36 @@ def decide_all(
 
     Raises ValueError for a side without scores, or with one that is not finite.
     """
-    sides = []
+    contrasts = []
     for scores, baseline in pairs:
-        sides.append((checked(scores), checked(baseline)))
-    rule = replace(rule, comparisons=max(rule.comparisons, len(pairs)))
-    p_values = [difference_p(x, y) for x, y in sides]
-    missing = [1.0] * (rule.comparisons - len(pairs))
+        contrasts.append(contrast(checked(scores), checked(baseline), rule.level))
+    return judge(contrasts, rule)
+
+
+def judge(contrasts: Sequence[Contrast], rule: Rule) -> list[Decision]:
+    """Return the verdicts on contrasts that are corrected together, see `decide_all`."""
+    rule = replace(rule, comparisons=max(rule.comparisons, len(contrasts)))
+    missing = [1.0] * (rule.comparisons - len(contrasts))
     decisions = []
-    for (x, y), p, corrected in zip(sides, p_values, holm([*p_values, *missing])):
-        difference = float(x.mean() - y.mean())
-        interval = welch_interval(x, y, rule.level)
+    for item, corrected in zip(contrasts, holm([*(item.p for item in contrasts), *missing])):
         verdict = UNDECIDED
         if corrected < rule.level:
-            verdict = WORSE if (difference > 0) == rule.lower_is_better else BETTER
-        elif within(interval, rule.smallest_effect):
+            verdict = WORSE if (item.difference > 0) == rule.lower_is_better else BETTER
+        elif within(item.interval, rule.smallest_effect):
             verdict = EQUIVALENT
-        sizes = len(x), len(y)
-        decisions.append(
-            Decision(verdict, difference, interval, p, corrected, pooled_sd(x, y), sizes, rule)
-        )
+        decisions.append(Decision(**vars(item), verdict=verdict, corrected=corrected, rule=rule))
     return decisions
+
+
+def contrast(x: np.ndarray, y: np.ndarray, level: float) -> Contrast:
+    """Return the difference of the means of two samples with its 1 - 2 `level` interval."""
+    return Contrast(
+        difference_of(x, y),
+        welch_interval(x, y, level=level),
+        difference_p(x, y),
+        pooled_sd(x, y),
+        (len(x), len(y)),
+    )
 
 
 def decide(scores: Sequence[float], baseline: Sequence[float], rule: Rule) -> Decision:
@@ -188,13 +210,24 @@ def within(interval: tuple[float, float] | None, effect: float) -> bool:
     return interval is not None and -effect < interval[0] and interval[1] < effect
 
 
-def pooled_sd(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Return the sd pooled over two sides, None without a degree of freedom."""
-    freedom = len(x) + len(y) - 2
-    if not freedom:
-        return None
-    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y))
-    return math.sqrt(squares / freedom)
+def difference_of(*samples: np.ndarray) -> float:
+    """Return the difference of the means of two samples, less that of two further ones."""
+    return float(sum(sign * x.mean() for sign, x in zip(SIGNS, samples)))
+
+
+def pooled_sd(*samples: np.ndarray) -> float | None:
+    """Return the sd pooled over two sides, None without a degree of freedom.
+
+    With the controls of the two sides as further samples it is that of a score less a control.
+    """
+    variance = 0.0
+    for x, y in zip(samples[::2], samples[1::2]):
+        freedom = len(x) + len(y) - 2
+        if not freedom:
+            return None
+        squares = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y))
+        variance += squares / freedom
+    return math.sqrt(variance)
 
 
 # ---------------------------------------------------------------- tests and interval
@@ -243,50 +276,57 @@ def least_p(n: int, m: int) -> float:
     return min(1.0, 2 / min(math.comb(n + m, n), ASSIGNMENTS + 1))
 
 
-def welch_error(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard error of differences of means and Welch's degrees of freedom.
+def welch_error(*samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error of sums or differences of means, and its degrees of freedom.
 
-    `x` and `y` are (..., n) and (..., m) with n, m > 1, and a spread in one at least.
+    Those of Welch for two samples, of Satterthwaite (1946, Biometrics Bulletin 2) for any number.
+    Each sample is (..., n) with an n > 1 of its own; there is a spread in one at least.
     """
-    n, m = x.shape[-1], y.shape[-1]
-    first, second = x.var(axis=-1, ddof=1) / n, y.var(axis=-1, ddof=1) / m
-    freedom = (first + second) ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
-    return np.sqrt(first + second), freedom
+    sizes = [x.shape[-1] for x in samples]
+    variances = [x.var(axis=-1, ddof=1) / n for x, n in zip(samples, sizes)]
+    total = sum(variances)
+    freedom = total**2 / sum(part**2 / (n - 1) for part, n in zip(variances, sizes))
+    return np.sqrt(total), freedom
 
 
-def welch_p(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the two-sided p of Welch's t test.
+def welch_p(*samples: np.ndarray) -> float:
+    """Return the two-sided p of Welch's t test of a difference, see `difference_of`.
 
-    0 where it says nothing against a difference: for a side of one score, and for different sides
-    without spread.
+    0 where it says nothing against a difference: for a sample of one score, and for different
+    means without spread.
     """
     from scipy.stats import t as student_t
 
-    difference, tolerance = abs(float(x.mean() - y.mean())), rounding_error(x, y)
+    difference, tolerance = abs(difference_of(*samples)), rounding(samples)
     if difference <= tolerance:
         return 1.0
-    if min(len(x), len(y)) < 2 or np.ptp(x) + np.ptp(y) <= tolerance:
+    if min(map(len, samples)) < 2 or sum(map(np.ptp, samples)) <= tolerance:
         return 0.0
-    error, freedom = welch_error(x, y)
+    error, freedom = welch_error(*samples)
     return float(2 * student_t.sf(difference / error, freedom))
 
 
-def welch_interval(x: np.ndarray, y: np.ndarray, level: float) -> tuple[float, float] | None:
-    """Return Welch's 1 - 2 `level` interval of the difference of means.
+def welch_interval(*samples: np.ndarray, level: float) -> tuple[float, float] | None:
+    """Return Welch's 1 - 2 `level` interval of a difference of means, see `difference_of`.
 
-    None if a side has one score only. Two sides without spread have an interval of width zero: it
+    None if a sample has one score only. Samples without spread have an interval of width zero: it
     knows nothing of a seed that would differ.
     """
     from scipy.stats import t as student_t
 
-    if min(len(x), len(y)) < 2:
+    if min(map(len, samples)) < 2:
         return None
-    difference = float(x.mean() - y.mean())
-    if np.ptp(x) + np.ptp(y) <= rounding_error(x, y):
+    difference = difference_of(*samples)
+    if sum(map(np.ptp, samples)) <= rounding(samples):
         return difference, difference
-    error, freedom = welch_error(x, y)
+    error, freedom = welch_error(*samples)
     half_width = float(student_t.isf(level, freedom) * error)
     return difference - half_width, difference + half_width
+
+
+def rounding(samples: Sequence[np.ndarray]) -> float:
+    """Return by how much a difference of means of the same scores may be off for rounding."""
+    return rounding_error(samples[0], np.concatenate(samples[1:]))
 
 
 # ---------------------------------------------------------------- plans

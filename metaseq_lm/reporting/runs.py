@@ -19,6 +19,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
+from metaseq_lm.runs.plan import read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 
 # Options that do not distinguish settings: paths, logging and saving.
@@ -48,6 +49,7 @@ class Run:
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
     not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
     that the run ended with. `means` are further metrics, each the mean of those that it lists.
+    `plan` is the hash of the plan of the league that the run belongs to, "" without one.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class Run:
     state: str = ""
     suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
     means: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    plan: str = ""
 
     @property
     def name(self) -> str:
@@ -282,7 +285,16 @@ def read_run(folder: Path) -> Run:
     if (folder / suite_results.FOLDER).is_dir():
         suites, remarks = suite_results.of_last_checkpoint(folder)
         notes += remarks
-    return Run(folder, values, log, results, tuple(notes), frozenset(sources), suites=tuple(suites))
+    return Run(
+        folder,
+        values,
+        log,
+        results,
+        tuple(notes),
+        frozenset(sources),
+        suites=tuple(suites),
+        plan=read_plan_hash(folder),
+    )
 
 
 def read_values(

@@ -400,7 +400,10 @@ def following_options(names: Mapping[str, Any], key: str) -> list[str]:
 
 
 def code_hash(user_dir: str | None) -> str:
-    """Return a short hash of the source of this package and of the plug-in in use."""
+    """Return a short hash of the source of this package and of the plug-in in use.
+
+    Presets and defaults in YAML are source, too.
+    """
     digest = package_digest().copy()
     if user_dir:
         add_source(digest, Path(user_dir))
@@ -418,6 +421,7 @@ def package_digest() -> hashlib._Hash:
 
 
 def add_source(digest: hashlib._Hash, root: Path) -> None:
-    """Add the names and contents of the Python files of a folder, or one file, to a digest."""
-    for file in [root] if root.is_file() else sorted(root.rglob("*.py")):
+    """Add names and contents of Python files and configs of a folder, or one file, to a digest."""
+    files = [root] if root.is_file() else sorted(root.rglob("*.py"))
+    for file in [*files, *sorted(root.glob("config/**/*.yaml"))]:
         digest.update(file.name.encode() + file.read_bytes())

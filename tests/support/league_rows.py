@@ -43,6 +43,7 @@ def make_run(
         "corpus": "k1",
     }
     values = {"label": "row", "seed": seed, "data_hash": "h1", "optimizer.lr": 2e-3}
+    values |= {"task.batch_size": 8}
     for key, value in top.items():
         if key in ("status", "flops", "code", "pretraining", "parameters", "updates"):
             results[key] = value

@@ -21,6 +21,8 @@ from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
+    FIELDS,
+    RELATION,
     ColumnReader,
     ConlluReader,
     HeadColumnReader,
@@ -49,6 +51,7 @@ from metaseq_lm.data.words.vocabulary import SubwordVocabulary, WordVocabulary, 
 VALID = "valid"
 UNSEEN = "<unseen>"
 UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
+KEEP = "keep"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class WordSetOptions(WordColumnOptions, ClassOptions):
         "",
         "column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
         "--tagged a field such as upos, of JSON lines one such as ner_tags",
+    )
+    relation_subtypes: str = option(
+        KEEP,
+        "of relations in .conllu files, such as pass in nsubj:pass: keep them, or drop them, which "
+        "leaves the universal relations",
+        choices=(KEEP, "drop"),
     )
     hold_out: int | None = option(
         None,
@@ -250,9 +259,25 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         labels = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
         return {**labels, "spans": self.scheme != "none"}
 
+    def conllu_reader(
+        self, file: TextFile, label: int = RELATION, trees: bool = True
+    ) -> ConlluReader:
+        """Return a reader of a file in CoNLL-U; UsageError for subtypes of no relations."""
+        keeps = self.options.relation_subtypes == KEEP
+        if not keeps and label != RELATION:
+            raise UsageError(
+                f"--relation-subtypes {self.options.relation_subtypes}: the tags of {file} are "
+                f"its field {FIELDS[label]}, not relations; they are --tag-column deprel"
+            )
+        return ConlluReader(file, label=label, trees=trees, subtypes=keeps)
+
     def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
         """Return a reader of a file in columns."""
         column = self.options.tag_column or "-1"
+        if self.options.relation_subtypes != KEEP:
+            raise UsageError(
+                f"{file}: --relation-subtypes {self.options.relation_subtypes} is for CoNLL-U"
+            )
         if not _is_number(column):
             raise UsageError(
                 f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
@@ -297,7 +322,7 @@ class TagsPipeline(WordSetPipeline):
             return self.column_reader(ColumnReader, file)
         if not tag_field:
             self._field = f" (the field {UPOS} of CoNLL-U; choose with --tag-column)"
-        return ConlluReader(file, label=field_number(tag_field or UPOS), trees=False)
+        return self.conllu_reader(file, field_number(tag_field or UPOS), trees=False)
 
     def all_tags(self) -> Iterator[str]:
         """Yield the tags of all sentences."""
@@ -388,7 +413,7 @@ class TreesPipeline(WordSetPipeline):
                 f"--tag-column {self.options.tag_column} does not apply to {file}: the relations "
                 "of a treebank in CoNLL-U are its field deprel"
             )
-        return ConlluReader(file)
+        return self.conllu_reader(file)
 
     def choose_labels(self) -> None:
         """Take the relations of all sentences, root first.

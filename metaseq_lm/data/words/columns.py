@@ -211,12 +211,13 @@ class ConlluReader(SentenceReader):
     """Reads the words of .conllu files with one column as their label, and with heads if `trees`.
 
     Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are passed over; subtypes of
-    relations (nsubj:pass) are kept. MetaseqError with file and line for rows that have not ten
-    fields, ids out of order, and heads that make no tree.
+    relations (nsubj:pass) are kept with `subtypes`, else cut off (nsubj). MetaseqError with file
+    and line for rows that have not ten fields, ids out of order, and heads that make no tree.
     """
 
     label: int = RELATION
     trees: bool = True
+    subtypes: bool = True
 
     def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
         rows: list[tuple[int, list[str]]] = []
@@ -247,12 +248,17 @@ class ConlluReader(SentenceReader):
             self.file.path,
             [number for number, _ in rows],
             [fields[FORM] for _, fields in rows],
-            [fields[self.label] for _, fields in rows],
+            [self._label(fields) for _, fields in rows],
         )
         if not self.trees:
             return sentence
         heads = [head_number(fields[HEAD], f"{self.file}:{number}") for number, fields in rows]
         return checked_tree(replace(sentence, heads=heads))
+
+    def _label(self, fields: list[str]) -> str:
+        label = fields[self.label]
+        has_subtype = self.label == RELATION and not self.subtypes
+        return label.partition(":")[0] if has_subtype else label
 
 
 def head_number(text: str, where: str) -> int:

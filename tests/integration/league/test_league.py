@@ -22,6 +22,7 @@ from metaseq_lm.core.errors import Interrupted
 from metaseq_lm.league import forecast, runner, tuning
 from metaseq_lm.league.assembly import read_league_runs
 from metaseq_lm.league.folder import LeagueFolder
+from metaseq_lm.runs.plan import write_plan as write_plan_hash
 from metaseq_lm.sweeps import submit as submit_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -137,6 +138,35 @@ def test_the_same_command_runs_nothing_again_and_a_larger_budget_only_what_is_ne
     assert league("--out", folder, "--budgets", "3e7") == 0  # the larger budget stays
     assert not (folder / "report" / "ladder.png").exists()
     assert len(trained) == 2 and len(states_of(folder / "final/dense")) == 4
+
+
+def test_runs_record_their_plan_and_those_of_another_are_refused_by_name(
+    played: Path,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As where league.json was lost and another plan began in the folder."""
+    folder = copy_of(played, tmp_path / "copy")
+    runs = LeagueFolder(folder).runs()
+    plan_hash = LeagueFolder(folder).read().plan.hash
+    assert runs and {run.plan for run in runs} == {plan_hash}
+    trained = in_process(monkeypatch)
+    (folder / "league.json").unlink()
+    other = write_plan(tmp_path / "other.yaml", moons, comparison__smallest_effect=0.1)
+    capsys.readouterr()
+    assert league(other, "--out", folder) == 2
+    message = capsys.readouterr().err
+    assert plan_hash in message and f"{folder}/untrained/" in message and "another plan" in message
+    assert f"{len(runs) - 1} more" in message
+    assert not trained and not (folder / "league.json").exists()
+    # With its own plan it goes on, also where a run does not say whose it is.
+    (runs[0].path / "plan.json").unlink()
+    assert league(played / "plan.yaml", "--out", folder) == 0
+    write_plan_hash(runs[0].path, "f" * 16)
+    assert league("report", folder) == 2
+    assert str(runs[0].path) in capsys.readouterr().err
 
 
 def test_an_interrupted_league_goes_on(

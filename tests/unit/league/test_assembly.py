@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 from league_plans import LARGE, SMALL, plan_with
 
-from metaseq_lm.league.assembly import LeagueRuns, read_league_runs, write_archive
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league.assembly import (
+    LeagueRuns,
+    read_archived,
+    read_league_runs,
+    write_archive,
+)
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.plan import parse_plan
 from metaseq_lm.league.prices import possible
@@ -75,6 +81,23 @@ def test_a_row_that_is_begun_here_takes_the_place_of_a_shipped_one_with_all_seed
     league = read_league_runs(LeagueFolder(tmp_path / "L"), contents)
     assert {row.objective: row.shipped for row in league.rows()} == {"masked": False, "dense": True}
     assert "stand" not in " ".join(league.remarks())
+
+
+def test_archived_runs_of_another_plan_are_refused_by_name(tmp_path: Path) -> None:
+    """Runs that were made before runs recorded their plan are those of the archive's."""
+    content = plan_with()
+    plan = parse_plan(content)
+    made = {"masked": plan.hash, "dense": ""}
+    runs = [replace(run(name, SMALL, 1), plan=of) for name, of in made.items()]
+    archive = tmp_path / "plan.jsonl.gz"
+    contents = Contents(plan, content, archive=str(archive))
+    write_archive(archive, LeagueRuns(contents, tuple(runs)))
+    assert [item.plan for item in read_archived(contents).runs] == [plan.hash, ""]
+    archive.unlink()
+    runs[1] = replace(runs[1], plan="f" * 16)
+    write_archive(archive, LeagueRuns(contents, tuple(runs)))
+    with pytest.raises(UsageError, match=f"dense/.*another plan .*f{{16}}.*{plan.hash}"):
+        read_archived(contents)
 
 
 @pytest.mark.parametrize(

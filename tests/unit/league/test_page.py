@@ -9,8 +9,14 @@ from matplotlib.figure import Figure
 
 from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights
-from metaseq_lm.league.page import secondary_table, standings_table, summaries, write_page
+from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
+from metaseq_lm.league.page import (
+    gains_table,
+    secondary_table,
+    standings_table,
+    summaries,
+    write_page,
+)
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Rule
@@ -229,9 +235,9 @@ def test_the_terminal_shows_a_screen_of_nine_objectives_at_three_budgets(large, 
 def test_the_terminal_has_verdicts_and_letters_and_no_reasons(mixed):
     text = terminal_text(mixed)
     assert "1.0e10 FLOPs, beside masked: better: causal; equivalent: hybrid; not ranked" in text
-    assert re.search(r"^causal +8 +90\.0 ± 1\.2 +51\.0 ± 1\.4 +\+30\.0 .* better$", text, re.M)
-    assert re.search(r"^rtd +8 +95\.0 ± 1\.2 .* not ranked: a$", text, re.M)
-    assert re.search(r"^electric +8 +void .* void: unigram plateau$", text, re.M)
+    assert re.search(r"^causal +8 +90\.0 ± 1\.2 +\+30\.0 \(.*\) +better ", text, re.M)
+    assert re.search(r"^rtd +8 +95\.0 ± 1\.2 .* not ranked: a +\+44\.0 ± 1\.9$", text, re.M)
+    assert re.search(r"^electric +8 +void +void: unigram plateau$", text, re.M)
     assert re.search(r"^a +rate at the edge: ", text, re.M)
     assert re.search(r"^refused +parity: ", text, re.M)
     assert "in transition 1" in text and "For comparison: chance 50.0, perfect model 100.0." in text
@@ -322,3 +328,67 @@ def test_parts_that_do_not_tell_rows_apart_are_named():
     assert sentence in " ".join(terminal_text(league).split())
     apart = with_parts(("masked", 1e10, (0.6, 0.3, 0.5), []), ("causal", 1e10, (0.9, 0.4, 0.6), []))
     assert "of the parts" not in terminal_text(apart).lower()
+
+
+# ---------------------------------------------------------------- gains
+
+
+@pytest.fixture
+def ahead():
+    """A row that is better by its head start alone, one that gains more, one at its start."""
+    starts = {"masked": 0.3, "causal": 0.6, "hybrid": 0.3, "rtd": 0.52}
+    flat = Finding("untrained", FLAG, "at the level of the untrained model", PAIRS)
+    rows = []
+    for name, score in (("masked", 0.5), ("causal", 0.8), ("hybrid", 0.7), ("rtd", 0.52)):
+        row = entry(name, score, findings=[flat] * (name == "rtd"))
+        rows.append(replace(row, untrained={PAIRS: [starts[name] + x for x in NOISE]}))
+    return standings(*rows)
+
+
+def test_a_head_start_is_better_by_the_score_and_not_by_the_gain(ahead):
+    table = standings_table(ahead)
+    scores = {name: cell.text for (_, name), cell in column(table, "verdict").items()}
+    gains = {name: cell.text for (_, name), cell in column(table, "verdict on the gain").items()}
+    assert scores["causal"] == scores["hybrid"] == BETTER
+    assert gains == {"causal": EQUIVALENT, "hybrid": BETTER, "masked": "", "rtd": WORSE}
+    # The gain of one that is not ranked may be worse, as its score may be.
+    assert scores["rtd"] == "not ranked: untrained"
+    by_name = {name: cell.text for (_, name), cell in column(table, "gain").items()}
+    assert by_name["causal"] == "+20.00 ± 1.73" and by_name["rtd"] == "+0.00 ± 1.73"
+    text = terminal_text(ahead)
+    assert re.search(r" better +\+20\.0 ± 1\.7 +equivalent$", text, re.M)
+    assert "secondary" in " ".join(text.split())
+    causal = next(e for e in ahead.entries if e.objective == "causal")
+    assert row_texts(ahead, causal)[1].splitlines() == [BETTER, f"gain: {EQUIVALENT}"]
+
+
+def test_gains_have_intervals_and_their_own_correction(ahead):
+    table = gains_table(ahead)
+    head, row = table.head, next(row for row in table.rows if row[1].text == "hybrid")
+    cells = {title: cell.text for title, cell in zip(head, row)}
+    assert cells["untrained"] == "30.00 ± 1.22" and cells["difference"] == "+20.00"
+    (line,) = [
+        line
+        for line in csv.DictReader(io.StringIO(to_csv(standings_table(ahead))))
+        if line["objective"] == "hybrid"
+    ]
+    low, gain, high = (float(line[key]) for key in ("gain_low", "gain", "gain_high"))
+    assert low < 0.4 < high and gain == pytest.approx(0.4)
+    assert float(line["gain_p_holm"]) == pytest.approx(3 * float(line["gain_p"]))
+    assert line["gain_verdict"] == BETTER
+    assert "3 comparisons" in table.notes[0]
+
+
+def test_rows_without_a_number_have_no_gain(mixed):
+    names = {row[1].text for row in gains_table(mixed).rows}
+    assert names == {"masked", "causal", "hybrid", "rtd"}
+    bare = replace(mixed, entries=[replace(e, untrained={}) for e in mixed.entries])
+    assert gains_table(bare) is None and "gain" not in standings_table(bare).head
+    assert "gain" not in terminal_text(bare).lower()
+
+
+def test_the_updates_of_runs_stand_beside_their_number(mixed):
+    entries = [replace(e, updates=1234.4) for e in mixed.entries]
+    table = standings_table(replace(mixed, entries=entries))
+    assert column(table, "updates")["1.0e10", "causal"].text == "1,234"
+    assert "updates" not in standings_table(mixed).head

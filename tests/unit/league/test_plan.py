@@ -1,5 +1,6 @@
 """Plans: what is refused, what the hash covers, and the one that ships."""
 
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 from league_plans import LARGE, SMALL, plan_with
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.league.plan import LAPTOP, budget_text, parse_plan, read_plan
+from metaseq_lm.league.assembly import read_archived
+from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.plan import LAPTOP, archive_beside, budget_text, parse_plan, read_plan
+from metaseq_lm.reporting.archive import read_about
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "no data"),
@@ -121,6 +125,44 @@ def test_trials_need_the_suites_of_their_metric() -> None:
 def test_a_stated_default_does_not_change_the_hash() -> None:
     stated = plan_with(comparison__means={}, comparison__level=0.05)
     assert parse_plan(stated).hash == parse_plan(plan_with()).hash
+
+
+def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
+    """Defaults do not count in the hash, so a changed one would change plans and not their hash.
+
+    A new behaviour takes a new key, whose default is the old one.
+    """
+    content = plan_with(tuning__widen=None, usual_budgets=None, controls={})
+    plan = parse_plan(content)
+    assert (plan.tuning.metric, plan.tuning.widen) == ("valid.loss", 2)
+    assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
+    assert plan.comparison.secondary == () and plan.comparison.means == {}
+    controls = plan.controls
+    assert (controls.untrained, controls.shuffled, controls.seeds) == (True, (), (1, 2))
+    assert plan.ladder.usual == plan.ladder.budgets
+    assert (plan.objectives[0].metric, plan.objectives[0].control) == (None, None)
+    counted = {item.name for part in (plan, plan.ladder, controls) for item in fields(part)}
+    uncounted = {
+        item.name
+        for part in (plan.objectives[0], plan.tuning, plan.comparison)
+        for item in fields(part)
+        if item.default is not MISSING or item.default_factory is not MISSING
+    }
+    # A further default belongs above.
+    assert uncounted == {
+        *("grid", "control", "note", "metric", "widen"),
+        "level",
+        "solved",
+        "means",
+    }
+    assert not counted & uncounted
+
+
+def test_the_division_that_ships_has_the_hash_of_its_archive() -> None:
+    plan, content = read_plan(LAPTOP)
+    file = archive_beside(LAPTOP)
+    assert file is not None and read_about(file)["plan"] == plan.hash
+    assert {run.plan for run in read_archived(Contents(plan, content)).runs} <= {"", plan.hash}
 
 
 def test_the_hash_does_not_depend_on_the_folder_above_the_data() -> None:

@@ -1,5 +1,6 @@
 """The sentence on when, and with what, the runs of a league were made."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def test_the_first_starts_and_the_last_end_are_said_also_from_an_archive(tmp_pat
     assert sentence == (
         "The first trial started 2026-11-02 10:00:00 UTC, the first compared run started "
         "2026-11-04 10:00:00 UTC, the last run ended 2026-11-06 11:00:00 UTC; they were made "
-        "with code c1; python 3.12.3, torch 2.9.0; x86_64, 1 thread."
+        "with code c1; python 3.12.3, torch 2.9.0; x86_64, 1 thread. No run records "
+        "the hash of this plan."
     )
     archive.write(tmp_path / "runs.jsonl.gz", [*trials, *finals, *controls])
     runs = archive.read(tmp_path / "runs.jsonl.gz")
@@ -46,5 +48,13 @@ def test_all_codes_are_named_and_what_is_not_recorded_is_said() -> None:
     assert "1 of 3 runs do not say when" in sentence
     old = [Run(Path(name), {}, [], {"code": "c1"} if name else None) for name in ("a", "")]
     assert describe_provenance([], old, old) == (
-        "When the runs were made is not recorded; they were made with code c1."
+        "When the runs were made is not recorded; they were made with code c1. No run records "
+        "the hash of this plan."
     )
+
+
+def test_it_is_said_how_many_runs_record_their_plan() -> None:
+    runs = [replace(made("final", day), plan="0" * 16) for day in (1, 2)]
+    assert describe_provenance([], runs, runs).endswith("Each run records the hash of this plan.")
+    mixed = [*runs, made("final", 3)]
+    assert "2 of 3 runs record the hash" in describe_provenance([], mixed, mixed)

@@ -1,5 +1,6 @@
 """The data of the text arm: a corpus with held-out lines, and the sets of its probe."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,48 @@ def test_a_text_of_few_lines_is_refused(files: dict[str, str], tmp_path: Path) -
     Path(files["text"]).write_text("a line\n" * (2 * HELD_OUT - 1))
     with pytest.raises(UsageError, match="99 lines"):
         make_text(files, tmp_path / "data")
+
+
+@pytest.mark.parametrize("key", ["probe", "probe_test"])
+@pytest.mark.parametrize(
+    "row, fault",
+    [
+        ("1\tthe\t_\tDET\n", "4 fields"),
+        (SENTENCE.splitlines()[0].replace("1", "7") + "\n", "id '7'"),
+        (SENTENCE.splitlines()[0].replace("DET", "") + "\n", "field upos is empty"),
+    ],
+)
+def test_a_probe_that_is_no_conllu_is_refused_with_its_line_before_anything_is_made(
+    key: str, row: str, fault: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    Path(files[key]).write_text(SENTENCE + row)
+    with pytest.raises(UsageError, match=f":5: {fault}") as error:
+        make_text(files, tmp_path / "data")
+    assert error.value.exit_code == 2 and files[key] in str(error.value)
+    assert not (tmp_path / "data").exists() and not (tmp_path / "text").exists()
+
+
+def test_a_probe_without_sentences_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+    Path(files["probe_test"]).write_text("# nothing\n")
+    with pytest.raises(UsageError, match="test.conllu: no sentences"):
+        make_text(files, tmp_path / "data")
+
+
+def test_relations_of_a_probe_may_go_without_their_subtypes(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    for key in ("probe", "probe_test"):
+        Path(files[key]).write_text(SENTENCE + SENTENCE.replace("nsubj", "nsubj:pass"))
+    data = {**files, "vocab_size": 300, "task_tokens": 1}
+    labels = []
+    for name, further in (("kept", {}), ("dropped", {"relation_subtypes": "drop"})):
+        make_text({**data, **further}, tmp_path / name)
+        labels.append(Manifest.load(tmp_path / name / "relation").details["labels"])
+    assert labels == [["det", "nsubj", "nsubj:pass", "root"], ["det", "nsubj", "root"]]
+    plan, _ = read_plan(TEXT_ARM, files)
+    dropped = replace(plan, data={**plan.data, "relation_subtypes": "drop"})
+    assert dropped.hash != plan.hash
+    table = {key: str(tmp_path / "labels.tsv") for key in ("probe", "probe_test")}
+    (tmp_path / "labels.tsv").write_text("text\tlabel\nthe cat\tgood\n")
+    with pytest.raises(UsageError, match="relation_subtypes"):
+        make_text({**data, **table, "relation_subtypes": "drop"}, tmp_path / "table")

@@ -9,7 +9,13 @@ import pytest
 from league_plans import LARGE, SMALL, plan_with
 
 from metaseq_lm.league.plan import Objective, Plan, parse_plan
-from metaseq_lm.league.tuning import Trials, beyond, trials_of, widened
+from metaseq_lm.league.tuning import (
+    Trials,
+    beyond,
+    describe_other_choices,
+    trials_of,
+    widened,
+)
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
 
@@ -140,3 +146,36 @@ def test_trials_are_of_the_budget_that_they_have() -> None:
         SMALL: {LR: 1.0},
         LARGE: {LR: 2.0},
     }
+
+
+def test_what_metrics_of_other_objectives_would_have_chosen_is_said() -> None:
+    """Only of trials that were scored by them, with a score for each setting."""
+    objectives = {
+        "masked": {},
+        "dense": {"metric": "topic.accuracy"},
+        "agreed": {"metric": "topic.accuracy"},
+        "untuned": {"grid": {}, "options": ["optimizer.lr=1"]},
+    }
+    plan = parse_plan(plan_with(objectives=objectives))
+
+    def scored(loss: float, accuracy: float, rate: float) -> Run:
+        return replace(run(loss, optimizer_lr=rate), suites=(probe("topic", accuracy),))
+
+    unscored = [run(loss, optimizer_lr=rate) for loss, rate in ((2.0, 1e-4), (3.0, 1e-3))]
+    differing = [scored(2.0, 0.6, 1e-4), scored(3.0, 0.9, 1e-3)]
+    agreeing = [scored(2.0, 0.9, 1e-4), scored(3.0, 0.6, 1e-3)]
+    trials: list[Trials] = []
+    for name, runs in (("masked", unscored), ("dense", differing), ("agreed", agreeing)):
+        trials += trials_of(plan, plan.objective(name), runs).values()
+    assert describe_other_choices(plan, trials) == [
+        "Another metric would have chosen other values: dense at 3.0e7 by valid.loss "
+        "optimizer.lr=0.0001, not optimizer.lr=0.001.",
+        "It would have chosen the same: agreed at 3.0e7 by valid.loss.",
+        "What topic.accuracy would have chosen is not known of masked: their trials are not scored "
+        "by it.",
+    ]
+    # One of two trials with the score says nothing.
+    partly = trials_of(plan, plan.objective("masked"), [unscored[0], differing[1]])
+    assert "not known of masked" in " ".join(describe_other_choices(plan, partly.values()))
+    alike = parse_plan(plan_with())
+    assert describe_other_choices(alike, trials[:1]) == []

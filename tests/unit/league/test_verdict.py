@@ -92,7 +92,7 @@ def test_the_interval_is_that_of_welch(sizes):
     rng = np.random.default_rng(1)
     x, y = rng.normal(3, 2, size=sizes[0]), rng.normal(size=sizes[1])
     expected = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.9)
-    assert welch_interval(x, y, 0.05) == pytest.approx(tuple(expected))
+    assert welch_interval(x, y, level=0.05) == pytest.approx(tuple(expected))
 
 
 # ---------------------------------------------------------------- verdicts
@@ -119,7 +119,7 @@ def test_a_significant_difference_may_be_negligible_or_of_unsettled_size():
 
 def test_equivalent_is_an_interval_within_the_smallest_effect():
     x, y = np.array(shifted(0.1)), np.array(shifted(0))
-    low, high = welch_interval(x, y, 0.05)
+    low, high = welch_interval(x, y, level=0.05)
     reach = max(-low, high)
     assert decide(x, y, Rule(reach * 1.01)).verdict == EQUIVALENT
     assert decide(x, y, Rule(reach * 0.99)).verdict == UNDECIDED

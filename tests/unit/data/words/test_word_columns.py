@@ -41,6 +41,16 @@ def test_first_and_last_column(tmp_path):
     assert found[0].location(1).endswith("file.txt:4") and counts == {"documents": 1}
 
 
+@pytest.mark.parametrize("subtypes, label", [(True, "nsubj:pass"), (False, "nsubj")])
+def test_subtypes_of_relations_are_kept_or_cut_off(tmp_path, subtypes, label):
+    rows = "1\tit:a\t_\tX:y\t_\t_\t2\tnsubj:pass\t_\t_\n2\tis\t_\tV\t_\t_\t0\troot\t_\t_\n"
+    (sentence,), _ = read(tmp_path, rows, ConlluReader, subtypes=subtypes)
+    assert sentence.labels == [label, "root"] and sentence.words[0] == "it:a"
+    # Other fields may hold a colon that separates no subtype.
+    (sentence,), _ = read(tmp_path, rows, ConlluReader, subtypes=subtypes, label=3, trees=False)
+    assert sentence.labels == ["X:y", "V"]
+
+
 def test_comments_have_other_columns_than_rows(tmp_path):
     found, counts = read(tmp_path, "# id 1\na X\nb Y\n\n# X\nc X\n\n# text = a b\n# Y\n")
     assert [s.words for s in found] == [["a", "b"], ["#", "c"], ["#"]]

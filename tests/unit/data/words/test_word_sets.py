@@ -341,6 +341,19 @@ def test_a_column_for_a_treebank(run, words):
     assert WordSet(words / "column", "train").label_names == ["root"]
 
 
+def test_relations_of_conllu_go_without_subtypes(run, words):
+    row = "1\tX\t_\tN\t_\t_\t2\tnsubj:pass\t_\t_\n2\tb\t_\tV\t_\t_\t0\troot\t_\t_\n"
+    drop = ["--relation-subtypes", "drop"]
+    relations = ["--tag-column", "deprel", "--tag-scheme", "none"]
+    for name, options in (("tree", ["--treebank"]), ("tagged", [*relations, "--tagged"])):
+        assert run(row, *drop, *options, name, name="t.conllu")[0] == 0
+        assert set(WordSet(words / name, "train").label_names) == {"nsubj", "root"}
+    code, shown = run(row, *drop, "--tagged", "parts", name="t.conllu")
+    assert code == 2 and "--tag-column deprel" in shown
+    code, shown = run("a 0-root\n", *drop, "--treebank", "columns")
+    assert code == 2 and "is for CoNLL-U" in shown
+
+
 def test_empty_and_missing(run, words, tmp_path):
     code, shown = run(" \n\n", "--tagged", "empty")
     assert code == 1 and "no sentences" in shown and not (words / "empty").exists()

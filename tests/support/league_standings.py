@@ -1,0 +1,61 @@
+"""Standings of rows with chosen numbers, and what is asked of their findings."""
+
+from dataclasses import replace
+from types import ModuleType
+
+import league_rows as make
+from league_rows import BRACKETS, TOPIC
+
+from metaseq_lm.league.gates import GATES, Gate, examine
+from metaseq_lm.league.standings import ACTIONS, NOTE, Finding, Row, Standing
+from metaseq_lm.reporting.runs import Run
+
+
+def gates_of(module: ModuleType) -> list[Gate]:
+    """Return the gates of a module."""
+    return [gate for gate in GATES if gate.__module__ == module.__name__]
+
+
+def standing(*rows: Row, **context: object) -> Standing:
+    """Return the standing of the last row."""
+    return examine(make.make_context(*rows, **context))[-1]
+
+
+def only(findings: tuple[Finding, ...], gate: str) -> Finding:
+    """Return the finding of a gate, of which there is one."""
+    (finding,) = [finding for finding in findings if finding.gate == gate]
+    return finding
+
+
+def all_of(gate: str, *rows: Row) -> list[Finding]:
+    """Return the findings of a gate in all rows."""
+    standings = examine(make.make_context(*rows))
+    return [finding for result in standings for finding in result.findings if finding.gate == gate]
+
+
+def action_of(result: Standing, metric: str) -> str:
+    """Return the strongest action of the findings about a metric, "" if there is none."""
+    actions = {finding.action for finding in result.findings if finding.metric in ("", metric)}
+    return next((action for action in ACTIONS if action in actions), "")
+
+
+def is_ranked(result: Standing, metric: str) -> bool:
+    """Return whether a row has a score and nothing forbids to rank it."""
+    return action_of(result, metric) in (NOTE, "") and bool(result.row.scores(metric))
+
+
+def of_a_mean(*rows: Row) -> tuple[Row, ...]:
+    """Return rows whose runs have the metric "both", the mean of the two others."""
+    means = {"both": (BRACKETS, TOPIC)}
+
+    def edit(run: Run) -> Run:
+        return replace(run, means=means)
+
+    changed = []
+    for row in rows:
+        control = of_a_mean(row.control)[0] if row.control else None
+        untrained = tuple(map(edit, row.untrained))
+        shuffled = tuple(map(edit, row.shuffled))
+        row = replace(row, control=control, untrained=untrained, shuffled=shuffled)
+        changed.append(make.change(row, edit))
+    return tuple(changed)

@@ -1,0 +1,230 @@
+"""Gates on controls: each planted fault is caught by name."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import league_rows as make
+import numpy as np
+import pytest
+from league_rows import BRACKETS, BUDGET, TOPIC
+from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, standing
+from scipy import stats
+
+from metaseq_lm.league import control_gates
+from metaseq_lm.league.gates import Gate
+from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
+
+# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
+MATCHED_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
+    "a control that wins": (
+        lambda row: replace(row, control=make.make_row("twin", 0.95)),
+        *("control", FLAG, "its control twin has the better"),
+    ),
+    "a control that draws": (
+        lambda row: replace(row, control=make.make_row("twin", 0.9)),
+        *("control", NOTE, "one of systems"),
+    ),
+    "no control": (
+        lambda row: replace(row, control=None),
+        *("control", NOTE, "no matched control"),
+    ),
+    "a control that was not run": (
+        lambda row: replace(row, control=None, control_name="twin"),
+        *("control", NOTE, "control twin was not run"),
+    ),
+    "a control without scores": (
+        lambda row: replace(row, control=replace(row.control, runs=())),
+        *("control", NOTE, "twin has no score"),
+    ),
+}
+# Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
+FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
+    "no better than untrained": (
+        lambda row: replace(row, untrained=make.runs(4, 0.9, 500, end=4.6, topic=0.4)),
+        *(BRACKETS, "untrained", FLAG, "at the level of the untrained model (0.899 against 0.9"),
+    ),
+    "below untrained": (
+        lambda row: replace(row, untrained=make.runs(4, 0.95, 500, end=4.6, topic=0.4)),
+        *(BRACKETS, "below untrained", FLAG, "below the untrained model"),
+    ),
+    "a probe below untrained": (
+        lambda row: replace(row, untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7)),
+        *(TOPIC, "below untrained", FLAG, "topic.accuracy is below"),
+    ),
+    "no order learnt": (
+        lambda row: replace(row, shuffled=make.runs(4, 0.9, 600, topic=0.5)),
+        *(BRACKETS, "shuffled", FLAG, "it shows no order of words"),
+    ),
+    "no order needed": (
+        lambda row: replace(row, shuffled=make.runs(4, 0.5, 600)),
+        *(TOPIC, "shuffled", NOTE, "it needs no order of words"),
+    ),
+    "below the most frequent class": (
+        lambda row: make.change(row, make.with_references(chance=0.2, majority=0.7)),
+        *(TOPIC, "guessing", FLAG, "topic.accuracy is 0.599, not above majority (0.7)"),
+    ),
+    "a bag of words is as good": (
+        lambda row: make.change(row, make.with_references(chance=0.2, bag_of_words=0.6)),
+        *(TOPIC, "guessing", NOTE, "not above bag_of_words (0.6)"),
+    ),
+    "below chance": (
+        lambda row: replace(
+            make.change(row, make.with_references(chance=0.7)),
+            untrained=make.runs(4, 0.5, 500, end=4.6, topic=0.7),
+        ),
+        *(TOPIC, "below untrained", FLAG, "a rule that these items contradict"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", MATCHED_FAULTS)
+def test_faults_of_matched_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
+    plant, gate, action, reason = MATCHED_FAULTS[fault]
+    result = standing(baseline, plant(row))
+    finding = only(result.findings, gate)
+    assert finding.action == action and reason in finding.reason
+    assert is_ranked(result, BRACKETS) == (action == NOTE)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_controls_are_caught(fault: str, baseline: Row, row: Row) -> None:
+    plant, metric, gate, action, reason = FAULTS[fault]
+    result = standing(baseline, plant(row))
+    finding = only(result.findings, gate)
+    assert (finding.metric, finding.action) == (metric, action) and reason in finding.reason
+    assert is_ranked(result, metric) == (action == NOTE)
+    assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
+
+
+SEEN_BELOW = ("loss_without_score", "part_below_chance", "shared_untrained")
+
+
+@pytest.mark.parametrize("gate", gates_of(control_gates), ids=lambda gate: gate.__name__)
+def test_every_gate_of_control_gates_sees_a_fault_above(
+    gate: Gate, baseline: Row, row: Row
+) -> None:
+    if gate.__name__ in SEEN_BELOW:
+        return
+    faulty = [
+        fault[0](row)
+        for fault in (
+            *MATCHED_FAULTS.values(),
+            *FAULTS.values(),
+        )
+    ]
+    assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
+
+
+def test_rows_with_the_same_untrained_models_have_one_control(baseline: Row, row: Row) -> None:
+    """It is said once, of all budgets and objectives; causal models are read otherwise."""
+    other = make.make_row("other", 0.8, untrained=row.untrained)
+    larger = replace(row, budget=2.5e11)
+    (finding,) = all_of("shared control", baseline, row, other, larger)
+    assert finding.action == NOTE
+    assert "the untrained models of mine and other are the same" in finding.reason
+
+
+def test_losses_of_controls_are_told_beside_scores(baseline: Row, row: Row) -> None:
+    """Of terms that both have."""
+    shuffled = make.runs(4, 0.9, 600, end=3.6, topic=0.5)
+    twin = make.make_row("twin", 0.95)
+    result = standing(baseline, replace(row, shuffled=shuffled, control=twin))
+    for gate, other in (("shuffled", r"3\.\d+"), ("control", r"2\.\d+")):
+        reason = only(result.findings, gate).reason
+        assert re.search(rf"; valid\.mlm is 2\.3\d at best against {other}$", reason)
+    twin = make.change(twin, make.with_results(losses=["next_token"]))
+    result = standing(baseline, replace(row, control=twin))
+    assert "at best against" not in only(result.findings, "control").reason
+
+
+def test_a_score_that_nothing_was_learnt_for_has_no_note_on_order(baseline: Row, row: Row) -> None:
+    row = replace(row, shuffled=make.runs(4, 0.5, 600), untrained=make.runs(4, 0.5, 500, end=4.6))
+    assert "shuffled" not in {finding.gate for finding in standing(baseline, row).findings}
+
+
+def test_a_loss_that_improves_while_a_probe_falls(baseline: Row, row: Row) -> None:
+    untrained = make.runs(4, 0.5, 500, end=4.6, topic=0.7)
+    finding = only(
+        standing(baseline, replace(row, untrained=untrained)).findings, "loss without score"
+    )
+    assert finding.action == NOTE and TOPIC in finding.reason and BRACKETS not in finding.reason
+    untrained = make.runs(4, 0.5, 500, end=2.0, topic=0.7)
+    assert "loss without score" not in {
+        f.gate for f in standing(baseline, replace(row, untrained=untrained)).findings
+    }
+
+
+def test_one_run_of_a_control_has_the_spread_of_the_row(baseline: Row, row: Row) -> None:
+    row = replace(row, untrained=row.untrained[:1])
+    assert standing(baseline, row).findings == ()
+    alone = replace(row, runs=row.runs[:1])
+    finding = only(standing(baseline, alone, metrics=(BRACKETS,)).findings, "untrained")
+    assert "no spread" in finding.reason
+
+
+def test_a_level_is_exceeded_by_the_spread_over_seeds(baseline: Row, row: Row) -> None:
+    scores = row.scores(TOPIC)
+    mean, error = np.mean(scores), stats.sem(scores)
+    edge = stats.t.ppf(0.975, len(scores) - 1) * error
+
+    def findings(level: float, untrained: float = 0.4) -> dict[str, Finding]:
+        changed = make.change(row, make.with_references(chance=level))
+        controls = make.runs(4, 0.5, 500, end=4.6, topic=untrained)
+        changed = replace(changed, untrained=controls)
+        return {f.gate: f for f in standing(baseline, changed, metrics=(TOPIC,)).findings}
+
+    assert "guessing" not in findings(mean - 1.01 * edge)
+    for level in (mean - 0.99 * edge, mean, mean + 1.01 * edge):
+        assert "standard error" in findings(level)["guessing"].reason
+    # Below an untrained model: below chance, too, only beyond the spread.
+    for factor, is_below in ((0.99, False), (1.01, True)):
+        reason = findings(mean + factor * edge, untrained=0.8)["below untrained"].reason
+        assert ("contradict" in reason) == is_below
+
+
+def test_a_planned_control_on_shuffled_text_that_is_missing_is_said(
+    baseline: Row, row: Row
+) -> None:
+    row = replace(row, shuffled=())
+    assert standing(baseline, row).findings == ()
+    finding = only(standing(baseline, row, shuffled=(BUDGET,)).findings, "shuffled")
+    assert finding.action == NOTE and "planned" in finding.reason
+
+
+def test_no_untrained_control_is_said(baseline: Row, row: Row) -> None:
+    finding = only(standing(baseline, replace(row, untrained=())).findings, "untrained")
+    assert finding.action == NOTE and not finding.metric
+
+
+def test_a_control_without_a_score_is_said(baseline: Row, row: Row) -> None:
+    failed = tuple(make.with_results(status="failed")(run) for run in row.untrained)
+    finding = only(
+        standing(baseline, replace(row, untrained=failed), metrics=(BRACKETS,)).findings,
+        "untrained",
+    )
+    assert finding.action == NOTE and "no score" in finding.reason
+    finding = only(
+        standing(baseline, replace(row, shuffled=failed), metrics=(BRACKETS,)).findings, "shuffled"
+    )
+    assert finding.action == NOTE and "no score" in finding.reason
+
+
+def test_a_mean_is_beside_the_mean_of_chance(baseline: Row, row: Row) -> None:
+    bad = make.change(row, make.with_references(chance=0.99))
+    gates = {f.gate for f in standing(*of_a_mean(baseline, bad), metrics=("both",)).findings}
+    assert "guessing" in gates
+
+
+def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> None:
+    """The mean, 0.75, is above that of chance, 0.65; topic, 0.6, is below it."""
+    bad = make.change(row, make.with_references(chance=0.65))
+    result = standing(*of_a_mean(baseline, bad), metrics=("both", TOPIC, BRACKETS))
+    finding = only(result.findings, "part below chance")
+    assert (finding.metric, finding.action) == ("both", FLAG)
+    assert TOPIC in finding.reason and "below chance, 0.65" in finding.reason
+    assert not is_ranked(result, "both") and is_ranked(result, BRACKETS)
+    # At chance up to the spread over seeds is not below it.
+    bad = make.change(row, make.with_references(chance=0.6))
+    result = standing(*of_a_mean(baseline, bad), metrics=("both",))
+    assert "part below chance" not in {f.gate for f in result.findings}

@@ -1,0 +1,190 @@
+"""Gates on losses: each planted fault is caught by name."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import league_rows as make
+import numpy as np
+import pytest
+from league_rows import BRACKETS
+from league_standings import gates_of, is_ranked, only, standing
+
+from metaseq_lm.league import loss_gates
+from metaseq_lm.league.gates import Gate
+from metaseq_lm.league.loss_gates import (
+    base_rate,
+    best_detection,
+    diverged,
+    still_falling,
+    undetected,
+)
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Row
+
+RISING = [4.2, 2.6, 2.45, 2.4, 2.45, 3.0, 3.1]  # losses of a run that diverges
+
+# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
+FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
+    "a uniform guess": (
+        lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 4.8, 5.1))),
+        *("ceiling", VOID, "a uniform guess among 106 symbols (8 of 8 runs)"),
+    ),
+    "some uniform guesses": (
+        lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 4.8, 5.1)), [0, 1]),
+        *("ceiling", FLAG, "(2 of 8 runs)"),
+    ),
+    "word frequencies alone": (
+        lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 4.07))),
+        *("plateau", FLAG, "word frequencies reach 4.08 (8 of 8 runs)"),
+    ),
+    "some seeds on the plateau": (
+        lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 4.07)), [5]),
+        *("plateau", NOTE, "(1 of 8 runs)"),
+    ),
+    "word frequencies and copies": (
+        lambda row: make.change(
+            make.change(row, make.with_losses(lambda s: make.losses(s, 3.75))),
+            make.with_values(task__leave_unmasked_prob=0.1),
+        ),
+        *("plateau", FLAG, "copying of unmasked targets reach 3.67"),
+    ),
+    "the share of fakes alone": (
+        lambda row: make.change(row, make.with_logged(discriminator=0.43, fakes=0.15)),
+        *("plateau", FLAG, "valid.discriminator is 0.43 nats at best; the share of fakes alone"),
+    ),
+    "some seeds that detect nothing": (
+        lambda row: make.change(
+            make.change(row, make.with_logged(discriminator=0.3, fakes=0.15)),
+            make.with_logged(discriminator=0.43),
+            [1, 2],
+        ),
+        *("plateau", NOTE, "(2 of 8 runs)"),
+    ),
+    "losses that rise again": (
+        lambda row: make.change(row, make.with_losses(lambda _: RISING)),
+        *("diverged", FLAG, "worse than the best one by 0.7"),
+    ),
+    "one loss that rises again": (
+        lambda row: make.change(row, make.with_losses(lambda _: RISING), [3]),
+        *("diverged", NOTE, "(1 of 8 runs)"),
+    ),
+    "diverging": (
+        lambda row: make.change(row, make.with_losses(lambda s: make.losses(s, 3.5, 3.0))),
+        *("first best", FLAG, "undertrained, or diverging (8 of 8 runs)"),
+    ),
+    "still falling": (
+        lambda row: make.change(
+            row, make.with_losses(lambda s: [*make.losses(s)[:5], 2.2 + s / 1e3, 2.0])
+        ),
+        *("still falling", NOTE, "limited by the budget"),
+    ),
+    "a single validation": (
+        lambda row: make.change(row, lambda run: replace(run, log=run.log[-1:])),
+        *("validations", NOTE, "validate_interval_updates"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_losses_are_caught(fault: str, baseline: Row, row: Row) -> None:
+    plant, gate, action, reason = FAULTS[fault]
+    result = standing(baseline, plant(row))
+    finding = only(result.findings, gate)
+    assert finding.action == action and reason in finding.reason
+    assert is_ranked(result, BRACKETS) == (action == NOTE)
+
+
+@pytest.mark.parametrize("gate", gates_of(loss_gates), ids=lambda gate: gate.__name__)
+def test_every_gate_of_loss_gates_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
+    faulty = [fault[0](row) for fault in (*FAULTS.values(),)]
+    assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
+
+
+FULL, MASKED = 0.75 * np.log(4 / 3) + 0.25 * np.log(4), np.log(2)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [4.2, 2.5, 2.4, 2.42, 2.41, 2.6, 2.62],  # an eighth of the gain
+        [4.2, 4.1, 4.15, 4.05, 4.1, 4.2],  # all of the gain, within the steps
+    ],
+)
+def test_noise_at_the_end_is_no_divergence(row: Row, losses: list[float]) -> None:
+    row = make.change(row, make.with_losses(lambda _: losses))
+    assert not list(diverged(row, make.make_context(row)))
+
+
+def falling(first: list[float], last: list[float], schedule: dict[str, object]) -> Callable:
+    """Return an edit: losses that fall until the rate decays, and after that, by a schedule."""
+    values = make.with_values(**{f"schedule__{key}": value for key, value in schedule.items()})
+    losses = make.with_losses(lambda s: [x + s / 1e3 for x in [*first, *last]])
+    return lambda run: values(losses(run))
+
+
+FALLS, FLAT = [4.0, 3.5, 3.0, 2.5, 2.0], [2.0] * 5  # validations at updates 40, 80, ..., 200
+WSD = {"_name": "wsd", "total_updates": 280, "decay_ratio": 0.25, "end": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "schedule", "said"),
+    [
+        (FLAT, [1.5, 1.0], {}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {"_name": "constant"}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {**WSD, "end": 1.0}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], {**WSD, "decay_ratio": 0.0}, "the last quarter of the updates"),
+        (FLAT, [1.5, 1.0], WSD, ""),
+        (FALLS, [1.5, 1.0], WSD, "the last quarter of the updates before the rate decays"),
+        # Three validations before the decay.
+        (FALLS, [1.5, 1.0], {**WSD, "decay_ratio": 0.5}, ""),
+        (FALLS, [1.5, 1.0], {"_name": "linear", "total_updates": 280}, ""),
+        (FALLS, [1.5, 1.0], {"_name": "polynomial", "total_updates": 280, "end": 0.0}, ""),
+    ],
+)
+def test_a_loss_that_falls_while_the_rate_decays_is_no_limit_of_the_budget(
+    row: Row, first: list[float], last: list[float], schedule: dict[str, object], said: str
+) -> None:
+    row = make.change(row, falling(first, last, schedule))
+    reasons = [finding.reason for finding in still_falling(row, make.make_context(row))]
+    assert len(reasons) == bool(said)
+    if reasons:
+        assert reasons[0].endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "level"),
+    [
+        # 20 of 100 tokens are fake, 80 may be; the others are known and cost nothing.
+        ({"criterion.disc_positions": "all"}, 0.8 * FULL),
+        ({"criterion.disc_positions": "masked"}, MASKED),
+        ({"criterion.legacy_specials": False}, FULL),
+        ({"criterion.legacy_specials": True}, 0.8 * FULL),
+    ],
+)
+def test_the_level_of_a_discriminator_is_the_entropy_of_the_share_of_fakes(
+    row: Row, criterion: dict[str, object], level: float
+) -> None:
+    logged = {"fakes": 0.2, "candidates": 0.8, "sample_accuracy": 0.5}
+    run = replace(row.runs[0], values={**row.runs[0].values, **criterion})
+    assert base_rate(run, {"kind": "valid", **logged}) == pytest.approx(level)
+    for loss, count in ((0.979 * level, 0), (0.981 * level, 8)):
+        rows = [replace(r, values={**r.values, **criterion}) for r in row.runs]
+        edit = make.with_logged(discriminator=loss, **logged)
+        findings = list(
+            undetected(replace(row, runs=tuple(map(edit, rows))), make.make_context(row))
+        )
+        assert len(findings) == bool(count)
+
+
+def test_a_discriminator_is_judged_where_it_is_the_best(row: Row) -> None:
+    """A generator that gets better makes the task harder, and fakes rarer."""
+    run = row.runs[0]
+    for line, loss, share in zip(run.log, [0.6, 0.3, 0.35], [0.2, 0.2, 0.1]):
+        line |= {"discriminator": loss, "fakes": share}
+    loss, level = best_detection(run)
+    assert loss == 0.3 and level == pytest.approx(0.8 * np.log(1 / 0.8) + 0.2 * np.log(5))
+
+
+def test_data_that_are_not_known_have_no_ceiling(baseline: Row, row: Row) -> None:
+    row = make.change(row, make.with_losses(lambda s: make.losses(s, 4.8, 5.1)))
+    gates = {f.gate for f in standing(baseline, row, vocabulary=0, unigram=None).findings}
+    assert not gates & {"ceiling", "plateau"}

@@ -1,0 +1,153 @@
+"""Gates on scores: each planted fault is caught by name."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import league_rows as make
+import pytest
+from league_rows import BRACKETS, TOPIC
+from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, standing
+
+from metaseq_lm.league import score_gates
+from metaseq_lm.league.gates import Gate, examine
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Finding, Row
+
+# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
+RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
+    "collapsed states": (
+        lambda row: make.change(row, make.with_suite("state", "last", effective_rank=0.02)),
+        *("collapse", FLAG, "2.0% of the most possible"),
+    ),
+    "one seed with collapsed states": (
+        lambda row: make.change(
+            make.change(row, make.with_suite("state", "last", effective_rank=0.3)),
+            make.with_suite("state", "last", effective_rank=0.02),
+            [4],
+        ),
+        *("collapse", NOTE, "(1 of 8 runs)"),
+    ),
+}
+# Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
+FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
+    "ties": (
+        lambda row: make.change(
+            row, make.with_suite("pairs", "brackets", accuracy=0.9, soft_accuracy=0.8, ties=40)
+        ),
+        *(BRACKETS, "ties", FLAG, "8% of the items"),
+    ),
+    "constant energies": (
+        lambda row: make.change(
+            row,
+            make.with_suite("pairs", "brackets", accuracy=0.52, soft_accuracy=0.5 + 1e-8, ties=90),
+        ),
+        *(BRACKETS, "constant", VOID, "the outputs are constant"),
+    ),
+    "items left out": (
+        lambda row: make.change(
+            row, make.with_suite("pairs", "brackets", n=480, accuracy=0.9, soft_accuracy=0.8)
+        ),
+        *(BRACKETS, "left out", FLAG, "480 of 500 items"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", RUN_FAULTS)
+def test_faults_of_states_are_caught(fault: str, baseline: Row, row: Row) -> None:
+    plant, gate, action, reason = RUN_FAULTS[fault]
+    result = standing(baseline, plant(row))
+    finding = only(result.findings, gate)
+    assert finding.action == action and reason in finding.reason
+    assert is_ranked(result, BRACKETS) == (action == NOTE)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> None:
+    plant, metric, gate, action, reason = FAULTS[fault]
+    result = standing(baseline, plant(row))
+    finding = only(result.findings, gate)
+    assert (finding.metric, finding.action) == (metric, action) and reason in finding.reason
+    assert is_ranked(result, metric) == (action == NOTE)
+    assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
+
+
+SEEN_BELOW = ("transition", "embedding_layer")
+
+
+@pytest.mark.parametrize("gate", gates_of(score_gates), ids=lambda gate: gate.__name__)
+def test_every_gate_of_score_gates_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
+    if gate.__name__ in SEEN_BELOW:
+        return
+    faulty = [
+        fault[0](row)
+        for fault in (
+            *RUN_FAULTS.values(),
+            *FAULTS.values(),
+        )
+    ]
+    assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
+
+
+def test_a_change_of_phase_is_told_with_the_seeds_that_solve_it(baseline: Row, row: Row) -> None:
+    def score(values: list[float]) -> Row:
+        suites = [make.with_suite("pairs", "brackets", accuracy=x, ties=0) for x in values]
+        edited = [edit(run) for edit, run in zip(suites, row.runs)]
+        return replace(row, runs=tuple(edited), control=None)
+
+    result = standing(baseline, score([0.55, 0.6, 0.97, 0.98, 0.58, 0.99, 0.95, 0.62]))
+    finding = only(result.findings, "in transition")
+    assert finding.action == NOTE and finding.metric == BRACKETS
+    assert "from 0.55 to 0.99" in finding.reason and "4 of 8 seeds reach 0.9" in finding.reason
+    steady = standing(baseline, score([0.95, 0.96, 0.97, 0.98, 0.97, 0.99, 0.95, 0.96]))
+    assert "in transition" not in {f.gate for f in steady.findings}
+
+
+def read_from(row: Row, *layers: int) -> Row:
+    """Return a row whose seeds have probes of topics that chose these layers."""
+    suites = [make.with_suite("topic", "last", accuracy=0.6, layer=layer) for layer in layers]
+    return replace(row, runs=tuple(edit(run) for edit, run in zip(suites, row.runs)))
+
+
+def test_a_probe_of_the_embedding_layer_is_told_once(baseline: Row, row: Row) -> None:
+    rows = read_from(baseline, *[0] * 7, 2), read_from(row, 0, 0, 0, 1, 1, 2, 2, 2)
+    (finding,) = all_of("embedding layer", *rows)
+    assert (finding.action, finding.metric) == (NOTE, TOPIC)
+    assert "62% of the runs of all rows" in finding.reason
+    # Half of the runs are not most.
+    rows = read_from(baseline, 0, 0, 0, 0, 1, 1, 1, 1), read_from(row, 0, 0, 0, 0, 1, 1, 1, 1)
+    assert not all_of("embedding layer", *rows)
+    # Of a part that is no metric of its own it is told of the mean.
+    rows = of_a_mean(read_from(baseline, *[0] * 8), row)
+    first = examine(make.make_context(*rows, metrics=("both",)))[0]
+    assert only(first.findings, "embedding layer").metric == "both"
+
+
+def solved(row: Row, *suites: tuple[str, str]) -> Row:
+    """Return a row half of whose seeds solve the tasks of suites."""
+    runs = []
+    for run, score in zip(row.runs, [0.5, 0.55, 0.99, 0.98, 0.52, 0.99, 0.98, 0.56]):
+        for name, group in suites:
+            run = make.with_suite(name, group, accuracy=score)(run)
+        runs.append(run)
+    return replace(row, runs=tuple(runs), control=None)
+
+
+def transitions(*rows: Row, metrics: tuple[str, ...]) -> list[Finding]:
+    findings = standing(*of_a_mean(*rows), metrics=metrics).findings
+    return [finding for finding in findings if finding.gate == "in transition"]
+
+
+def test_a_mean_in_transition_is_seen(baseline: Row, row: Row) -> None:
+    row = solved(row, ("pairs", "brackets"), ("topic", "last"))
+    findings = transitions(baseline, row, metrics=("both",))
+    assert [f.metric for f in findings] == ["both"] * 3
+    for finding, name in zip(findings, ("both", BRACKETS, TOPIC)):
+        assert f"{name} spreads" in finding.reason
+
+
+def test_a_part_in_transition_is_told_of_a_primary_mean(baseline: Row, row: Row) -> None:
+    """In a mean of many parts it would be diluted."""
+    row = solved(row, ("topic", "last"))
+    _, finding = transitions(baseline, row, metrics=("both",))
+    assert finding.metric == "both" and f"{TOPIC} spreads" in finding.reason
+    (finding,) = transitions(baseline, row, metrics=(BRACKETS, "both"))
+    assert "both spreads" in finding.reason
