@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from metaseq_lm.core.config import (
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import is_valid, parse_override, quote, quote_path
-from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.registry import ALL, Entry, nearest
 from metaseq_lm.core.synonyms import answer
 
 # A folder of YAML only.
@@ -64,7 +64,7 @@ def load_config(
         config_dir: Folder with configs of the user's; None for those of the package.
         config_name: The primary config (it can name `base` in its defaults); None for `base`.
         compositions: What was composed so far, by its choices: for callers that load many
-            configurations which differ in values only.
+            configurations of a folder of the user's which differ in values only.
 
     Raises:
         UsageError: An option, name or value is wrong; the message names the nearest.
@@ -77,7 +77,7 @@ def load_config(
         compositions = {}
     key = (str(folder), name, *choices)
     if key not in compositions:
-        compositions[key] = typed(folder, name, choices)
+        compositions[key] = typed(folder, name, tuple(choices))
     config = copy.deepcopy(compositions[key])
     try:
         for item in values:
@@ -136,11 +136,28 @@ def is_choice(override: Override, folder: Path) -> bool:
     return key.startswith("hydra") or (key not in TOP and (folder / key).is_dir())
 
 
-def typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
-    """Compose `folder/name.yaml` and choices with the types of the classes they name, unresolved.
+def typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
+    """Return `folder/name.yaml` and choices with the types of the classes they name, unresolved.
 
     Raises UsageError for a config that is not there, cannot be read, or has a wrong value.
     """
+    if folder != FOLDER or any(word.startswith("hydra") for word in choices):
+        return compose_typed(folder, name, choices)
+    registered = tuple(entry for group in GROUPS for entry in ALL[group].entries.values())
+    return packaged(name, choices, registered)
+
+
+@lru_cache(maxsize=128)
+def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry, ...]) -> DictConfig:
+    """Return a composition of the package's files, which stay the same while a process runs.
+
+    What they compose to depends on the `registered` classes.
+    """
+    return compose_typed(FOLDER, name, choices)
+
+
+def compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig:
+    """Compose `folder/name.yaml` and choices as `typed` returns them."""
     composed = compose_choices(folder, name, choices)
     check_sections(composed, folder, name)
     config = schema_of(composed)

@@ -78,6 +78,7 @@ class RunFolder:
         for name in ("checkpoints", "tb", "wandb"):
             check_folder(self.path / name)
         self._waiting: list[str] = []
+        self._written: dict[str, Any] = {}  # as config.yaml
         commands = self._held = open_locked(self.path / "command.txt")
         for name in ("config.yaml", SOURCES_FILE, "log.jsonl", "results.json"):
             remove_leftovers(self.path / name)
@@ -101,8 +102,12 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         """Write config.yaml in one piece, without secrets."""
-        options = OmegaConf.create(mask_options(as_dict(config)))
+        values = mask_options(as_dict(config))
+        if values == self._written:
+            return
+        options = OmegaConf.create(values)
         write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(options).encode())
+        self._written = values
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl; on a full disk lines wait until there is room."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metaseq_lm import plugins
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.loading import Compositions, load_config
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint, manifests
@@ -23,7 +23,6 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
-COMPOSED: Compositions = {}  # by this process; half the time of a configuration
 Run = tuple[Case, str, list[str]]  # case, label, overrides
 # Gives the weights of a case that was trained on whole batches, or those before.
 Whole = Callable[..., dict[str, Tensor]]
@@ -350,7 +349,7 @@ def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
         # Of a Transformer's options these have only the dropout.
         options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
-    return load_config([*own, *places, *options], compositions=COMPOSED)
+    return load_config([*own, *places, *options])
 
 
 def exact(*more: str) -> list[str]:

@@ -1,15 +1,16 @@
 """Ranges of numbers, changes of a stored configuration, and the list of keys."""
 
-from dataclasses import fields
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 
 import pytest
 
+from metaseq_lm.core import loading
 from metaseq_lm.core.config import GROUPS, EngineConfig, RunConfig, TrainerConfig, as_dict, flatten
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import from_stored, load_config, overridden
 from metaseq_lm.core.overrides import describe
-from metaseq_lm.core.registry import ALL
+from metaseq_lm.core.registry import ALL, Entry
 
 # Between them these configurations have every kind of range.
 CHOICES = [
@@ -230,8 +231,19 @@ def test_remembered_compositions_give_what_composing_each_time_gives(tmp_path: P
     for config in ((None, None), (str(tmp_path), "mine")):
         for rate in ("0.1", "5e-4"):
             words = [f"optimizer.lr={rate}", "label='a, b'", "data=x/lr=1", "trainer.max_update=7"]
-            assert load_config(words, *config, compositions) == load_config(words, *config)
+            remembered = load_config(words, *config, compositions)
+            loading.packaged.cache_clear()
+            assert remembered == load_config(words, *config)
     assert len(compositions) == 2
+
+
+def test_a_class_that_takes_a_name_later_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second"):
+        options = make_dataclass(name.title(), [(name, int, 1)])
+        entry = Entry("mine", object, options, "here")
+        monkeypatch.setitem(ALL["criterion"].entries, "mine", entry)
+        config = load_config(["criterion=mine", f"criterion.{name}=2"])
+        assert as_dict(config)["criterion"] == {"_name": "mine", name: 2}
 
 
 def test_sections_are_the_dataclasses_of_their_classes() -> None:
