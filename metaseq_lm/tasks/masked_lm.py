@@ -20,7 +20,7 @@ from metaseq_lm.data.corpus.documents import DOCUMENTS
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
-from metaseq_lm.data.corpus.rows import masked_batch
+from metaseq_lm.data.corpus.rows import Samples, masked_batch
 from metaseq_lm.data.corpus.units import TOKEN, MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
     Collate,
@@ -308,8 +308,12 @@ class MaskedLMTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        lengths, collate = corpus.row_lengths, partial(masked_batch, corpus)
+        lengths, collate = corpus.row_lengths, self.collate(corpus)
         return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
+
+    def collate(self, corpus: Samples) -> MaskedCollate:
+        """Return what makes the batches of a corpus."""
+        return partial(masked_batch, corpus)
 
     def masking(self, split: str) -> Masking:
         """Return how the tokens of a split are masked."""

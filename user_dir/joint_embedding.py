@@ -1,0 +1,149 @@
+"""A joint-embedding term beside masked LM (Boukhari 2026, arXiv 2606.05173).
+
+From the states of a context, a part of the row, a predictor guesses the states that a moving
+average of the encoder has of hidden blocks of the unmasked row. The loss is
+
+    share * mean over hidden tokens of (1 - cos(predicted, target)) + (1 - share) * masked LM
+
+with share = sigmoid(w), w learnt from 0: it rises wherever the cosine term is the smaller one, be
+that good or not; `criterion.share` fixes it. The masked LM has a pass of its own, over the whole
+row. Sizes of blocks, the LayerNorm without weights on targets and the rising decay are those of the
+paper's code (commit bc6dc05); the paper was not at hand. Unlike there, blocks are drawn by row,
+context and hidden blocks do not overlap, [CLS] is context, all blocks are predicted at once, and
+targets have no dropout. The predictor's sizes are ours. B rows, S length, D width of the states.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.batch import Logs, Term, Terms, TokenBatch
+from metaseq_lm.core.options import option
+from metaseq_lm.core.random_streams import subkeys, uniforms
+from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions.masked_lm import MaskedLM, ZLossConfig
+from metaseq_lm.data.corpus.rows import Samples, masked_batch
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.forward.context import full_precision
+from metaseq_lm.models.layers import AveragedWeights, Embedding, Linear, dropout_at
+from metaseq_lm.models.transformer.configs import EncoderConfig
+from metaseq_lm.models.transformer.encoder import Stack
+from metaseq_lm.tasks import Batches
+from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMConfig, MaskedLMTask, build_lm
+
+CONTEXT, HIDDEN = (0.65, 0.85), (0.10, 0.25)  # least and largest share of a row
+DECAY, LAYERS = 0.996, 2  # of the average in the first update; of the predictor
+
+
+@dataclass(kw_only=True)
+class JointBatch(TokenBatch):
+    """Masked rows, the same unmasked, and which tokens are context and which hidden, (B, S)."""
+
+    originals: Tensor
+    context: Tensor
+    hidden: Tensor
+
+
+def blocks(lengths: np.ndarray, width: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return which tokens of each row are context, and which hidden, boolean (B, S)."""
+    u, inside = uniforms(subkeys(keys, "blocks"), 0, 6).reshape(-1, 2, 3), lengths[:, None] - 2
+    least, most = np.transpose([CONTEXT, HIDDEN, HIDDEN])
+    sizes = ((least + (most - least) * u[:, 0]) * inside).astype(np.int64).clip(1)  # (B, 3)
+    starts = 1 + (u[:, 1] * (inside - sizes + 1)).astype(np.int64)[..., None]
+    at = np.arange(width)
+    visible, first, second = np.moveaxis((at >= starts) & (at < starts + sizes[..., None]), 1, 0)
+    hidden = first | second
+    return (visible & ~hidden) | (at == 0), hidden
+
+
+def joint_batch(
+    corpus: Samples, masking: Any, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> JointBatch:
+    """Return masked rows with their context and hidden blocks; "hidden" is the number of tokens."""
+    batch = masked_batch(corpus, masking, samples, keys, width)
+    rows, lengths = corpus.rows(samples, width=width)
+    context, hidden = blocks(lengths, rows.shape[1], keys)
+    sizes = {**batch.sizes, "hidden": int(hidden.sum())}
+    added = {"originals": rows, "context": context, "hidden": hidden, "sizes": sizes}
+    return JointBatch(**vars(batch) | added)
+
+
+class Predictor(nn.Module):
+    """Predicts states of hidden tokens from the context, half as wide as the encoder; holds w."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.encoder_embed_dim
+        self.places = None if config.style.rotary else Embedding(config.max_positions, width)
+        self.mask = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=0.02))
+        self.stack = Stack(config.resized(width // 2, LAYERS, width))
+        self.out = Linear(width // 2, width)
+        self.balance = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, batch: JointBatch) -> Tensor:
+        """Return states (B, S, D), predicted where `batch.hidden`, given the context's states x."""
+        x = torch.where(batch.hidden.unsqueeze(-1), self.mask, x)
+        if self.places is not None:
+            x = x + self.places.weight[: x.shape[1]]
+        unseen = ~(batch.context | batch.hidden)
+        return self.out(self.stack(x, replace(batch.layout, padding=unseen)))
+
+
+@dataclass
+class JointEmbeddingConfig(ZLossConfig):
+    """The weights of the terms."""
+
+    share: float = option(0.0, "share of the added term (0 = learnt)", at_least=0, below=1)
+
+
+@register_criterion("joint_embedding", dataclass=JointEmbeddingConfig)
+class JointEmbedding(MaskedLM):
+    """Masked LM and predicted states of hidden blocks; an evaluation's loss is masked LM alone."""
+
+    tasks = ("joint_embedding",)
+
+    def __call__(self, model: Any, batch: JointBatch) -> Terms:
+        terms, predictor = super().__call__(model, batch), model.heads["predictor"]
+        alone = replace(batch.layout, padding=~batch.context)
+        predicted = predictor(model.encoder(batch.tokens, alone, batch.segments), batch)
+        with torch.no_grad(), dropout_at(model.target, 0.0):
+            target = model.target.net(batch.originals, batch.layout, batch.segments)
+        target = F.layer_norm(full_precision(target), target.shape[-1:])
+        loss = 1 - F.cosine_similarity(full_precision(predicted), target, dim=-1)  # (B, S)
+        loss = loss.masked_fill(~batch.hidden, 0.0).sum()
+        share = (self.config.share or predictor.balance.sigmoid()) if model.training else 0.0
+        terms["mlm"].weight, terms["joint_embedding"] = 1 - share, Term(loss, "hidden", share)
+        return terms
+
+
+@register_task("joint_embedding", dataclass=MaskedLMConfig)
+class JointEmbeddingTask(MaskedLMTask):
+    """Masked rows with hidden blocks; a model with a predictor and an averaged encoder."""
+
+    fresh = ("heads.", "target.")
+
+    def collate(self, corpus: Samples) -> MaskedCollate:
+        return partial(joint_batch, corpus)
+
+    def build_model(self) -> nn.Module:
+        model = build_lm(self.run_config, self.vocabulary)
+        model.add_head("predictor", Predictor(self.run_config.model))
+        model.target = AveragedWeights(model.encoder, DECAY)
+        return model
+
+    def update(self, engine: Engine, model: Any, batches: Batches) -> Logs:
+        updates, most = engine.optimizers["main"].updates, self.run_config.trainer.max_update
+        if not updates:  # the encoder may have come from another run
+            model.target.update_parameters(model.encoder, 0.0)
+        logs = super().update(engine, model, batches)
+        rise = min(updates / max(most, 1), 1.0)
+        model.target.update_parameters(model.encoder, DECAY + (1 - DECAY) * rise)
+        return logs
+
+    def flops_by_rule(self) -> None:
+        """Return None: the rules count neither predictor nor targets."""
