@@ -5,12 +5,12 @@ average of the encoder has of hidden blocks of the unmasked row. The loss is
 
     share * mean over hidden tokens of (1 - cos(predicted, target)) + (1 - share) * masked LM
 
-with share = sigmoid(w), w learnt from 0: it rises wherever the cosine term is the smaller one, be
-that good or not; `criterion.share` fixes it. The masked LM has a pass of its own, over the whole
-row. Sizes of blocks, the LayerNorm without weights on targets and the rising decay are those of the
-paper's code (commit bc6dc05); the paper was not at hand. Unlike there, blocks are drawn by row,
-context and hidden blocks do not overlap, [CLS] is context, all blocks are predicted at once, and
-targets have no dropout. The predictor's sizes are ours. B rows, S length, D width of the states.
+with share = sigmoid(w), w learnt from 0: it rises where the cosine term is the smaller one, unless
+`criterion.share` fixes it. The masked LM has a pass of its own, over whole rows. Sizes of blocks,
+the LayerNorm without weights on targets and the rising decay are those of the paper's code (commit
+bc6dc05); the paper was not at hand. Unlike there, blocks are drawn by row and do not overlap the
+context, [CLS] is context, blocks are predicted at once, and targets have no dropout. The sizes of
+the predictor are ours. Shapes: B rows, S length, D width of the states.
 """
 
 from dataclasses import dataclass, replace
@@ -26,14 +26,12 @@ from metaseq_lm.core.batch import Logs, Term, Terms, TokenBatch
 from metaseq_lm.core.options import option
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.masked_lm import MaskedLM, ZLossConfig
 from metaseq_lm.data.corpus.rows import Samples, masked_batch
-from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import AveragedWeights, Embedding, Linear, dropout_at
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMConfig, MaskedLMTask, build_lm
 
 CONTEXT, HIDDEN = (0.65, 0.85), (0.10, 0.25)  # least and largest share of a row
@@ -76,7 +74,7 @@ def joint_batch(
 class Predictor(nn.Module):
     """Predicts states of hidden tokens from the context, half as wide as the encoder; holds w."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.encoder_embed_dim
         self.places = None if config.style.rotary else Embedding(config.max_positions, width)
@@ -103,21 +101,24 @@ class JointEmbeddingConfig(ZLossConfig):
 
 @register_criterion("joint_embedding", dataclass=JointEmbeddingConfig)
 class JointEmbedding(MaskedLM):
-    """Masked LM and predicted states of hidden blocks; an evaluation's loss is masked LM alone."""
+    """Masked LM and predicted states of hidden blocks; an evaluation is that of masked LM."""
 
+    exported = Exported(heads=("lm",))
     tasks = ("joint_embedding",)
 
     def __call__(self, model: Any, batch: JointBatch) -> Terms:
         terms, predictor = super().__call__(model, batch), model.heads["predictor"]
+        if not model.training:
+            return terms
         alone = replace(batch.layout, padding=~batch.context)
         predicted = predictor(model.encoder(batch.tokens, alone, batch.segments), batch)
-        with torch.no_grad(), dropout_at(model.target, 0.0):
-            target = model.target.net(batch.originals, batch.layout, batch.segments)
+        with torch.no_grad(), dropout_at(average := model.heads["average"].net, 0.0):
+            target = average(batch.originals, batch.layout, batch.segments)
         target = F.layer_norm(full_precision(target), target.shape[-1:])
-        loss = 1 - F.cosine_similarity(full_precision(predicted), target, dim=-1)  # (B, S)
-        loss = loss.masked_fill(~batch.hidden, 0.0).sum()
-        share = (self.config.share or predictor.balance.sigmoid()) if model.training else 0.0
-        terms["mlm"].weight, terms["joint_embedding"] = 1 - share, Term(loss, "hidden", share)
+        cosine = F.cosine_similarity(full_precision(predicted), target, dim=-1)  # (B, S)
+        share = self.config.share or predictor.balance.sigmoid()
+        terms["mlm"].weight = 1 - share
+        terms["joint_embedding"] = Term(((1 - cosine) * batch.hidden).sum(), "hidden", share)
         return terms
 
 
@@ -125,7 +126,7 @@ class JointEmbedding(MaskedLM):
 class JointEmbeddingTask(MaskedLMTask):
     """Masked rows with hidden blocks; a model with a predictor and an averaged encoder."""
 
-    fresh = ("heads.", "target.")
+    exported = True
 
     def collate(self, corpus: Samples) -> MaskedCollate:
         return partial(joint_batch, corpus)
@@ -133,16 +134,16 @@ class JointEmbeddingTask(MaskedLMTask):
     def build_model(self) -> nn.Module:
         model = build_lm(self.run_config, self.vocabulary)
         model.add_head("predictor", Predictor(self.run_config.model))
-        model.target = AveragedWeights(model.encoder, DECAY)
+        model.heads["average"] = AveragedWeights(model.encoder, DECAY)  # exports leave heads out
         return model
 
-    def update(self, engine: Engine, model: Any, batches: Batches) -> Logs:
-        updates, most = engine.optimizers["main"].updates, self.run_config.trainer.max_update
-        if not updates:  # the encoder may have come from another run
-            model.target.update_parameters(model.encoder, 0.0)
+    def update(self, engine: Any, model: Any, batches: Any) -> Logs:
+        average, done = model.heads["average"], engine.optimizers["main"].updates
+        if not done:  # the encoder may have come from another run
+            average.update_parameters(model.encoder, 0.0)
         logs = super().update(engine, model, batches)
-        rise = min(updates / max(most, 1), 1.0)
-        model.target.update_parameters(model.encoder, DECAY + (1 - DECAY) * rise)
+        rise = min(done / max(self.run_config.trainer.max_update, 1), 1.0)
+        average.update_parameters(model.encoder, DECAY + (1 - DECAY) * rise)
         return logs
 
     def flops_by_rule(self) -> None:

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.language_modeling import CausalLM, next_tokens
 from metaseq_lm.criterions.masked_lm import LM, ZLossConfig
 from metaseq_lm.data.corpus.predictions import next_targets
@@ -69,8 +70,9 @@ class NextLatentConfig(ZLossConfig):
 
 @register_criterion("next_latent", dataclass=NextLatentConfig)
 class NextLatent(CausalLM):
-    """Causal LM with states that predict the next one; only training has the added terms."""
+    """Causal LM with states that predict the next one; an evaluation is that of causal LM."""
 
+    exported = Exported(heads=(LM,), reach="causal")
     tasks = ("next_latent",)
     config: NextLatentConfig
 
@@ -82,11 +84,10 @@ class NextLatent(CausalLM):
         states = model.encoder(batch.tokens, replace(batch.layout, reach="causal"))  # (B, S, D)
         logits = model.predict(states, head=LM)  # (B, S, V)
         terms = self.terms(model, batch, logits)
-        # The loss of an evaluation is that of causal_lm, so that perplexities compare.
-        weight = 1.0 if model.training else 0.0
-        latent, kl = self.distances(model, batch, states, logits)
-        terms["next_latent"] = Term(latent, "targets", weight * self.config.latent_weight)
-        terms["latent_kl"] = Term(kl, "targets", weight * self.config.kl_weight)
+        if model.training:  # losses of evaluations, and perplexities, compare with causal_lm's
+            latent, kl = self.distances(model, batch, states, logits)
+            terms["next_latent"] = Term(latent, "targets", self.config.latent_weight)
+            terms["latent_kl"] = Term(kl, "targets", self.config.kl_weight)
         return terms
 
     def distances(
@@ -127,6 +128,8 @@ class NextLatentTaskConfig(LanguageModelingConfig):
 @register_task("next_latent", dataclass=NextLatentTaskConfig)
 class NextLatentTask(CausalLMTask):
     """Causal LM with a network that predicts states; with criterion causal_lm it has no use."""
+
+    exported = True
 
     def build_model(self) -> nn.Module:
         model, options = build_lm(self.run_config, self.vocabulary), self.run_config.model

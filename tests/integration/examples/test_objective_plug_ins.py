@@ -189,7 +189,7 @@ def test_the_joint_embedding_term_written_out(
     with torch.no_grad():
         layout = replace(batch.layout, padding=~batch.context)
         predicted = predictor(net.encoder(batch.tokens, layout), batch)
-        targets, losses = net.target.net(batch.originals, batch.layout), []
+        targets, losses = net.heads["average"].net(batch.originals, batch.layout), []
         for row, at in batch.hidden.nonzero().tolist():
             target = targets[row, at] - targets[row, at].mean()
             cosine = predicted[row, at] @ target / predicted[row, at].norm() / target.norm()
@@ -267,7 +267,7 @@ def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None
     name, seen = "encoder.stack.layers.0.fc1.weight", []
     weights = battery.weights_of(run)
     average = weights[name]
-    assert not torch.equal(weights[name.replace("encoder", "target.net")], average)
+    assert not torch.equal(weights[name.replace("encoder", "heads.average.net")], average)
     update = run.task.update
 
     def recorded(*arguments: object) -> dict:
@@ -281,7 +281,7 @@ def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None
     for i, weight in enumerate(seen):
         decay = 0.996 + 0.004 * i / 3
         average = decay * average + (1 - decay) * weight
-    found = battery.weights_of(run)[name.replace("encoder", "target.net")]
+    found = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
     torch.testing.assert_close(found, average, rtol=0, atol=1e-14)
     assert not torch.equal(found, seen[-1])
 
