@@ -66,9 +66,8 @@ def joint_batch(
     batch = masked_batch(corpus, masking, samples, keys, width)
     rows, lengths = corpus.rows(samples, width=width)
     context, hidden = blocks(lengths, rows.shape[1], keys)
-    sizes = {**batch.sizes, "hidden": int(hidden.sum())}
-    added = {"originals": rows, "context": context, "hidden": hidden, "sizes": sizes}
-    return JointBatch(**vars(batch) | added)
+    batch.sizes["hidden"] = int(hidden.sum())
+    return JointBatch(**vars(batch), originals=rows, context=context, hidden=hidden)
 
 
 class Predictor(nn.Module):
@@ -88,8 +87,8 @@ class Predictor(nn.Module):
         x = torch.where(batch.hidden.unsqueeze(-1), self.mask, x)
         if self.places is not None:
             x = x + self.places.weight[: x.shape[1]]
-        unseen = ~(batch.context | batch.hidden)
-        return self.out(self.stack(x, replace(batch.layout, padding=unseen)))
+        layout = replace(batch.layout, padding=~(batch.context | batch.hidden))
+        return self.out(self.stack(x, layout))
 
 
 @dataclass
@@ -142,8 +141,8 @@ class JointEmbeddingTask(MaskedLMTask):
         if not done:  # the encoder may have come from another run
             average.update_parameters(model.encoder, 0.0)
         logs = super().update(engine, model, batches)
-        rise = min(done / max(self.run_config.trainer.max_update, 1), 1.0)
-        average.update_parameters(model.encoder, DECAY + (1 - DECAY) * rise)
+        share = done / max(self.run_config.trainer.max_update, 1)
+        average.update_parameters(model.encoder, min(DECAY + (1 - DECAY) * share, 1.0))
         return logs
 
     def flops_by_rule(self) -> None:
