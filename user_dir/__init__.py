@@ -1,3 +1,5 @@
-"""SpanBERT's objective (Joshi et al. 2020), a suite and a world, as examples of plug-ins."""
+"""Objectives as examples of plug-ins: SpanBERT's (Joshi et al. 2020), next-latent prediction, and a
+joint-embedding term; a suite and a world.
+"""
 
-from . import criterion, gaps, hierarchy, task  # noqa: F401
+from . import criterion, gaps, hierarchy, joint_embedding, next_latent, task  # noqa: F401

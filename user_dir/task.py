@@ -11,8 +11,13 @@ from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.units import SPAN, SpanLengths
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.models.transformer.encoder import TransformerLM, initialise
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masked_stream, masking_of
+from metaseq_lm.tasks.masked_lm import (
+    MaskedLMConfig,
+    MaskedLMTask,
+    build_lm,
+    masked_stream,
+    masking_of,
+)
 from metaseq_lm.tasks.options import MaskingConfig
 
 from .model import BOUNDARY, BoundaryHead
@@ -51,12 +56,9 @@ class SpanMaskingTask(MaskedLMTask):
         return {split: masked_stream(self, split, corpus.row_lengths, masking, collate)}
 
     def build_model(self) -> nn.Module:
-        model, options = super().build_model(), self.run_config.model
-        if not isinstance(model, TransformerLM):
-            raise UsageError(f"task span_masking needs model transformer, got {options._name}")
+        model, options = build_lm(self.run_config, self.vocabulary), self.run_config.model
         head = BoundaryHead(options, len(self.vocabulary), self.config.longest_span)
-        initialise(head, options.init)
-        model.heads[BOUNDARY] = head
+        model.add_head(BOUNDARY, head)
         return model
 
     def flops_by_rule(self) -> None:

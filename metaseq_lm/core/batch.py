@@ -19,9 +19,10 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
-# Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, or a
-# bidirectional prefix and earlier ones. A tensor of reaches holds indices into this.
-REACHES = ("both", "causal", "anticausal", "prefix")
+# Tokens visible to a token of a row: all, itself and earlier ones, itself and later ones, a
+# bidirectional prefix and earlier ones, or those of its rank and lower ones. A tensor of reaches
+# holds indices into this.
+REACHES = ("both", "causal", "anticausal", "prefix", "ranked")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +37,19 @@ class Layout:
         reach: One of REACHES for all rows, or an index into it for each row, (...,).
         prefix: Number of tokens of each document that are seen from both sides, (...,), for rows
             whose reach is "prefix".
+        ranks: Rank of each token (..., S), for rows whose reach is "ranked": a token sees those of
+            its own rank and of lower ones. The number of its group, for example, lets it see its
+            group from both sides and the groups before it.
 
     Raises:
-        ValueError: the reach is unknown, or "prefix" without `prefix`.
+        ValueError: the reach is unknown, "prefix" without `prefix`, or "ranked" without `ranks`.
     """
 
     padding: Tensor | None = None
     documents: Tensor | None = None
     reach: str | Tensor = "both"
     prefix: Tensor | None = None
+    ranks: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.reach, str):
@@ -53,6 +58,8 @@ class Layout:
             raise ValueError(f"reach {self.reach!r}: one of {', '.join(REACHES)}")
         if self.reach == "prefix" and self.prefix is None:
             raise ValueError("a layout whose reach is 'prefix' needs the length of the prefix")
+        if self.reach == "ranked" and self.ranks is None:
+            raise ValueError("a layout whose reach is 'ranked' needs the ranks of the tokens")
 
     def map(self, function: Callable[[Any], Any]) -> Layout:
         """Return a copy with a function applied to each tensor."""
@@ -70,7 +77,8 @@ class Layout:
     def repeated(self, count: int) -> Layout:
         """Return the layout of rows (..., count, S), `count` times each row of this one."""
         repeated = {}
-        for name, axis in (("padding", -2), ("documents", -2), ("reach", -1), ("prefix", -1)):
+        axes = {"padding": -2, "documents": -2, "ranks": -2, "reach": -1, "prefix": -1}
+        for name, axis in axes.items():
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 repeated[name] = torch.stack([value] * count, dim=axis)

@@ -28,11 +28,13 @@ class CausalLM(Criterion):
     general = False
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        logits, batch = self.logits(model, batch), batch.replace(targets=next_tokens(batch))
-        assert batch.targets is not None
-        losses = cross_entropy(logits, batch.targets)
-        loss = {"next_token": Term(losses.sum(), "targets")}
-        return loss | z_terms(self.config, model, logits, batch)
+        return self.terms(model, batch, self.logits(model, batch))
+
+    def terms(self, model: nn.Module, batch: TokenBatch, logits: Tensor) -> Terms:
+        """Return the terms of a batch, given its logits (B, S, V)."""
+        targets = next_tokens(batch)
+        loss = {"next_token": Term(cross_entropy(logits, targets).sum(), "targets")}
+        return loss | z_terms(self.config, model, logits, batch.replace(targets=targets))
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:

@@ -7,8 +7,9 @@ With ordinary parameters they behave like torch's own layers. Called through
 Shapes: C copies, B batch, S length, D width, V vocabulary.
 """
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +202,20 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
+@contextlib.contextmanager
+def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
+    """Set every dropout rate of `net` inside the context; None changes nothing."""
+    layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
+    before = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = rate  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer, p in zip(layers, before):
+            layer.p = p
+
+
 class ScalarMix(nn.Module):
     """scale * sum_j softmax(weights)_j h_j, then dropout; initially the mean of the h_j.
 
@@ -253,17 +268,18 @@ class AveragedWeights(nn.Module):
         self.net = copy.deepcopy(net).requires_grad_(False)
 
     @torch.no_grad()
-    def update_parameters(self, net: nn.Module) -> None:
+    def update_parameters(self, net: nn.Module, decay: float | None = None) -> None:
         """Update the average with the weights of `net`: a <- decay a + (1 - decay) w.
 
-        `net` may have parameters that the average lacks.
+        `net` may have parameters that the average lacks. A `decay` stands in for that of the
+        constructor, where it changes in training.
         """
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())
         torch._foreach_lerp_(
             [local(average) for average in averages.values()],
             [local(weights[name]) for name in averages],
-            1 - self.decay,
+            1 - (self.decay if decay is None else decay),
         )
         for name, buffer in self.net.named_buffers():
             buffer.copy_(buffers[name])

@@ -20,7 +20,7 @@ from metaseq_lm.data.corpus.documents import DOCUMENTS
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
-from metaseq_lm.data.corpus.rows import masked_batch
+from metaseq_lm.data.corpus.rows import Samples, masked_batch
 from metaseq_lm.data.corpus.units import TOKEN, MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
     Collate,
@@ -38,7 +38,7 @@ from metaseq_lm.data.streams import (
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.configs import ModernConfig
-from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
+from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
 from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Task, TextTask
 from metaseq_lm.tasks.options import (
@@ -125,6 +125,20 @@ def build_transformer(config: RunConfig, vocabulary: Vocabulary, **kwargs: objec
             "another --model, such as transformer"
         ) from error
     model: nn.Module = entry.value(*args, **kwargs)
+    return model
+
+
+def build_lm(config: RunConfig, vocabulary: Vocabulary) -> TransformerLM:
+    """Build the configured Transformer with a language-model head.
+
+    Raises UsageError for another model, and as `build_transformer`.
+    """
+    model = build_transformer(config, vocabulary)
+    if not isinstance(model, TransformerLM):
+        raise UsageError(
+            f"task {config.task._name} needs --model transformer or modern, got "
+            f"{config.model._name}"
+        )
     return model
 
 
@@ -294,8 +308,12 @@ class MaskedLMTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        lengths, collate = corpus.row_lengths, partial(masked_batch, corpus)
+        lengths, collate = corpus.row_lengths, self.collate(corpus)
         return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
+
+    def collate(self, corpus: Samples) -> MaskedCollate:
+        """Return what makes the batches of a corpus."""
+        return partial(masked_batch, corpus)
 
     def masking(self, split: str) -> Masking:
         """Return how the tokens of a split are masked."""
@@ -358,10 +376,7 @@ class SentencePairsTask(MaskedLMTask):
         return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
 
     def build_model(self) -> nn.Module:
-        model, options = super().build_model(), self.run_config.model
-        if not isinstance(model, TransformerLM):
-            raise UsageError(f"task sentence_pairs needs model transformer, got {options._name}")
+        model, options = build_lm(self.run_config, self.vocabulary), self.run_config.model
         head = SentenceHead(options.encoder_embed_dim, 2, options.dropout, pooled=True)
-        initialise(head, options.init)
-        model.heads[NEXT_SENTENCE] = head
+        model.add_head(NEXT_SENTENCE, head)
         return model

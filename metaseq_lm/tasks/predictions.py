@@ -36,10 +36,9 @@ from metaseq_lm.data.corpus.predictions import (
     prefix_batch,
 )
 from metaseq_lm.data.streams import Lengths, Stream
-from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
-from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream, units_of
+from metaseq_lm.tasks.masked_lm import build_lm, masking_of, text_stream, units_of
 from metaseq_lm.tasks.options import MaskingConfig, UnpackedConfig
 
 
@@ -47,11 +46,7 @@ class PredictionTask(TextTask):
     """The base of these tasks: one stream of rows, one Transformer, the default update."""
 
     def build_model(self) -> nn.Module:
-        model = build_transformer(self.run_config, self.vocabulary)
-        if not isinstance(model, TransformerLM):
-            task, name = self.run_config.task._name, self.run_config.model._name
-            raise UsageError(f"task {task} needs --model transformer or modern, got {name}")
-        return model
+        return build_lm(self.run_config, self.vocabulary)
 
     def predicted_share(self, length: int) -> float:
         """Return the expected share of the positions of a row that predict something."""

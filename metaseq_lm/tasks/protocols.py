@@ -7,11 +7,12 @@ functions at the end use an ability, or return the default for a task without it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, ScoredBatch
+from metaseq_lm.core.batch import Layout, Logs, ScoredBatch
 from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
@@ -162,6 +163,14 @@ class ComparesTokens(Protocol):
 
 
 @runtime_checkable
+class HasLayout(Protocol):
+    """Lets tokens see each other as no reach by itself says: a criterion."""
+
+    def layout(self, tokens: Tensor, layout: Layout) -> Layout:
+        """Return the layout of rows (B, S) whose states are read, given their padding."""
+
+
+@runtime_checkable
 class HasEncoder(Protocol):
     """Has its encoder elsewhere than in `model.encoder`."""
 
@@ -241,3 +250,10 @@ def reach_of(task: Task) -> str:
         return task.criterion.reach
     exported = task.criterion.exported
     return exported.reach if isinstance(exported, Exported) else "both"
+
+
+def layout_of_states(task: Task, tokens: Tensor, layout: Layout) -> Layout:
+    """Return the layout of rows (B, S) whose states are read: the criterion's, or by `reach_of`."""
+    if isinstance(task.criterion, HasLayout):
+        return task.criterion.layout(tokens, layout)
+    return replace(layout, reach=reach_of(task))

@@ -4,7 +4,6 @@ Shapes: B rows, S positions, D width.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import Rows
-from metaseq_lm.tasks.protocols import encoder_of, reach_of
+from metaseq_lm.tasks.protocols import encoder_of, layout_of_states
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.scoring import batches_by_length, longest_row
 
@@ -42,7 +41,6 @@ class EncoderStates:
     def __init__(self, run: Parts, batch_tokens: int = TOKENS_PER_PASS) -> None:
         self.run, self.batch_tokens = run, batch_tokens
         self.encoder = encoder_of(run.task, run.model)
-        self.reach = reach_of(run.task)
         self.longest = longest_row(run.config)
         self.vocabulary = load_tokenizer(run.config.data).vocabulary
         self.rows = self.forward_tokens = 0
@@ -76,7 +74,7 @@ class EncoderStates:
         run, first = self.run, self.vocabulary.cls(self.run.task.text_token)
 
         def states(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
-            layout = replace(batch.layout, reach=self.reach)
+            layout = layout_of_states(run.task, batch.tokens, batch.layout)
             return pool(batch, self.encoder.layer_states(batch.tokens, layout, batch.segments))
 
         parts, numbers = [], []

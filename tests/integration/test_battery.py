@@ -62,8 +62,7 @@ def test_a_run_is_opened_again_and_scored(
     more = ["trainer.max_update=2", "trainer.save_interval_updates=0"]
     config = battery.configure(moons, tmp_path, case, *more)
     battery.train(config)
-    plugin = str(battery.ROOT / "user_dir") if "span_masking" in config.task._name else None
-    again = open_run(str(tmp_path), user_dir=plugin)
+    again = open_run(str(tmp_path), user_dir=battery.plug_in_of(case))
     split = config.trainer.valid_split or "valid"
     metrics, rows = again.score(split)
     assert all(isinstance(row, dict) for row in rows)

@@ -16,6 +16,7 @@ from torch import Tensor
 from metaseq_lm import plugins
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.registry import TASKS as REGISTERED_TASKS
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint, manifests
@@ -295,6 +296,14 @@ CASES: dict[str, list[list[str]]] = {
     "span_boundary": [
         ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
     ],
+    "next_latent": [
+        ["task=next_latent", *TEXT, "criterion.horizon=2"],
+        ["task=next_latent", *TEXT, *MODERN, *DOCUMENTS, "task.dynamics_dim=5"],
+    ],
+    "joint_embedding": [
+        ["task=joint_embedding", *TEXT],
+        ["task=joint_embedding", *TEXT, *MODERN, "criterion.share=0.3"],
+    ],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 FIRST = [(name, 0) for name in CASES]
@@ -304,6 +313,12 @@ def task_of(case: Case) -> str:
     """Return the override that chooses the task of a case."""
     options = CASES[case[0]][case[1]]
     return next((o for o in options if o.startswith("task=")), "task=masked_lm")
+
+
+def plug_in_of(case: Case) -> str | None:
+    """Return the folder of the plug-in that a case needs, None for none."""
+    origin = REGISTERED_TASKS.entry(task_of(case).removeprefix("task=")).origin
+    return str(ROOT / "user_dir") if origin.split(".")[0] == "user_dir" else None
 
 
 # The first case of each task.

@@ -13,7 +13,7 @@ from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.models.words.word_model import dropout_at
+from metaseq_lm.models.layers import dropout_at
 from metaseq_lm.training.parts import Parts, build_parts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cvt" / "config"

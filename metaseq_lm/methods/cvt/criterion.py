@@ -30,13 +30,14 @@ from metaseq_lm.methods.cvt.model import (
     student_dropout,
     unit,
 )
+from metaseq_lm.models.layers import dropout_at
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ParsingModule,
     Views,
     shifted,
 )
-from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
+from metaseq_lm.models.words.word_model import WordModel, WordNet
 
 
 @dataclass

@@ -34,9 +34,8 @@ from metaseq_lm.methods.cvt.model import (
     labelled_first,
     student_dropout,
 )
-from metaseq_lm.models.layers import AveragingConfig
+from metaseq_lm.models.layers import AveragingConfig, dropout_at
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
-from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask

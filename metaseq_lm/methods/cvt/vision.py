@@ -41,7 +41,7 @@ from metaseq_lm.methods.cvt.model import (
     student_dropout,
     unit,
 )
-from metaseq_lm.models.layers import AveragingConfig
+from metaseq_lm.models.layers import AveragingConfig, dropout_at
 from metaseq_lm.models.vision import (
     POSITIONAL,
     ConvLarge,
@@ -49,7 +49,6 @@ from metaseq_lm.models.vision import (
     feature_size,
     frozen_statistics,
 )
-from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
 from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig

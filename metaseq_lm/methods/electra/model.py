@@ -86,17 +86,11 @@ class NoiseModelConfig(EncoderConfig):
     def generator(self) -> EncoderConfig:
         """Return the noise model's sizes: width, heads and feed-forward width scale together."""
         width = round(self.encoder_embed_dim * self.generator_size)
-        ffn_width = round(self.encoder_ffn_embed_dim * width / self.encoder_embed_dim)
+        layers = round(self.encoder_layers * self.generator_layers)
         # A frozen noise model is a copy of the first stage's, including embeddings.
         separate = self.sharing == "none" and not self.freeze_generator
-        return replace(
-            self,
-            encoder_layers=round(self.encoder_layers * self.generator_layers),
-            encoder_embed_dim=width,
-            encoder_ffn_embed_dim=ffn_width,
-            encoder_attention_heads=self.heads_for(width),
-            token_embed_dim=self.generator_embed_dim if separate else self.embed_dim,
-        )
+        embed_dim = self.generator_embed_dim if separate else self.embed_dim
+        return self.resized(width, layers, embed_dim)
 
 
 # The encoder comes first, so that its defaults are those of the options that it has again.

@@ -7,7 +7,8 @@ they use a boolean mask, since the number of documents would have to be read fro
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
 and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
-both ModernBERT and ModernBertDecoder of the transformers library have it.
+both ModernBERT and ModernBertDecoder of the transformers library have it. Tokens with ranks see at
+most w // 2 on each side.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -27,7 +28,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 
-BOTH, CAUSAL, ANTICAUSAL, PREFIX = range(len(REACHES))
+BOTH, CAUSAL, ANTICAUSAL, PREFIX, RANKED = range(len(REACHES))
 
 
 class Scope(NamedTuple):
@@ -201,12 +202,16 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
         key = at if layout.documents is None else document_positions(layout.documents)
         key = key.reshape(-1, 1, length)
         prefix = before | (around & (key < layout.prefix.reshape(-1, 1, 1)))
-    by_reach = (around, before, after, prefix)
+    ranked = before
+    if layout.ranks is not None:
+        ranks = layout.ranks.reshape(-1, length)
+        ranked = around & (ranks[:, None, :] <= ranks[:, :, None])
+    by_reach = (around, before, after, prefix, ranked)
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
     reach = layout.reach.reshape(-1, 1, 1)
     seen = by_reach[BOTH] & (reach == BOTH)
-    for number in (CAUSAL, ANTICAUSAL, PREFIX):
+    for number in (CAUSAL, ANTICAUSAL, PREFIX, RANKED):
         seen = seen | (by_reach[number] & (reach == number))
     return seen
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.models.transformer.attention import Scope
@@ -19,6 +20,8 @@ ACTIVATED = ("gelu", "silu")
 GATES = (*ACTIVATED, NO_GATE)
 ROTARY = "rotary"
 POSITIONS = (ROTARY, "learned")
+
+C = TypeVar("C", bound="EncoderConfig")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,22 @@ class EncoderConfig:
     def heads_for(self, width: int) -> int:
         """Return how many heads of the same size a net of another width has, at least 1."""
         return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
+
+    def resized(self: C, width: int, layers: int, embed_dim: int) -> C:
+        """Return the sizes of a network of another width, depth and width of the embeddings.
+
+        Heads are of the same size, and feed-forward networks as wide relative to the states.
+        """
+        return replace(
+            self,
+            encoder_layers=layers,
+            encoder_embed_dim=width,
+            encoder_ffn_embed_dim=round(
+                self.encoder_ffn_embed_dim * width / self.encoder_embed_dim
+            ),
+            encoder_attention_heads=self.heads_for(width),
+            token_embed_dim=embed_dim,
+        )
 
     def scope(self, layer: int) -> Scope:
         """Return what attention of a layer, counted from 0, sees."""

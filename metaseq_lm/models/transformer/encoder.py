@@ -309,7 +309,8 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
         self.heads = nn.ModuleDict({name: LMHead(config, vocab_size, tied) for name in heads})
-        initialise(self, config.init)
+        self.init = config.init
+        initialise(self, self.init)
         if not tied:
             # A tied padding row is an output weight too and keeps its random start.
             with torch.no_grad():
@@ -328,6 +329,11 @@ class TransformerLM(nn.Module):
         `head` may be left out when there is just one.
         """
         return self.predict(self.encoder(tokens, layout, segments), positions, head)
+
+    def add_head(self, name: str, head: nn.Module) -> None:
+        """Initialise a head as the rest of the model and put it among `heads`."""
+        initialise(head, self.init)
+        self.heads[name] = head
 
     def predict(
         self, x: Tensor, positions: Tensor | None = None, head: str | None = None

@@ -6,8 +6,7 @@ model.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.models.bilstm import BiLSTM
-from metaseq_lm.models.layers import AveragedWeights, Dropout, ScalarMix
+from metaseq_lm.models.layers import AveragedWeights, ScalarMix
 from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 
 
@@ -109,17 +108,3 @@ class WordModel(WordNet):
         if self.average is None:
             return self
         return self.average.net  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
-    """Set every dropout rate of `net` inside the context; None changes nothing."""
-    layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
-    before = [layer.p for layer in layers]
-    for layer in layers:
-        layer.p = rate  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for layer, p in zip(layers, before):
-            layer.p = p

@@ -22,6 +22,7 @@ from metaseq_lm.models.transformer.attention import (
     Unpacking,
     Visibility,
     document_positions,
+    reach_mask,
 )
 from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -39,8 +40,13 @@ DOCUMENTS = {
     ),
 }
 BY_ROW = torch.tensor([1, 0, 3, 2])
-REACH = {**dict(zip(REACHES, REACHES)), "by row": BY_ROW}
+RANKED_BY_ROW = torch.tensor([4, 2, 4, 1])
+REACH = {**dict(zip(REACHES, REACHES)), "by row": BY_ROW, "ranked by row": RANKED_BY_ROW}
 PREFIX = torch.tensor([2, 0, 3, 7])
+# Groups of two, a permutation, groups that interleave, one group.
+RANKS = torch.tensor(
+    [[0, 0, 1, 1, 2, 2, 3], [3, 0, 6, 1, 5, 2, 4], [1, 0, 1, 0, 1, 0, 1], [5] * LENGTH]
+)
 KERNELS = pytest.mark.parametrize("context", [ForwardContext, double_backward])
 
 
@@ -48,7 +54,7 @@ def layouts() -> dict[str, Layout]:
     """Return layouts of ROWS rows by name."""
     return {
         f"{reach}, {padding}, {documents}": Layout(
-            PADDING[padding], DOCUMENTS[documents], REACH[reach], PREFIX
+            PADDING[padding], DOCUMENTS[documents], REACH[reach], PREFIX, RANKS
         )
         for reach in REACH
         for padding in PADDING
@@ -79,6 +85,8 @@ def sees(layout: Layout, row: int, query: int, key: int) -> bool:
         return True
     if reach == "anticausal":
         return key >= query
+    if reach == "ranked":
+        return bool(layout.ranks[row, key] <= layout.ranks[row, query])
     in_prefix = reach == "prefix" and position < layout.prefix[row]
     return key <= query or bool(in_prefix)
 
@@ -175,15 +183,18 @@ def test_packed_rows_are_rows_alone(reach: str, soft: bool) -> None:
     if soft:
         tokens = torch.rand(len(row), VOCABULARY, dtype=torch.float64).requires_grad_()
     leaves = [*model.parameters(), *([tokens] if soft else [])]
-    prefix = torch.tensor([2])
+    prefix, ranks = torch.tensor([2]), torch.arange(len(row)) // 2
     padding = (torch.arange(len(row)) >= sum(lengths))[None]
-    packed = Layout(padding, documents[None], reach, prefix)
+    packed = Layout(padding, documents[None], reach, prefix, ranks[None])
     results = []
     with use_context(double_backward()):
         together = model(tokens[None], packed)[0, : sum(lengths)]
         results.append(derivatives(together, leaves))
-        parts = tokens.split([*lengths, 2])[:-1]
-        alone = [model(part[None], Layout(reach=reach, prefix=prefix))[0] for part in parts]
+        parts = zip(tokens.split([*lengths, 2])[:-1], ranks.split([*lengths, 2]))
+        alone = [
+            model(part[None], Layout(reach=reach, prefix=prefix, ranks=of_part[None]))[0]
+            for part, of_part in parts
+        ]
         results.append(derivatives(torch.cat(alone), leaves))
     for one, other in zip(*results, strict=True):
         scale = max(1.0, other.abs().max().item())
@@ -191,7 +202,14 @@ def test_packed_rows_are_rows_alone(reach: str, soft: bool) -> None:
 
 
 @pytest.mark.parametrize("soft", [True, False])
-@pytest.mark.parametrize("name", ["prefix, at the end, packed", "by row, at the end, one document"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefix, at the end, packed",
+        "by row, at the end, one document",
+        "ranked, at the end, one document",
+    ],
+)
 def test_copies_of_a_model_have_their_layouts(name: str, soft: bool) -> None:
     """Two models with two rows each: output, gradient and double backward of each by itself."""
     model, copies = build(), 2
@@ -238,6 +256,22 @@ def test_an_unknown_reach_is_named() -> None:
         Layout(reach="left")
     with pytest.raises(ValueError, match="the length of the prefix"):
         Layout(reach="prefix")
+    with pytest.raises(ValueError, match="the ranks of the tokens"):
+        Layout(reach="ranked")
+
+
+@pytest.mark.parametrize("reach", ["both", "causal", "anticausal", "prefix"])
+def test_ranks_stand_for_every_reach(reach: str) -> None:
+    at = torch.arange(LENGTH).expand(ROWS, -1)
+    ranks = {
+        "both": torch.zeros_like(at),
+        "causal": at,
+        "anticausal": -at,
+        "prefix": (at - PREFIX[:, None] + 1).clamp(min=0),
+    }
+    ranked = reach_mask(Layout(reach="ranked", ranks=ranks[reach]), LENGTH, at.device)
+    wanted = reach_mask(Layout(reach=reach, prefix=PREFIX), LENGTH, at.device)
+    assert torch.equal(ranked, wanted.expand(ROWS, -1, -1))
 
 
 @pytest.mark.parametrize("name", ["causal, no padding, one document", "both, no padding, packed"])

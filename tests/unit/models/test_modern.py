@@ -169,10 +169,15 @@ STYLES = pytest.mark.parametrize(
 INSIDE = torch.zeros(2, 13, dtype=torch.bool)
 INSIDE[0, 3], INSIDE[1, 9:] = True, True
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [2] * 4, [4] * 2 + [5] * 5 + [6] * 6])
+RANKS = torch.stack([torch.arange(13) // 3, torch.arange(13) * 5 % 13])
 DISTANCE = 2
 LOCAL = {
     f"{reach}, {'padding' if padded else 'no padding'}, {'packed' if packed else 'whole'}": Layout(
-        INSIDE if padded else None, DOCUMENTS if packed else None, reach, torch.tensor([3, 0])
+        INSIDE if padded else None,
+        DOCUMENTS if packed else None,
+        reach,
+        torch.tensor([3, 0]),
+        RANKS,
     )
     for reach in REACHES
     for padded in (False, True)
@@ -190,6 +195,9 @@ def sees(layout: Layout, row: int, query: int, key: int) -> bool:
         if numbers[key] != numbers[query]:
             return False
         first = numbers.index(numbers[key])
+    if layout.reach == "ranked":
+        is_lower = layout.ranks[row, key] <= layout.ranks[row, query]
+        return abs(query - key) <= DISTANCE and bool(is_lower)
     in_prefix = layout.prefix is not None and key - first < int(layout.prefix[row])
     if layout.reach == "both" or (layout.reach == "prefix" and in_prefix):
         return abs(query - key) <= DISTANCE
@@ -267,13 +275,16 @@ def test_packed_rows_are_rows_alone(reach: str, style: dict[str, Any], context: 
     lengths = (17, 1, 9, 11)
     model, row = build(**style).double(), TOKENS[0, : sum(lengths)]
     documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    prefix = torch.tensor([5])
+    prefix, ranks = torch.tensor([5]), torch.arange(len(row)) // 3
     with use_context(context()):
-        packed = model(row[None], Layout(None, documents[None], reach, prefix))[0]
-        parts = row.split(lengths)
-        alone = [model(part[None], Layout(reach=reach, prefix=prefix))[0] for part in parts]
+        packed = model(row[None], Layout(None, documents[None], reach, prefix, ranks[None]))[0]
+        parts = zip(row.split(lengths), ranks.split(lengths))
+        alone = [
+            model(part[None], Layout(reach=reach, prefix=prefix, ranks=of_part[None]))[0]
+            for part, of_part in parts
+        ]
     torch.testing.assert_close(packed, torch.cat(alone), rtol=1e-10, atol=1e-10)
-    leaking = model(row[None], Layout(None, None, reach, prefix))[0]
+    leaking = model(row[None], Layout(None, None, reach, prefix, ranks[None]))[0]
     assert not torch.allclose(packed, leaking)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from metaseq_lm.models.layers import AveragedWeights, Dropout
+from metaseq_lm.models.layers import AveragedWeights, Dropout, dropout_at
 from metaseq_lm.models.words.prediction_modules import (
     IMPOSSIBLE,
     PRIMARY,
@@ -20,7 +20,7 @@ from metaseq_lm.models.words.prediction_modules import (
     heads_of,
     shifted,
 )
-from metaseq_lm.models.words.word_model import WordModel, dropout_at
+from metaseq_lm.models.words.word_model import WordModel
 
 ROWS, LENGTH, RELATIONS, HIDDEN, UNITS = 2, 5, 3, 6, 4
 
@@ -117,6 +117,18 @@ def test_averages_are_the_closed_form() -> None:
         wanted = wanted + 0.1 * sum(decay ** (6 - i) * w[name] for i, w in enumerate(taken))
         assert (found - wanted).abs().max() < 1e-14
         assert not found.requires_grad
+
+
+def test_a_decay_of_its_own_moves_an_average() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    average = AveragedWeights(net, 0.9)
+    with torch.no_grad():
+        before = net.weight.item()
+        net.weight.add_(1.0)
+    average.update_parameters(net, decay=1.0)
+    assert average.net.weight.item() == before
+    average.update_parameters(net, decay=0.25)
+    assert average.net.weight.item() == pytest.approx(before + 0.75)
 
 
 def test_the_average_is_a_part_of_the_model() -> None:
