@@ -53,7 +53,7 @@ class SpanMaskingTask(MaskedLMTask):
         lengths = SpanLengths(options.mean_span, options.longest_span)
         collate = partial(span_batch, corpus, lengths)
         masking = masking_of(options, self.vocabulary)
-        return {split: masked_stream(self, split, corpus.row_lengths, masking, collate)}
+        return {split: masked_stream(self, split, corpus, masking, collate)}
 
     def build_model(self) -> nn.Module:
         model, options = build_lm(self.run_config, self.vocabulary), self.run_config.model

@@ -57,6 +57,7 @@ FLAGS = {
     "max-update": "trainer.max_update",
     "max-flops": "trainer.max_flops",
     "max-seconds": "trainer.max_seconds",
+    "max-words": "trainer.max_words",
     "log-interval": "trainer.log_interval",
     "validate-interval-updates": "trainer.validate_interval_updates",
     "save-interval-updates": "trainer.save_interval_updates",

@@ -22,11 +22,16 @@ class TrainerConfig:
     """When a run logs, validates, saves and stops."""
 
     max_update: int = option(
-        1000, "updates to make (0 = as many as max_flops pays for)", at_least=0
+        1000, "updates to make (0 = as many as max_flops pays for, or as see max_words)", at_least=0
     )
     max_flops: float = option(0.0, "stop after this many FLOPs (0 = no limit)", at_least=0)
     max_seconds: float = option(
         0.0, "stop after this many seconds of training (0 = no limit)", at_least=0
+    )
+    max_words: float = option(
+        0.0,
+        "stop when this many words of the corpus were seen, with repetition (0 = no limit)",
+        at_least=0,
     )
     log_interval: int = option(50, "updates between lines of the log", at_least=0)
     validate_interval_updates: int = option(
@@ -34,6 +39,11 @@ class TrainerConfig:
     )
     save_interval_updates: int = option(
         500, "updates between checkpoints (0 = only at the end)", at_least=0
+    )
+    save_words: list[str] = option(
+        [],
+        "numbers of words at which a checkpoint is saved that stays, as words_7M, the first time "
+        "that so many were seen: such as [20000,7M]; strict-small and strict are BabyLM's",
     )
     async_save: bool = option(
         False,

@@ -221,6 +221,20 @@ def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarr
 Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 
+class Words(Protocol):
+    """The words of the text that samples hold.
+
+    Attributes:
+        missing: Why words cannot be counted, with the remedy; "" if they can.
+    """
+
+    @property
+    def missing(self) -> str: ...
+
+    def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
+        """Return the words in a batch, given what its collate function gets."""
+
+
 @dataclass(eq=False)
 class Stream:
     """A named source of batches: an order of samples and a collate function.
@@ -236,6 +250,7 @@ class Stream:
             padded to its longest row: the positions that a row masks depend on the width, and must
             not depend on how the batch is cut.
         widths: The width that rows of each global batch are cut to, by its number; None for none.
+        words: The words of the samples; None for a stream that reads no corpus.
     """
 
     name: str
@@ -244,6 +259,7 @@ class Stream:
     seed: int
     lengths: Lengths
     widths: Ramp | None = None
+    words: Words | None = None
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
@@ -278,6 +294,14 @@ class Stream:
         """Return the positions of global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
         return len(samples) * self._width(number, samples)
+
+    def count_words(self, number: int) -> int:
+        """Return the words of the corpus in global batch `number`."""
+        assert self.words is not None
+        samples = self.order.batch(number)
+        root = random_streams.key(self.seed, self.name, number)
+        keys = random_streams.row_keys(root, np.arange(len(samples)))
+        return self.words.count(samples, keys, self._width(number, samples))
 
     def _width(self, number: int, samples: np.ndarray) -> int:
         longest = int(self.lengths[samples].max())

@@ -28,11 +28,15 @@ LOGGING_OPTIONS = (
     "log_interval",
     "save_interval_updates",
     "keep_last",
+    "save_words",
     "on_save_error",
     "final_splits",
     "final_suites",
 )
 BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS)
+MAX_WORDS = "trainer.max_words"
+# The number of updates, and options that follow it.
+UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
 # The only options of the engine that change results.
 PRECISIONS = ("engine.precision", "engine.reduce_precision")
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
@@ -151,8 +155,18 @@ class Run:
 
     @cached_property
     def identities(self) -> dict[str, tuple[str, Any]]:
-        """The values of the config in a form that compares and hashes, see `identity`."""
-        return {key: identity(value) for key, value in self.values.items()}
+        """The values of the config in a form that compares and hashes, see `identity`.
+
+        A number of updates that follows from one of words, and so from the seed, is None.
+        """
+        values = dict(self.values)
+        for key, words in self.values.items():
+            prefix = key.removesuffix(MAX_WORDS)
+            updates = self.values.get(f"{prefix}trainer.max_update")
+            for name in UPDATES if prefix != key and words else ():
+                if values.get(prefix + name) == updates:
+                    values[prefix + name] = None
+        return {key: identity(value) for key, value in values.items()}
 
     @cached_property
     def compared_keys(self) -> list[str]:

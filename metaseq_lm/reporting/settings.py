@@ -21,6 +21,7 @@ from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natura
 # Values of options that did not exist when a run was made.
 EARLIER_VALUES = {
     "engine.reduce_precision": "fp32",
+    "trainer.max_words": 0.0,
     "task.shuffle_tokens": False,
     "task.mask_unit": "token",
     "task.mean_span": 5.0,

@@ -4,7 +4,7 @@ A checkpoint is written under a temporary name, every file and the folder are fs
 renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
 manifest.json with their checksums. If parameters are sharded, each process writes its rows of them
 and of their moments as a part; whoever loads the checkpoint has whole tensors again. "best" and
-"last" beside the checkpoints are links to them.
+"last" beside the checkpoints are links to them, and so are "words_7M" and the like.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from metaseq_lm.runs.manifests import (
     folder_of,
     read_file,
     read_manifest,
+    word_links,
 )
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
@@ -292,16 +293,19 @@ def unlink(path: Path, only_folder: bool = False) -> None:
         path.unlink(missing_ok=True)
 
 
-def relink(folder: Path, newest: Path, best: int | None) -> None:
-    """Point "last" and "best" at the right checkpoints, after a kill between a save and its links.
+def relink(folder: Path, newest: Path, best: int | None, words: Mapping[str, int]) -> None:
+    """Point all links at the right checkpoints, after a kill between a save and its links.
 
-    `best` is the update of the best checkpoint, None if there is none.
+    `best` is the update of the best checkpoint, None if there is none; `words` are the updates of
+    those at numbers of words.
     """
     link(folder, "last", newest)
-    if best is None:
-        unlink(folder / "best")
-    elif folder_of(folder, best).is_dir():
-        link(folder, "best", folder_of(folder, best))
+    updates = dict(words) if best is None else {**words, "best": best}
+    for name in {"best", *word_links(folder)} - updates.keys():
+        unlink(folder / name)
+    for name, update in updates.items():
+        if folder_of(folder, update).is_dir():
+            link(folder, name, folder_of(folder, update))
 
 
 def load(path: Path) -> Checkpoint:
@@ -443,7 +447,8 @@ def newest(
 
 
 def prune(folder: Path, keep_last: int, update: int) -> None:
-    """Remove checkpoints up to `update` except the `keep_last` newest (at least one) and the best.
+    """Remove checkpoints up to `update` except the `keep_last` newest (at least one), the best and
+    those at numbers of words.
 
     Later ones stay: the run resumed before them because they are damaged, and will write them
     again.
@@ -451,9 +456,8 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
     latest = folder_of(folder, update).name
     known = [path for path in all_updates(folder) if path.name <= latest]
     retained = {path.name for path in known[-max(keep_last, 1) :]}
-    best = folder / "best"
-    if best.is_symlink():
-        retained.add(os.readlink(best))
+    links = [folder / "best", *(folder / name for name in word_links(folder))]
+    retained |= {os.readlink(path) for path in links if path.is_symlink()}
     for path in known:
         if path.name not in retained:
             # Renamed first: a kill meanwhile must not leave a folder that looks like a checkpoint.

@@ -18,6 +18,7 @@ from metaseq_lm.core.files import as_numbers, read_json, schema_error
 from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
+WORDS = "words_"  # how links to the checkpoints at numbers of words begin
 FORMAT = 2
 FORMAT_IN_PARTS = 3
 PREFIX = "update_"
@@ -53,6 +54,20 @@ class NoCheckpointError(CheckpointError, MissingError):
 def folder_of(folder: Path, update: int) -> Path:
     """Return the path of checkpoint `update`."""
     return folder / f"{PREFIX}{update:09d}"
+
+
+def words_name(number: int) -> str:
+    """Return the name of the checkpoint at a number of words: words_7M, words_20k, words_1500."""
+    for size, unit in ((10**6, "M"), (10**3, "k")):
+        if not number % size:
+            return f"{WORDS}{number // size}{unit}"
+    return f"{WORDS}{number}"
+
+
+def word_links(folder: Path) -> dict[str, Path]:
+    """Return by name the checkpoints at numbers of words, fewest first."""
+    links = {path.name: path.resolve() for path in folder.glob(f"{WORDS}*")}
+    return dict(sorted(links.items(), key=lambda link: (link[1].name, len(link[0]), link[0])))
 
 
 def hash_of_weights(manifest: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from metaseq_lm.data.corpus.rows import Samples, row_layout
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
-from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
@@ -54,7 +54,7 @@ class LanguageModelingTask(TextTask):
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
             return language_batch(corpus, samples, width)
 
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, corpus, collate)}
 
     def build_model(self) -> nn.Module:
         return self.language_model(len(self.vocabulary), self.vocabulary.pad)
@@ -155,7 +155,8 @@ class WordLanguageModelingTask(LanguageModelingTask):
                 longest=options.longest,
                 buckets=options.buckets,
             )
-            return {split: Stream(split, order, collate, seed, data.lengths)}
+            words = SentenceWords(data.lengths)
+            return {split: Stream(split, order, collate, seed, data.lengths, words=words)}
         samples = np.arange(limited_count(len(data), options.valid_size))
         size = options.batch_size
         return {split: sorted_pass(split, samples, data.lengths, collate, size, seed)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -34,6 +34,7 @@ from metaseq_lm.data.streams import (
     Sequential,
     Shuffled,
     Stream,
+    Words,
 )
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -226,19 +227,28 @@ def scored_rows(task: Task, split: str, count: int) -> int:
     return limited_count(count, task.config.valid_size if is_valid else 0)
 
 
+class CorpusRows(Protocol):
+    """The rows of a corpus: how long they are, and the words of the text in them."""
+
+    @property
+    def row_lengths(self) -> Lengths: ...
+
+    @property
+    def words(self) -> Words: ...
+
+
 def text_stream(
     config: RunConfig,
     split: str,
-    lengths: Lengths,
+    corpus: CorpusRows,
     collate: Callable[..., Batch],
     plan: Plan | None = None,
 ) -> Stream:
-    """Return shuffled epochs of "train", or one pass over another split.
+    """Return shuffled epochs of the rows of a corpus, "train", or one pass over another split.
 
-    `lengths` (samples,) are the numbers of tokens of the rows; see Stream, and PlannedStream for a
-    `plan`.
+    See Stream, and PlannedStream for a `plan`.
     """
-    options, widths = config.task, None
+    options, widths, lengths = config.task, None, corpus.row_lengths
     order: Order
     if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
@@ -249,7 +259,7 @@ def text_stream(
         else:
             order = Growing(len(lengths), sizes, config.seed, "train")
         order.by_epoch = getattr(options, "sample_break_mode", "") == DOCUMENTS
-    arguments = split, order, collate, config.seed, lengths, widths
+    arguments = split, order, collate, config.seed, lengths, widths, corpus.words
     return Stream(*arguments) if plan is None else PlannedStream(*arguments, plan=plan)
 
 
@@ -281,13 +291,13 @@ MaskedCollate = Callable[[Masking, np.ndarray, np.ndarray, int], Batch]
 
 
 def masked_stream(
-    task: Task, split: str, lengths: Lengths, masking: Masking, collate: MaskedCollate
+    task: Task, split: str, corpus: CorpusRows, masking: Masking, collate: MaskedCollate
 ) -> Stream:
     """Return `text_stream` of masked rows, in training with the rates that the options ask for.
 
     The rate is a function of the number of the update, from which every batch follows.
     """
-    stream = text_stream(task.run_config, split, lengths, partial(collate, masking))
+    stream = text_stream(task.run_config, split, corpus, partial(collate, masking))
     rates = mask_rates(task.config, task.run_config)
     if split != "train" or rates is None:
         return stream
@@ -296,8 +306,7 @@ def masked_stream(
     def schedule(number: int) -> Collate:
         return partial(collate, replace(masking, rate=rates.at(number // per_update)))
 
-    options = stream.order, stream.collate, stream.seed, lengths, stream.widths
-    return ScheduledStream(split, *options, schedule=schedule)
+    return ScheduledStream(**vars(stream), schedule=schedule)
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)
@@ -308,8 +317,8 @@ class MaskedLMTask(TextTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        lengths, collate = corpus.row_lengths, self.collate(corpus)
-        return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
+        collate = self.collate(corpus)
+        return {split: masked_stream(self, split, corpus, self.masking(split), collate)}
 
     def collate(self, corpus: Samples) -> MaskedCollate:
         """Return what makes the batches of a corpus."""
@@ -372,8 +381,8 @@ class SentencePairsTask(MaskedLMTask):
         length, seed = self.config.tokens_per_sample, self.run_config.seed
         pairs = Pairs(self.data, split, self.vocabulary, length, seed)
         pairs.shuffled = split == "train" and self.config.shuffle_tokens
-        lengths, collate = pairs.row_lengths, partial(pair_batch, pairs)
-        return {split: masked_stream(self, split, lengths, self.masking(split), collate)}
+        collate = partial(pair_batch, pairs)
+        return {split: masked_stream(self, split, pairs, self.masking(split), collate)}
 
     def build_model(self) -> nn.Module:
         model, options = build_lm(self.run_config, self.vocabulary), self.run_config.model

@@ -35,7 +35,8 @@ from metaseq_lm.data.corpus.predictions import (
     next_token_batch,
     prefix_batch,
 )
-from metaseq_lm.data.streams import Lengths, Stream
+from metaseq_lm.data.corpus.rows import Samples
+from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_lm, masking_of, text_stream, units_of
@@ -75,7 +76,7 @@ class PrefixLMTask(PredictionTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
         plan, collate = partial(draw_times, 0.0), partial(prefix_batch, corpus)
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate, plan)}
+        return {split: text_stream(self.run_config, split, corpus, collate, plan)}
 
     def predicted_share(self, length: int) -> float:
         return 0.5  # the mean of 1 to length - 1 targets
@@ -113,10 +114,10 @@ class MixtureTask(PredictionTask):
                 f"so; set criterion.read={other}"
             )
 
-    def stream(self, split: str, lengths: Lengths, collate: Callable[..., Batch]) -> Stream:
+    def stream(self, split: str, corpus: Samples, collate: Callable[..., Batch]) -> Stream:
         """Return the stream of a split whose collate function gets times, see `draw_times`."""
         plan = partial(draw_times, self.config.causal_share)
-        return text_stream(self.run_config, split, lengths, collate, plan)
+        return text_stream(self.run_config, split, corpus, collate, plan)
 
     def mixed_share(self, masked: float, length: int) -> float:
         """Return the share of the positions of rows of `length` that predict something.
@@ -147,7 +148,7 @@ class MaskedNextTokenTask(MixtureTask):
         units = units_of(options, self.data)
         masking = masking_of(options, self.vocabulary, split, units=units)
         collate = partial(next_token_batch, corpus, masking, options.causal_share)
-        return {split: self.stream(split, corpus.row_lengths, collate)}
+        return {split: self.stream(split, corpus, collate)}
 
     def predicted_share(self, length: int) -> float:
         return self.mixed_share(self.config.mask_prob, length)
@@ -195,7 +196,7 @@ class MaskedDiffusionTask(MixtureTask):
         )
         masking = Masking(self.vocabulary.mask, spared=np.asarray(self.vocabulary.specials))
         collate = partial(denoising_batch, corpus, masking, noise)
-        return {split: self.stream(split, corpus.row_lengths, collate)}
+        return {split: self.stream(split, corpus, collate)}
 
     def predicted_share(self, length: int) -> float:
         # The mean of (1 - LEAST_TIME) t; both distributions of u in (0, 1] have the mean 1/2.

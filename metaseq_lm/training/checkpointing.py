@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,11 +30,14 @@ from metaseq_lm.training.restore import check_tokenizer
 
 @dataclass
 class Pending:
-    """A checkpoint whose files are being written; the manifest is the first replica's."""
+    """A checkpoint whose files are being written; the manifest is the first replica's.
+
+    `names` are those of the links to it, besides "last".
+    """
 
     update: int
     manifest: dict[str, Any]
-    is_best: bool
+    names: Sequence[str]
     writing: checkpoint.Writing
 
 
@@ -83,28 +86,32 @@ class Checkpointer:
         update: int,
         state: dict[str, Any],
         valid: dict[str, float],
-        is_best: bool,
+        names: Sequence[str],
         required: bool,
     ) -> str:
         """Write a checkpoint, remove old ones; return an error message or "".
 
         The first replica writes, except shards, of which each process writes its own. With
         trainer.async_save the files are only begun, unless the checkpoint is `required`: `finish`
-        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point
-        at the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is
-        `required` or trainer.on_save_error is stop.
+        completes it. `valid` are the metrics of the last validation; `names`, such as "best", are
+        links that will point at the checkpoint. An error is raised instead, as CheckpointError, if
+        the checkpoint is `required` or trainer.on_save_error is stop.
         """
         trouble = self.finish()  # of an earlier one
         if self.saved_at == update and not trouble:
-            self._tidy(update, is_best)
+            self._tidy(update, names)
             return ""
-        trouble = self._begin(update, state, valid, is_best) or trouble
+        trouble = self._begin(update, state, valid, names) or trouble
         if trouble:
             return self._reported(trouble, required)
         return self.finish(required) if required or not self.options.async_save else ""
 
     def _begin(
-        self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
+        self,
+        update: int,
+        state: dict[str, Any],
+        valid: dict[str, float],
+        names: Sequence[str],
     ) -> str:
         """Start writing a checkpoint; return an error message or "", the same on all replicas."""
         first, trouble = process_group.rank() == 0, ""
@@ -128,7 +135,7 @@ class Checkpointer:
         trouble = process_group.from_first(trouble)
         if not trouble:
             writing = checkpoint.Writing(self.folder, update, files, needed)
-            self.pending = Pending(update, manifest, is_best, writing)
+            self.pending = Pending(update, manifest, names, writing)
         return trouble
 
     def outdate(self) -> str:
@@ -157,7 +164,7 @@ class Checkpointer:
             if process_group.rank() == 0 and not trouble:
                 sums = {name: total for part, _ in replies for name, total in part.items()}
                 checkpoint.commit(self.folder, pending.update, pending.manifest, sums)
-                self._tidy(pending.update, pending.is_best)
+                self._tidy(pending.update, pending.names)
         except CheckpointError as error:
             trouble = str(error)
         trouble = process_group.from_first(trouble)
@@ -165,11 +172,11 @@ class Checkpointer:
             self.saved_at = pending.update
         return self._reported(trouble, required)
 
-    def _tidy(self, update: int, is_best: bool) -> None:
-        """Link the checkpoint as the best if it is, and remove old ones."""
+    def _tidy(self, update: int, names: Sequence[str]) -> None:
+        """Link the checkpoint under its names, and remove old ones."""
         if process_group.rank() == 0:
-            if is_best:
-                checkpoint.link(self.folder, "best", manifests.folder_of(self.folder, update))
+            for name in names:
+                checkpoint.link(self.folder, name, manifests.folder_of(self.folder, update))
             checkpoint.prune(self.folder, self.options.keep_last, update)
 
     def _reported(self, trouble: str, required: bool) -> str:
@@ -240,12 +247,18 @@ class Checkpointer:
             )
         return messages
 
-    def resumed(self, stored: Checkpoint, update: int, best: int | None) -> None:
-        """Record that the run was resumed from a checkpoint, and correct the links."""
+    def resumed(
+        self, stored: Checkpoint, update: int, best: int | None, words: Mapping[str, int]
+    ) -> None:
+        """Record that the run was resumed from a checkpoint, and correct the links.
+
+        `best` is the update of the best checkpoint, `words` are those of the ones at numbers of
+        words.
+        """
         self.saved_at = update
         self.started = stored.manifest.get("started")
         if process_group.rank() == 0:
-            checkpoint.relink(self.folder, stored.path, best)
+            checkpoint.relink(self.folder, stored.path, best, words)
 
     def _check_fit(self, stored: Checkpoint, reset: Collection[str]) -> None:
         """Raise CheckpointError if the run cannot resume from a checkpoint."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from metaseq_lm.core.config import RunConfig, flatten
+from metaseq_lm.core.config import RunConfig, TrainerConfig, flatten
 from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
@@ -25,6 +25,7 @@ from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
     Parts,
     build_parts,
+    build_task,
     check_splits,
     choose_device,
     count_parameters,
@@ -36,6 +37,7 @@ from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 from metaseq_lm.training.suites import check_final_suites
+from metaseq_lm.training.words import updates_for
 
 # A dry run on a CPU computes a part of a batch with at least this many rows: a whole update of a
 # model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
@@ -148,7 +150,7 @@ def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, f
     """
     if config.init_from and not Path(config.init_from).exists():
         config = replace(config, init_from=None)
-    config = resolve_flops_budget(prepare_config(config))
+    config = resolve_budget(prepare_config(config))
     estimate = estimate_price(config, divisor)
     updates = config.trainer.max_update
     seconds = estimate.flops / rate if rate else seconds_of_update(estimate)
@@ -199,7 +201,7 @@ def dry_run(config: RunConfig) -> Parts:
         is_result=True,
     )
     options = config.trainer
-    total = options.max_update or int(options.max_flops // estimate.flops)
+    total = options.max_update or updates_of_budget(config, estimate.flops)
     log.message(
         f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, "
         f"without validations and saves; memory: {human_bytes(peak)} of a process at "
@@ -210,40 +212,67 @@ def dry_run(config: RunConfig) -> Parts:
     return parts
 
 
-def resolve_flops_budget(config: RunConfig) -> RunConfig:
-    """Return the configuration, with trainer.max_update=0 replaced by the updates for max_flops.
+def resolve_budget(config: RunConfig) -> RunConfig:
+    """Return the configuration, with trainer.max_update=0 replaced by the updates of a budget.
 
-    A dry run measures the cost of an update, with the batches of one seed for all, so that all
-    seeds of a setting make as many updates. A resumed run reads the number of updates from its
-    folder, because the cost depends a little on engine.*, which may change. A call of all replicas.
+    They are those that max_flops pays for, or that see max_words; the fewer if there are both. A
+    dry run measures the cost of an update, with the batches of one seed for all, so that all seeds
+    of a setting make as many updates; words are exact, and so a matter of the seed. A resumed run
+    reads the number of updates from its folder, because the cost depends a little on engine.*,
+    which may change. A call of all replicas.
     """
     options = config.trainer
     if options.max_update:
         return config
-    if not options.max_flops:
+    if not options.max_flops and not options.max_words:
         raise UsageError(
-            "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for; "
-            "give --max-flops, or a number of updates"
+            "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for or "
+            "as see trainer.max_words; give --max-flops or --max-words, or a number of updates"
         )
     process_group.initialise(choose_device(config.engine.device), config.engine.timeout)
-    cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options.max_flops))
+    cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options))
     if cached:
         return with_updates(config, cached)
-    price = estimate_price(replace(config, seed=PRICED_SEED)).flops
+    price = estimate_price(replace(config, seed=PRICED_SEED)).flops if options.max_flops else 0.0
     if price > options.max_flops:
         raise UsageError(
             f"one update costs {price:.3g} FLOPs, more than "
             f"trainer.max_flops={options.max_flops:.3g}"
         )
-    return with_updates(config, int(options.max_flops // price))
+    return with_updates(config, updates_of_budget(config, price))
 
 
-def read_cached_budget(folder: Path, max_flops: float) -> int:
-    """Return the number of updates of the run in a folder if it has the same limit, else 0."""
+def updates_of_budget(config: RunConfig, price: float) -> int:
+    """Return the updates that max_flops pays for, or that see max_words, whichever are fewer.
+
+    `price` is the FLOPs of an update. 0 without a budget.
+    """
+    options = config.trainer
+    counts = [int(options.max_flops // price)] if options.max_flops else []
+    counts += [updates_for_words(config)] if options.max_words else []
+    return min(counts, default=0)
+
+
+def updates_for_words(config: RunConfig) -> int:
+    """Return the number of updates that see trainer.max_words words of the corpus, or more.
+
+    Where warm-ups depend on that number, it is the smallest one that agrees with itself.
+    """
+    updates, needed = 0, 1
+    while needed > updates:
+        updates = needed
+        task = build_task(with_updates(config, updates))
+        needed = updates_for(task, task.build_streams("train"), config.trainer.max_words)
+    return updates
+
+
+def read_cached_budget(folder: Path, options: TrainerConfig) -> int:
+    """Return the number of updates of the run in a folder if it has the same limits, else 0."""
     file = folder / "config.yaml"
     config = read_config(file) if begun(folder) and file.is_file() else {}
     values = flatten(config)
-    if values.get("trainer.max_flops") != max_flops:
+    limits = {"trainer.max_flops": options.max_flops, "trainer.max_words": options.max_words}
+    if any(values.get(key, 0) != limit for key, limit in limits.items()):
         return 0
     updates = values.get("trainer.max_update")
     return updates if isinstance(updates, int) else 0

@@ -37,11 +37,12 @@ from metaseq_lm.training.parts import (
     peak_memory,
     prepare_config,
 )
-from metaseq_lm.training.price import resolve_flops_budget
+from metaseq_lm.training.price import resolve_budget
 from metaseq_lm.training.run_log import RunLog
 from metaseq_lm.training.start import initialise
 from metaseq_lm.training.suites import check_final_suites, missing_suites, score_final_suites
 from metaseq_lm.training.trainer import Trainer
+from metaseq_lm.training.words import check_words
 
 
 class TrainingRun:
@@ -54,7 +55,7 @@ class TrainingRun:
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
         self.reset = reset
         check_installed(config.engine.loggers)
-        self.config = config = resolve_flops_budget(prepare_config(config))
+        self.config = config = resolve_budget(prepare_config(config))
         self.parts = build_parts(config)
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):
@@ -75,6 +76,7 @@ class TrainingRun:
         _ = self.parts.data_fingerprint  # damaged data show now, not at the first save
         check_splits(self.parts)
         check_final_suites(self.config, self.task, self.model)
+        check_words(self.config.trainer, self.task)
         folder = Path(self.config.save_dir)
         results = read_results(folder)
         complete = None
@@ -119,6 +121,7 @@ class TrainingRun:
             self.log.event(trainer.update, trainer.seconds, message)
         try:
             trainer.train()
+            self._note_missed_words()
             self._finish()
         finally:
             self.log.close(failed=sys.exc_info()[0] is not None)
@@ -137,6 +140,12 @@ class TrainingRun:
         with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
             facts = facts_of(self.task)
         checkpoint.check_facts(stored.get("facts"), facts, folder)
+
+    def _note_missed_words(self) -> None:
+        """Log which checkpoints at numbers of words the run has not."""
+        trainer = self.trainer
+        if missed := trainer.words.missed:
+            self.log.event(trainer.update, trainer.seconds, f"checkpoints: {missed}")
 
     def _finish(self) -> None:
         metrics: dict[str, Any] = {}
@@ -210,6 +219,7 @@ class TrainingRun:
                 "ended": present_time(),
                 "seconds": trainer.seconds,
                 "flops": sum(flops for flops, _ in by_replica),
+                "words_seen": trainer.words.seen,
                 "flops_by_rule": None if by_rule is None else by_rule * trainer.update,
                 "peak_memory": max(memory for _, memory in by_replica),
                 "parameters": count_parameters(self.model),
@@ -255,7 +265,11 @@ def is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
         return False
     if set(options.final_splits) - set(results.get("metrics") or {}):
         return False  # it may be trained, but not all splits are scored
-    spent = [(results["flops"], options.max_flops), (results["seconds"], options.max_seconds)]
+    spent = [
+        (results["flops"], options.max_flops),
+        (results["seconds"], options.max_seconds),
+        (results.get("words_seen") or 0, options.max_words),
+    ]
     reached = any(0 < limit <= amount for amount, limit in spent)
     out_of_patience = results["stopped_by"] == "patience" and 0 < options.patience <= results.get(
         "patience", 0

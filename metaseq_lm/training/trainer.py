@@ -18,6 +18,7 @@ from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describ
 from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
+from metaseq_lm.training.words import WordCounter
 
 MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
 
@@ -31,6 +32,7 @@ class Trainer:
         self.task, self.model, self.engine = parts.task, parts.model, parts.engine
         self.nonfinite = NonfinitePolicy(self.options, self.model, self.engine)
         self.flops = FlopMeter()
+        self.words = WordCounter(self.options)
         self.update, self.seconds = 0, 0.0
         self.positions: dict[str, int] = {}
         self.best = BestCheckpoint(self.options)
@@ -47,6 +49,7 @@ class Trainer:
         """Make the remaining updates; raises DivergedError or Interrupted."""
         _ = self.checkpointer.description  # damaged data show now, not at the first save
         streams = self.task.build_streams("train")
+        self.words.start(streams, self.positions)
         self._started = time.monotonic() - self.seconds
         shard, engine = self.parts.shard, self.config.engine
         if self.options.on_nonfinite == "rollback" and not self.update:
@@ -76,7 +79,8 @@ class Trainer:
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
             process_group.alive()
             self._update(update, batches)
-            self.positions = dict(prefetcher.positions)
+            before, self.positions = self.positions, dict(prefetcher.positions)
+            self.words.advance(update + 1, before, self.positions)
             if self.engine.finite_check.defers:
                 self._unchecked[update] = sample_numbers(batches)
             elif self.engine.finite_check.refused and self._refuse(batches):
@@ -101,7 +105,7 @@ class Trainer:
         Raises DivergedError if a value is not finite, MetaseqError if no update had a target so
         far.
         """
-        values = self.window.means() | engine_values(self.engine)
+        values = self.window.means() | engine_values(self.engine) | self.words.values
         if self.engine.record.has_items is not False:
             self.log.values("train", self.update, self.seconds, values)
             check_finite(self.update, values)
@@ -131,12 +135,13 @@ class Trainer:
         self._report_refusal(self.update, self.engine.finite_check.refused, sample_numbers(batches))
         if self.nonfinite.policy == "skip":
             return False
-        # The run does not repeat the data that led here, and its FLOPs stay counted.
-        spent, positions = self.flops.total, self.positions
+        # The run does not repeat the data that led here, and its FLOPs and words stay counted.
+        spent, positions, words = self.flops.total, self.positions, self.words.state_dict()
         for message in self.resume():
             self._event(message)
         self.flops.total = spent
         self.positions = positions
+        self.words.load_state_dict(words)
         return True
 
     def _check_skipped(self) -> None:
@@ -158,19 +163,20 @@ class Trainer:
         """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
         first = process_group.rank() == 0
         is_written = float(self.checkpointer.is_written())
-        numbers = [self.flops.total, self.seconds * first, is_written, *signals.votes()]
+        seen = (self.words.seen or 0) * first
+        numbers = [self.flops.total, self.seconds * first, seen, is_written, *signals.votes()]
         if process_group.world_size() > 1:
             total = torch.tensor(numbers, dtype=torch.float64)
             process_group.sum_([total])
             numbers = total.tolist()
-        spent = {"max_flops": numbers[0], "max_seconds": numbers[1]}
+        spent = dict(zip(("max_flops", "max_seconds", "max_words"), numbers))
         reached = [name for name in spent if 0 < getattr(self.options, name) <= spent[name]]
         if self.update >= self.options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""
-        if numbers[2] == process_group.world_size() and (trouble := self.checkpointer.finish()):
+        if numbers[3] == process_group.world_size() and (trouble := self.checkpointer.finish()):
             self._event(trouble)
-        return signals.elected(numbers[3:])
+        return signals.elected(numbers[4:])
 
     def _is_due(self, *intervals: int) -> bool:
         return any(
@@ -187,8 +193,10 @@ class Trainer:
         due = self.stopped_by or self._is_due(options.validate_interval_updates)
         due = due or (options.validate_first and not self.update)
         improved = False
+        is_saved = self._is_due(options.save_interval_updates)
+        is_saved = is_saved or bool(self.words.names_at(self.update))
         if options.valid_split and due and self._validated_at != self.update:
-            if self._is_due(options.save_interval_updates):
+            if is_saved:
                 self.save(False)  # a job may have too little time left for the validation
             improved = self._validate()
         waited = self.best.waited if options.valid_split else 0
@@ -196,7 +204,7 @@ class Trainer:
             self.stopped_by = "patience"
             metric = options.best_checkpoint_metric
             self._event(f"no better {metric} in {options.patience} validations")
-        if improved or self.stopped_by or self._is_due(options.save_interval_updates):
+        if improved or self.stopped_by or is_saved:
             self.save(improved, required=bool(self.stopped_by))
 
     def progress_text(self) -> str:
@@ -252,6 +260,7 @@ class Trainer:
             "validated_at": self._validated_at,
             "window": self.window.state_dict(),
             "flops": self.flops.state_dict(),
+            "words": self.words.state_dict(),
             "optimizers": {name: o.state_dict() for name, o in self.engine.optimizers.items()},
         }
 
@@ -260,6 +269,7 @@ class Trainer:
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.flops.load_state_dict(state["flops"])
+        self.words.load_state_dict(state.get("words", {}))  # earlier versions counted none
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
@@ -268,15 +278,15 @@ class Trainer:
             self._validated_at = -1  # by another metric
 
     def save(self, is_best: bool, required: bool = False) -> None:
-        """Save a checkpoint and link it as the best if it is.
+        """Save a checkpoint and link it as the best if it is, and by numbers of words.
 
         Raises DivergedError if a weight is not finite, MetaseqError if the replicas disagree,
         CheckpointError if it cannot be written and trainer.on_save_error is stop or it is
         `required`.
         """
         self.checkpointer.check_weights(self.update)
-        state = self.state_dict()
-        trouble = self.checkpointer.save(self.update, state, self.last_valid, is_best, required)
+        state, names = self.state_dict(), [*["best"] * is_best, *self.words.names_at(self.update)]
+        trouble = self.checkpointer.save(self.update, state, self.last_valid, names, required)
         if trouble:
             self._event(trouble)
         else:
@@ -311,7 +321,7 @@ class Trainer:
             self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
         if not is_branch:
             best = None if self.best.value is None else self.best.update
-            self.checkpointer.resumed(stored, self.update, best)
+            self.checkpointer.resumed(stored, self.update, best, self.words.checkpoints)
         if reset:
             self.checkpointer.outdate()
             self.save(False, required=True)

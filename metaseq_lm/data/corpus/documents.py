@@ -126,14 +126,21 @@ class PackedDocuments(Samples):
         column, sizes = self._columns[pieces], self._lengths[pieces]
         rows[row, column] = self.vocabulary.cls(cls)
         rows[row, column + sizes + 1] = self.vocabulary.sep
-        epochs = samples // len(self)
-        for epoch in np.unique(epochs):
-            is_now = (epochs == epoch)[row]
-            runs = (self._starts_of(int(epoch))[pieces[is_now]], sizes[is_now])
-            fill(rows, self.data, (row[is_now], column[is_now] + 1), runs)
+        fill(rows, self.data, (row, column + 1), self.runs(samples, 0))
         if width:
             rows, lengths = rows[:, :width].copy(), np.minimum(lengths, width)
         return rows, lengths
+
+    def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        row, pieces = self._pieces(samples)
+        starts, sizes = np.zeros(len(pieces), np.int64), self._lengths[pieces]
+        epochs = (samples // len(self))[row]
+        for epoch in np.unique(epochs):
+            is_now = epochs == epoch
+            starts[is_now] = self._starts_of(int(epoch))[pieces[is_now]]
+        if width:
+            sizes = np.clip(width - 1 - self._columns[pieces], 0, sizes)
+        return starts, sizes
 
     def documents(self, samples: np.ndarray, width: int) -> np.ndarray:
         """Return the number in its row of each token's document, int64 (B, width)."""

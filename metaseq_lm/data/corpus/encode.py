@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Counts:
     sequences: int = 0
     # As many as sequences unless blank lines end documents; known at the end only.
     documents: int = 0
+    words: int = 0  # what white space separates, of the sequences
     tokens: int = 0
     blank: int = 0
     bad_utf8: int = 0  # the lines with invalid bytes, whether replaced or skipped
@@ -47,12 +48,15 @@ class Encoded:
 
     values: np.ndarray  # the ids end to end
     sizes: np.ndarray  # the size of each sequence
+    words: np.ndarray  # how many words begin in each token
     read: int  # how many bytes of the files on disk are consumed
     counts: Counts = field(default_factory=Counts)  # counts of the lines; of whole lines only
     piece: bool = False  # whether it is a piece of a line
     continues: bool = False  # whether the line of the piece goes on in the next block
     text: bool = False  # whether the piece has any text
     bad: bool = False  # whether the piece held invalid UTF-8
+    opens_inside: bool = False  # whether the piece begins without white space
+    closes_inside: bool = False  # whether the piece ends without white space
     # The sequences, in rising order, before which a blank line or the start of a file is.
     breaks: Sequence[int] | np.ndarray = ()
 
@@ -62,9 +66,43 @@ def encode_documents(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of documents given as lists of parts, end to end, and int64 sizes."""
     values, sizes = tokenizer.encode_packed(list(chain.from_iterable(documents)))
+    return values, _sizes_of_documents(documents, sizes)
+
+
+def encode_with_words(
+    tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what `encode_documents` does, and how many words begin in each token, int32."""
+    parts = list(chain.from_iterable(documents))
+    values, sizes, words = tokenizer.encode_with_words(parts)
+    if len(parts) > len(documents):
+        starts, at = np.cumsum(sizes) - sizes, 0
+        for document in documents:
+            for left, right in pairwise(range(at, at + len(document))):
+                if is_inside(parts[left][-1:]) and is_inside(parts[right][:1]):
+                    join_words(words[starts[right] : starts[right] + sizes[right]])
+            at += len(document)
+    return values, _sizes_of_documents(documents, sizes), words
+
+
+def _sizes_of_documents(documents: Sequence[Sequence[str]], sizes: np.ndarray) -> np.ndarray:
+    """Return the sizes of documents from those of their parts, int64."""
     ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
     total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
-    return values, np.diff(total)
+    return np.asarray(np.diff(total))
+
+
+def is_inside(character: str) -> bool:
+    """Return whether the first or last character of a text, if it has any, is no white space."""
+    return bool(character) and not character.isspace()
+
+
+def join_words(words: np.ndarray) -> None:
+    """Make the first word of a text, of which `words` (tokens,) begin in each token, no word.
+
+    It is the rest of one that began in the text before.
+    """
+    words[np.flatnonzero(words)[:1]] -= 1
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -100,13 +138,13 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
         else:
             counts.blank += 1
             breaks.append(len(documents))
-    values, sizes = encode_documents(tokenizer, documents)
+    values, sizes, words = encode_with_words(tokenizer, documents)
     filled = sizes > 0
     counts.no_tokens = len(sizes) - int(np.count_nonzero(filled))
     sizes = sizes[filled]
-    counts.sequences, counts.tokens = len(sizes), len(values)
+    counts.sequences, counts.tokens, counts.words = len(sizes), len(values), int(words.sum())
     before = np.concatenate([[0], np.cumsum(filled)])[breaks]
-    return Encoded(values, sizes, block.read, counts, breaks=before)
+    return Encoded(values, sizes, words, block.read, counts, breaks=before)
 
 
 def _file_start(block: Block) -> list[int]:
@@ -133,15 +171,18 @@ def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
     decoded = [block.file.decode(part, block.line) for part in pieces(line)]
     texts = [text for text, _ in decoded]
-    values, sizes = tokenizer.encode_packed(texts)
+    values, sizes, words = encode_with_words(tokenizer, [texts])
     return Encoded(
         values,
         sizes,
+        words,
         block.read,
         piece=True,
         continues=block.continues,
         text=any(text and not text.isspace() for text in texts),
         bad=any(bad for _, bad in decoded),
+        opens_inside=is_inside("".join(texts)[:1]),
+        closes_inside=is_inside("".join(texts)[-1:]),
         breaks=_file_start(block),
     )
 

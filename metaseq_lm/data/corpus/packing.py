@@ -186,14 +186,21 @@ class Packed(Samples):
         return self.lengths
 
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        counts = self.pieces[samples + 1] - self.pieces[samples]
-        pieces = ranges(self.pieces[samples], counts)
+        pieces, counts = self._pieces(samples)
         places = (np.repeat(np.arange(len(samples)), counts), self.piece_columns[pieces])
-        runs = (self.piece_starts[pieces], self.piece_lengths[pieces])
         lengths = self.lengths[samples]
         rows = blank_rows(self.vocabulary, cls, self.firsts[samples], lengths, width)
-        fill(rows, self.data, places, runs)
+        fill(rows, self.data, places, self.runs(samples, width))
         return rows, lengths
+
+    def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        pieces, _ = self._pieces(samples)
+        return self.piece_starts[pieces], self.piece_lengths[pieces]
+
+    def _pieces(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of the pieces of samples (B,), and how many each has (B,)."""
+        counts = self.pieces[samples + 1] - self.pieces[samples]
+        return ranges(self.pieces[samples], counts), counts
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         return segments_of(self.firsts[samples], self.lengths[samples], width)

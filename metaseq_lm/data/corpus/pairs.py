@@ -14,6 +14,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SHORTEST, Targets, assign_corpus
+from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.rows import (
     cut_pair,
     masked_rows,
@@ -93,6 +94,31 @@ class Pairs:
 
         Row i is drawn by keys[i]. Rows are padded to the longest, or to `width` if that is more.
         """
+        starts, (first, second), labels = self._texts(samples, keys)
+        texts = [(self.data, starts[0], first), (self.data, starts[1], second)]
+        rows, lengths = text_rows(self.vocabulary, 0, texts, width)
+        if self.shuffled:
+            rows = shuffle_tokens(
+                rows, self.vocabulary, random_streams.subkeys(keys, "shuffle tokens")
+            )
+        return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
+
+    @property
+    def words(self) -> RowWords:
+        """How many words the rows hold."""
+
+        def runs(
+            samples: np.ndarray, keys: np.ndarray, width: int
+        ) -> tuple[np.ndarray, np.ndarray]:
+            starts, lengths, _ = self._texts(samples, keys)
+            return np.concatenate(starts), np.concatenate(lengths)
+
+        return RowWords(self.data, runs)
+
+    def _texts(
+        self, samples: np.ndarray, keys: np.ndarray
+    ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Return where A and B start in the token stream, their lengths, and labels, (B,) each."""
         draws = random_streams.uniforms(random_streams.mix(keys ^ np.uint64(KEY)), 0, 4)
         begin, end = self._examples[samples], self._examples[samples + 1]
         cut = np.minimum(begin + 1 + (draws[:, 0] * (end - begin - 1)).astype(np.int64), end)
@@ -103,13 +129,7 @@ class Pairs:
         b_start = np.where(labels == NOT_NEXT, b[0], b_start)
         b_end = np.where(labels == NOT_NEXT, b[1], b_end)
         first, second = cut_pair(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
-        texts = [(self.data, a_end - first, first), (self.data, b_start, second)]
-        rows, lengths = text_rows(self.vocabulary, 0, texts, width)
-        if self.shuffled:
-            rows = shuffle_tokens(
-                rows, self.vocabulary, random_streams.subkeys(keys, "shuffle tokens")
-            )
-        return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
+        return (a_end - first, b_start), (first, second), labels
 
     def _elsewhere(
         self, samples: np.ndarray, sizes: np.ndarray, draws: np.ndarray

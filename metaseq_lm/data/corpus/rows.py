@@ -14,6 +14,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
+from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
@@ -25,11 +26,13 @@ class Samples(ABC):
     """The rows of a split: `Corpus`, `PackedDocuments`, or `Packed`, of two segments.
 
     Attributes:
+        data: The token stream that rows are made of.
         vocabulary: The tokens.
         shuffle_key: If not None, the tokens of each row are permuted, see `shuffle_tokens`: always
             in the same way, which this key and the number of the sample decide.
     """
 
+    data: IndexedDataset
     vocabulary: Vocabulary
     shuffle_key: int | None = None
 
@@ -58,6 +61,18 @@ class Samples(ABC):
     @abstractmethod
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and lengths, as `rows` does, with the tokens in their order."""
+
+    @abstractmethod
+    def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return where runs of the token stream in the rows start, and their lengths, (runs,) each.
+
+        Takes what `rows` takes.
+        """
+
+    @property
+    def words(self) -> RowWords:
+        """How many words the rows hold."""
+        return RowWords(self.data, lambda samples, keys, width: self.runs(samples, width))
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         """Return the segment, 0 or 1, of each token of the rows, int64 (B, width); None for one."""
@@ -102,15 +117,19 @@ class Corpus(Samples):
 
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         # Twice as fast as `fill`, because each row is one run.
-        lengths = self.windows[samples]
-        if width:
-            lengths = np.minimum(lengths, width - 2)
+        starts, lengths = self.runs(samples, width)
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
         at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
-        offsets = np.where(inside, self.windows.starts(samples)[:, None] + at, 0)
+        offsets = np.where(inside, starts[:, None] + at, 0)
         np.copyto(rows[:, 1:-1], self.data.tokens[offsets], where=inside)
         return rows, lengths + 2
+
+    def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        lengths = self.windows[samples]
+        if width:
+            lengths = np.minimum(lengths, width - 2)
+        return self.windows.starts(samples), lengths
 
 
 def shuffle_tokens(rows: np.ndarray, vocabulary: Vocabulary, keys: np.ndarray) -> np.ndarray:

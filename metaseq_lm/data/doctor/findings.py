@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import free_bytes, human_bytes
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.word_starts import open_word_starts
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
@@ -132,7 +134,13 @@ def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
     sizes = np.diff(token_offsets(data, data.documents))
     empty = int(np.count_nonzero(sizes == 0))
     longest = int(sizes.max(initial=0))
-    text = f"{len(sizes):,} documents, {len(data.tokens):,} tokens, longest {longest:,}"
+    words = ""
+    try:
+        if (word_starts := open_word_starts(data.prefix, len(data.tokens))) is not None:
+            words = f"{word_starts.total:,} words, "
+    except MetaseqError as error:
+        yield Finding(ERROR, str(error))
+    text = f"{len(sizes):,} documents, {words}{len(data.tokens):,} tokens, longest {longest:,}"
     if len(sizes) != len(data):
         text = f"{len(data):,} sequences in {text}"
     yield Finding(OK if len(data.tokens) else ERROR, f"{data.prefix}: {text}")

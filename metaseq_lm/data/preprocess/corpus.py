@@ -14,7 +14,7 @@ from tqdm import tqdm
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
-from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
+from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks, join_words
 from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
@@ -34,7 +34,7 @@ from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_toke
 from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import CORPUS
+from metaseq_lm.data.storage.manifest import CORPUS, WORDS
 from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.storage.text_files import (
     Block,
@@ -44,6 +44,7 @@ from metaseq_lm.data.storage.text_files import (
     source_bytes,
     text_files,
 )
+from metaseq_lm.data.storage.word_starts import WordStartsWriter
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
@@ -87,10 +88,13 @@ class TokenPipeline(Pipeline[Record, Written]):
     tokenizer: Tokenizer
     train_frequencies: np.ndarray | None = None
 
-    def note(self, split: Split, counts: Counts, frequencies: np.ndarray) -> None:
+    def note(
+        self, split: Split, counts: Counts, frequencies: np.ndarray, has_words: bool = True
+    ) -> None:
         """Note what was written of a split, and how often it has each symbol."""
         split.counts = vars(counts)
-        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        suffixes = [".bin", ".idx", *[WORDS] * has_words]
+        split.files = [f"{split.name}{suffix}" for suffix in suffixes]
         if split.name == TRAIN:
             self.train_frequencies = frequencies
 
@@ -184,10 +188,15 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
         blank_ends = self.options.documents == "blank"
-        files = IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents=blank_ends)
-        with files as writer, contextlib.closing(with_progress(split, encoded)) as parts:
+        prefix = self.folder / split.name
+        with (
+            IndexedWriter(prefix, self.tokenizer.dtype, documents=blank_ends) as writer,
+            WordStartsWriter(prefix) as words,
+            contextlib.closing(with_progress(split, encoded)) as parts,
+        ):
             skip_bad = self.request.on_bad_utf8 == "skip"
-            counter = _CountingWriter(writer, len(self.tokenizer.vocabulary), skip_bad, blank_ends)
+            frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
+            counter = _CountingWriter(writer, words, frequencies, skip_bad, blank_ends)
             for part, fraction in parts:
                 counter.add(part)
                 writer.fraction = fraction
@@ -202,7 +211,7 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         sentences = f"{counts.sequences:,} sequences in " if inside else ""
         return (
             f"{split.name}: {counts.lines:,} lines -> {sentences}{counts.documents:,} documents, "
-            f"{counts.tokens:,} tokens; {self._passed_over(split)}"
+            f"{counts.words:,} words, {counts.tokens:,} tokens; {self._passed_over(split)}"
         )
 
     def _passed_over(self, split: Split) -> str:
@@ -240,16 +249,22 @@ class _CountingWriter:
     """Writes encoded blocks in order, and counts lines and tokens."""
 
     def __init__(
-        self, writer: IndexedWriter, vocab_size: int, skip_bad: bool, blank_ends: bool
+        self,
+        writer: IndexedWriter,
+        words: WordStartsWriter,
+        frequencies: np.ndarray,
+        skip_bad: bool,
+        blank_ends: bool,
     ) -> None:
         self.counts = Counts()
-        self.frequencies = np.zeros(vocab_size, np.int64)
-        self._writer = writer
+        self.frequencies = frequencies
+        self._writer, self._words = writer, words
         self._skip_bad = skip_bad
         self._blank_ends = blank_ends
         # Of the pieces of the current line.
-        self._line = np.zeros(vocab_size, np.int64)
-        self._text = self._bad = False
+        self._line = np.zeros_like(frequencies)
+        self._line_words = 0
+        self._text = self._bad = self._inside = False
 
     def add(self, part: Encoded) -> None:
         """Write the sequences of a block, or a piece of one."""
@@ -261,13 +276,19 @@ class _CountingWriter:
             self.frequencies += frequencies
             self.counts.add(part.counts)
             self._writer.extend(part.values, part.sizes)
+            self._words.extend(part.words)
         if self._blank_ends:
             self._writer.end_documents(np.asarray(part.breaks, np.int64) + before)
         self.counts.documents = self._writer.documents
 
     def _add_piece(self, part: Encoded, frequencies: np.ndarray) -> None:
+        if self._inside and part.opens_inside:
+            join_words(part.words)
         self._writer.part(part.values)
+        self._words.extend(part.words)
         self._line += frequencies
+        self._line_words += int(part.words.sum())
+        self._inside = part.closes_inside
         self._text |= part.text
         self._bad |= part.bad
         if part.continues:
@@ -284,9 +305,11 @@ class _CountingWriter:
         counts.no_tokens += not skipped and self._text and not tokens
         if skipped or not self._text or not tokens:
             self._writer.drop_parts()
+            self._words.truncate(self._writer.tokens)
         else:
             counts.sequences += 1
+            counts.words += self._line_words
             counts.tokens += self._writer.end_parts()
             self.frequencies += self._line
-        self._line[:] = 0
-        self._text = self._bad = False
+        self._line[:], self._line_words = 0, 0
+        self._text = self._bad = self._inside = False

@@ -1,5 +1,6 @@
 """Existing token files as one corpus: shards of `preprocess`, or files of other programs."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,8 +15,14 @@ from metaseq_lm.data.corpus.encode import Counts
 from metaseq_lm.data.preprocess.corpus import TokenPipeline
 from metaseq_lm.data.preprocess.pipeline import Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
-from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, open_integers, ranges
-from metaseq_lm.data.storage.manifest import CORPUS, Manifest, verify
+from metaseq_lm.data.storage.indexed import (
+    IndexedDataset,
+    IndexedWriter,
+    open_integers,
+    ranges,
+)
+from metaseq_lm.data.storage.manifest import CORPUS, WORDS, Manifest, verify
+from metaseq_lm.data.storage.word_starts import WordStartsWriter, open_word_starts
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
 from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
@@ -71,7 +78,8 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        if path.suffix == ".idx" and path.with_suffix(".bin") in paths:  # by NAME.* of a shell
+        # By NAME.* of a shell.
+        if path.suffix in (".idx", WORDS) and path.with_suffix(".bin") in paths:
             continue
         if path.is_dir():
             inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
@@ -120,8 +128,15 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
         raise MetaseqError(f"{source.path}: not usable as {source.kind}: {error}") from error
 
 
-class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]]):
+# Values end to end, the sizes of their sequences, the sequences before which a document ends, and
+# how many words begin in each token.
+Piece = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+
+
+class TokenFiles(TokenPipeline[TokenFile, Piece]):
     """Copies token files, whose paths are the sources of the splits, into one corpus.
+
+    Where the words of the text begin is copied if all files of a split have it.
 
     Args:
         request: Where to, and the files of each split.
@@ -154,11 +169,9 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
     def read(self, split: Split) -> Iterator[TokenFile]:
         return map(open_token_file, split.sources)
 
-    def encode(
-        self, split: Split, records: Iterator[TokenFile]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield values, sizes, and the sequences before which a document ends, in pieces."""
+    def encode(self, split: Split, records: Iterator[TokenFile]) -> Iterator[Piece]:
         for data in records:
+            word_starts = open_word_starts(data.prefix, len(data.tokens))
             sizes = np.asarray(data.sizes, np.int64)
             offsets = np.append(0, np.cumsum(sizes))
             first = 0
@@ -168,12 +181,18 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
                 values = np.asarray(data.tokens[offsets[first] : offsets[last]])
                 self._check(data, values)
                 starts = offsets[first:last] - offsets[first]
-                values, lengths = self._strip(values, starts, sizes[first:last])
+                starts, lengths = self._strip(values, starts, sizes[first:last])
+                words = None
+                if word_starts is not None:
+                    words = word_starts.read(int(offsets[first]), int(offsets[last]))
+                if len(self.stripped):
+                    chosen = ranges(starts, lengths)
+                    values, words = values[chosen], None if words is None else words[chosen]
                 filled = lengths > 0
                 split.counts["no_tokens"] += int((~filled).sum())
                 begin, end = np.searchsorted(data.documents, [first, last])
                 breaks = np.append(0, np.cumsum(filled))[data.documents[begin:end] - first]
-                yield values, lengths[filled], breaks
+                yield values, lengths[filled], breaks, words
                 first = last
 
     def _check(self, data: TokenFile, values: np.ndarray) -> None:
@@ -188,8 +207,7 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
     def _strip(
         self, values: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        if not len(self.stripped):
-            return values, sizes
+        """Return where sequences start and their sizes, (sequences,), without special symbols."""
         for at_end in (False, True):
             filled = np.flatnonzero(sizes)
             places = starts[filled] + (sizes[filled] - 1 if at_end else 0)
@@ -199,19 +217,24 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
             if not at_end:
                 starts = starts.copy()
                 starts[chosen] += 1
-        return values[ranges(starts, sizes)], sizes
+        return starts, sizes
 
-    def write(
-        self, split: Split, encoded: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]
-    ) -> None:
+    def write(self, split: Split, encoded: Iterator[Piece]) -> None:
         frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
-        documents = any(
-            len(data.documents) != len(data) + 1 for data in map(open_token_file, split.sources)
-        )
-        with IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents) as writer:
-            for values, sizes, breaks in encoded:
+        files = list(map(open_token_file, split.sources))
+        documents = any(len(data.documents) != len(data) + 1 for data in files)
+        prefix, total = self.folder / split.name, 0
+        with contextlib.ExitStack() as stack:
+            writer = stack.enter_context(IndexedWriter(prefix, self.tokenizer.dtype, documents))
+            word_writer = None
+            if all(open_word_starts(data.prefix, len(data.tokens)) for data in files):
+                word_writer = stack.enter_context(WordStartsWriter(prefix))
+            for values, sizes, breaks, words in encoded:
                 before = len(writer)
                 writer.extend(values, sizes)
+                if word_writer is not None and words is not None:
+                    word_writer.extend(words)
+                    total += int(words.sum())
                 if documents:
                     writer.end_documents(breaks + before)
                 frequencies += np.bincount(values, minlength=len(frequencies))
@@ -219,17 +242,18 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
                 lines=len(writer) + split.counts["no_tokens"], no_tokens=split.counts["no_tokens"]
             )
             lines.sequences, lines.tokens = len(writer), writer.tokens
-            lines.documents = writer.documents
-        self.note(split, lines, frequencies)
+            lines.documents, lines.words = writer.documents, total
+        self.note(split, lines, frequencies, word_writer is not None)
 
     def nothing(self, split: Split) -> str:
         return f"{split}: holds no tokens"
 
     def summary(self, split: Split) -> str:
         counts = split.counts
+        words = f"{counts['words']:,} words, " if counts["words"] else ""
         return (
             f"{split.name}: {len(split.sources)} files -> {counts['sequences']:,} sequences in "
-            f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+            f"{counts['documents']:,} documents, {words}{counts['tokens']:,} tokens"
         )
 
 

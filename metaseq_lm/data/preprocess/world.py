@@ -33,6 +33,7 @@ from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.preprocess.word_sets import TaggedOptions, TagsPipeline
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.storage.word_starts import WordStartsWriter
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.plain import WordTokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
@@ -216,12 +217,17 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         counts = Counts()
         frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
         seen: list[Documents] = []
-        with IndexedWriter(self.folder / split.name, self.tokenizer.dtype) as writer:
+        prefix = self.folder / split.name
+        with (
+            IndexedWriter(prefix, self.tokenizer.dtype) as writer,
+            WordStartsWriter(prefix) as words,
+        ):
             for documents in encoded:
                 values = self._ids[documents.tokens[documents.tokens != NO_TOKEN]]
                 writer.extend(values, documents.lengths)
-                size, n_tokens = len(documents), len(values)
-                counts.add(Counts(lines=size, sequences=size, documents=size, tokens=n_tokens))
+                words.extend(np.ones(len(values), np.int32))
+                size, n = len(documents), len(values)
+                counts.add(Counts(lines=size, sequences=size, documents=size, words=n, tokens=n))
                 frequencies += np.bincount(values, minlength=len(frequencies))
                 if len(seen) * BATCH < COUNTED:
                     seen.append(Documents(documents.tokens))

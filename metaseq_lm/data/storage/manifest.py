@@ -13,6 +13,7 @@ from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
+WORDS = ".words"  # the end of the names of files that say where words begin
 HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
@@ -107,8 +108,16 @@ class Manifest:
 
     @property
     def data_parts(self) -> list[Any]:
-        """What the manifest says of the data: nothing of the place, the command or the version."""
-        return [self.files, self.block_bytes, self.tokenizer, self.details]
+        """What the manifest says of the data: nothing of the place, the command or the version.
+
+        Nor where words begin: folders of earlier versions hold the same data without it.
+        """
+        return [self.data_files, self.block_bytes, self.tokenizer, self.details]
+
+    @property
+    def data_files(self) -> dict[str, dict[str, Any]]:
+        """The records of the files but those of words."""
+        return {name: about for name, about in self.files.items() if not name.endswith(WORDS)}
 
     @property
     def data_hash(self) -> str:
@@ -243,7 +252,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
             require_none(verify(folder))
         parts: Any = manifest.data_parts
         if split:
-            files = {n: about for n, about in manifest.files.items() if n.startswith(f"{split}.")}
+            files = {n: a for n, a in manifest.data_files.items() if n.startswith(f"{split}.")}
             parts = [split, files, *parts[1:3], manifest.details.get("labels")]
     else:
         pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())

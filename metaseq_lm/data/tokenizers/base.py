@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -128,6 +130,57 @@ class Tokenizer(ABC):
         flat = chain.from_iterable(encoded)
         return np.fromiter(flat, self.dtype, int(sizes.sum())), sizes
 
+    def encode_with_words(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids and sizes as `encode_packed` does, and how many words begin in each token.
+
+        A word is what stands between white space, as in `str.split`. It begins in the first token
+        that covers one of its characters, and nowhere if it has no token. int32 (tokens,).
+        """
+        values, sizes = self.encode_packed(lines)
+        words = self._words_by_symbols(values, sizes)
+        ends = np.cumsum(sizes)
+        total = np.append(0, np.cumsum(words))
+        counted = total[ends] - total[ends - sizes]
+        for line, first, end, count in zip(lines, ends - sizes, ends, counted.tolist()):
+            # Too few words begin where spaces between symbols are not in the symbols.
+            if count != len(line.split()) or not self.is_spelled(line):
+                words[first:end] = self.words_by_offsets(line)
+        return values, sizes, words
+
+    def text_of(self, symbol: str) -> str | None:
+        """Return the text of a symbol with its white space, None if symbols do not have it."""
+        return None
+
+    def is_spelled(self, line: str) -> bool:
+        """Return whether the white space of a line is that of its symbols, as `text_of` has it."""
+        return line.isprintable()  # a space is the only white space that is
+
+    def words_by_offsets(self, line: str) -> np.ndarray:
+        """Return how many words begin in each token of a line, int32 (tokens,)."""
+        _, starts, ends = self.encode_with_offsets(line)
+        return words_in_tokens(line, np.array(starts, np.int64), np.array(ends, np.int64))
+
+    def _words_by_symbols(self, values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        inside, opens, closes = self._spaces
+        follows = np.ones(len(values), bool)  # white space, or the start of a line
+        follows[1:] = closes[values[:-1]]
+        follows[np.cumsum(sizes)[:-1][sizes[1:] > 0]] = True
+        words: np.ndarray = inside[values] + (follows & ~opens[values])
+        return words
+
+    @cached_property
+    def _spaces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How many words begin behind white space in each symbol, int32 (V,), and whether white
+        space opens and whether it closes it, boolean (V,).
+        """
+        unwritten = set(self.vocabulary.specials.tolist())
+        symbols = enumerate(self.vocabulary.symbols)
+        texts = ["" if i in unwritten else self.text_of(symbol) or "" for i, symbol in symbols]
+        opens = np.array([text[:1].isspace() for text in texts])
+        counts = [len(text.split()) for text in texts]
+        inside = np.array(counts, np.int32) - (~opens & (np.array(counts) > 0))
+        return inside, opens, np.array([text[-1:].isspace() for text in texts])
+
     @property
     def fingerprint(self) -> str:
         """A short hash of what decides the ids: kind, options, model, symbols; not the counts."""
@@ -160,6 +213,18 @@ def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tu
     """
     inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+
+
+def words_in_tokens(text: str, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return how many words of a text begin in each token, int32 (tokens,).
+
+    `starts` and `ends` (tokens,) are those of `encode_with_offsets`; see `encode_with_words`.
+    """
+    spans = np.array([match.span() for match in re.finditer(r"\S+", text)], np.int64).reshape(-1, 2)
+    at = np.searchsorted(ends, spans[:, 0], side="right")
+    inside = at < len(starts)
+    inside[inside] = starts[at[inside]] < spans[inside, 1]
+    return np.bincount(at[inside], minlength=len(starts)).astype(np.int32)
 
 
 def characters_of_bytes(text: str) -> np.ndarray:

@@ -26,6 +26,7 @@ ASCII_PIECES = re.compile(
 )
 Json = dict[str, Any]
 
+ASCII_OR_MARK = bytes(range(128)) + b"?" * 128  # for bytes.translate
 CACHED_WORDS = 1 << 20
 LONGEST_CACHED = 64
 
@@ -146,6 +147,10 @@ class ByteBpe(PackedTokenizer):
 
     def begins_word(self, symbol: str) -> bool:
         return bytes([BYTE_OF_SYMBOL[symbol[0]]]).isspace()
+
+    def text_of(self, symbol: str) -> str | None:
+        """Return the text of the symbol's bytes, "?" for each that is a part of a character."""
+        return bytes(BYTE_OF_SYMBOL[c] for c in symbol).translate(ASCII_OR_MARK).decode("ascii")
 
     @classmethod
     def learn(

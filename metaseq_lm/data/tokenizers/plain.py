@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Self
 
+import numpy as np
 import regex
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -116,6 +117,12 @@ class WordTokenizer(PlainTokenizer):
     def units(self, line: str) -> Iterable[str]:
         return line.split() if self.pattern is None else super().units(line)
 
+    def encode_with_words(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if self.pattern is not None:
+            return super().encode_with_words(lines)
+        values, sizes = self.encode_packed(lines)
+        return values, sizes, np.ones(len(values), np.int32)
+
     @property
     def options(self) -> dict[str, Any]:
         return {"pattern": self.pattern}
@@ -138,6 +145,12 @@ class CharTokenizer(PlainTokenizer):
 
     def begins_word(self, symbol: str) -> bool:
         return symbol.isspace()
+
+    def text_of(self, symbol: str) -> str | None:
+        return symbol
+
+    def is_spelled(self, line: str) -> bool:
+        return super().is_spelled(line) and (" " in self._ids or " " not in line)
 
     def units(self, line: str) -> Iterable[str]:
         return line

@@ -1,6 +1,7 @@
 """Sentencepiece BPE and unigram models, with special symbols at the ids all tokenizers share."""
 
 import io
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -26,6 +27,13 @@ class SentencePiece(Tokenizer):
 
     def begins_word(self, symbol: str) -> bool:
         return symbol.startswith(SPACE)
+
+    def text_of(self, symbol: str) -> str | None:
+        return symbol.replace(SPACE, " ")
+
+    def is_spelled(self, line: str) -> bool:
+        is_normal = unicodedata.is_normalized("NFKC", line) and SPACE not in line
+        return is_normal and super().is_spelled(line)
 
     def __init__(self, model: bytes) -> None:
         self._model = model

@@ -5,10 +5,11 @@ vocabulary; pieces inside a word begin with "##". A word that cannot be cut so i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import count, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, repeat
 from typing import Self
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -100,6 +101,21 @@ class WordPiece(PackedTokenizer):
     def _line(self, line: str) -> bytes:
         # A space always ends a word, and nothing that is done to words looks beyond it.
         return b"".join(map(self._words.__getitem__, line.split(" ")))
+
+    def encode_with_words(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        split = [line.split(" ") for line in lines]
+        packed = list(map(self._words.__getitem__, chain.from_iterable(split)))
+        counts = np.fromiter(map(len, packed), np.int64, len(packed)) // self.dtype.itemsize
+        values = np.frombuffer(b"".join(packed), self.dtype)
+        words = np.zeros(len(values), np.int32)
+        words[(np.cumsum(counts) - counts)[counts > 0]] = 1
+        pieces = np.fromiter(map(len, split), np.int64, len(split))
+        sizes = np.add.reduceat(counts, np.cumsum(pieces) - pieces) if split else pieces
+        ends = np.cumsum(sizes)
+        for line, parts, first, end in zip(lines, split, ends - sizes, ends):
+            if [part for part in parts if part] != line.split():  # other white space
+                words[first:end] = self.words_by_offsets(line)
+        return values, sizes, words
 
     def _encode(self, text: str) -> bytes:
         return self._packed(self._library.encode(_valid(text), add_special_tokens=False).ids)

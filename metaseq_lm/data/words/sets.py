@@ -8,7 +8,9 @@ form of each word), SPLIT.labels (class of each word, or relation to its head) a
 """
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +34,18 @@ KINDS = {"words": TEXT, "tags": TAGS, "trees": TREES}
 ROOT = "root"
 # Words: of a sentence, of the only one, and on average, that are more than any real sentences have.
 LONG_SENTENCE, LONG_SINGLE, LONG_MEAN = 256, 50, 100
+
+
+@dataclass(frozen=True)
+class SentenceWords:
+    """The words of sentences, for streams; `lengths` (sentences,) are their numbers."""
+
+    lengths: np.ndarray
+    missing: ClassVar[str] = ""
+
+    def count(self, samples: np.ndarray, keys: np.ndarray, width: int) -> int:
+        """Return the words of some sentences (B,)."""
+        return int(self.lengths[samples].sum())
 
 
 def missing_breaks(lengths: np.ndarray, form: str) -> str:

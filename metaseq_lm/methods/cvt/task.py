@@ -18,7 +18,7 @@ from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
-from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
 from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher, labelled_first
@@ -122,7 +122,8 @@ class CVTTask(WordTask):
         for number, (name, sets) in enumerate(self.learners.items()):
             every_other = EveryOther(order, number, len(self.learners))
             collate = partial(unlabelled_batch, data, sets)
-            streams[name] = Stream(name, every_other, collate, seed, data.lengths)
+            words = SentenceWords(data.lengths)
+            streams[name] = Stream(name, every_other, collate, seed, data.lengths, words=words)
         return streams
 
     @cached_property

@@ -92,7 +92,7 @@ class ElectraTask(Task):
         units = units_of(self.config, self.data)
         masking = masking_of(self.config, vocabulary, split, "nearest", self.config, units)
         rows = ElectraRows(corpus, has_subset=judged == "random")
-        return {split: masked_stream(self, split, corpus.row_lengths, masking, rows.batch)}
+        return {split: masked_stream(self, split, corpus, masking, rows.batch)}
 
     def build_model(self) -> nn.Module:
         counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())

@@ -25,7 +25,7 @@ from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.rows import Corpus, layout_of
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
-from metaseq_lm.data.streams import Shard, draw_below, noise_rows
+from metaseq_lm.data.streams import Shard, Words, draw_below, noise_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.tasks.options import (
     BatchConfig,
@@ -111,20 +111,36 @@ class UnlabelledBatch(CopiesBatch):
 
 
 class WindowStream:
-    """A stream whose global batch is one update: rows (C, B), numbered through the run."""
+    """A stream whose global batch is one update: rows (C, B), numbered through the run.
+
+    Args:
+        name: Name of the stream.
+        copies: C.
+        batch_size: B.
+        collate: Makes the batch of samples (C, B).
+        words: The words of the texts of a corpus that it reads, None if it reads none.
+        texts: Returns the numbers of those texts for samples (C * B,).
+    """
 
     def __init__(
-        self, name: str, copies: int, batch_size: int, collate: Callable[[np.ndarray], CopiesBatch]
+        self,
+        name: str,
+        copies: int,
+        batch_size: int,
+        collate: Callable[[np.ndarray], CopiesBatch],
+        words: Words | None = None,
+        texts: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.name = name
         self.copies = copies
         self.batch_size = batch_size
         self.collate = collate
+        self.words, self.texts = words, texts
 
     def micro_batches(self, number: int, shard: Shard) -> list[CopiesBatch]:
         """Return this replica's part of update `number`, cut along B."""
         within = np.arange(self.copies * self.batch_size).reshape(self.copies, -1)  # (C, B)
-        samples = number * within.size + within
+        samples = self._samples(number)
         # Collated whole and then cut, so that all parts have one width (see streams.Stream).
         whole = self.collate(samples).replace(
             rows=noise_rows(self.name, within), samples=samples, stream=self.name
@@ -134,6 +150,17 @@ class WindowStream:
             part = whole.map_arrays(itemgetter((slice(None), columns)))
             batches.append(part.replace(sizes=sizes_of(part)))
         return batches
+
+    def _samples(self, number: int) -> np.ndarray:
+        """Return the numbers of the samples of update `number`, (C, B)."""
+        size = self.copies * self.batch_size
+        return np.arange(number * size, (number + 1) * size).reshape(self.copies, -1)
+
+    def count_words(self, number: int) -> int:
+        """Return the words of the corpus in update `number`."""
+        assert self.words is not None and self.texts is not None
+        texts = self.texts(self._samples(number).ravel())
+        return self.words.count(texts, np.zeros(0, np.uint64), 0)
 
     @property
     def smallest_batch(self) -> int:
@@ -221,6 +248,12 @@ class Labelled:
         if self.mlm is not None:
             task = np.where(draw_below(random_streams.key(self.seed, "mlm"), run, 2) == 0, -1, task)
         return task
+
+    def texts(self, query: bool, samples: np.ndarray) -> np.ndarray:
+        """Return the unlabelled texts that the rows of samples (N,) are made of."""
+        if self.mlm is None:
+            return np.zeros(0, np.int64)
+        return self.mlm.draw_other(samples[self.tasks_of(samples) < 0], query)
 
     def pick(self, samples: np.ndarray, count: int, query: bool, name: str) -> np.ndarray:
         """Return one of `count` rows per sample; a query row differs from its support row."""
@@ -348,7 +381,16 @@ def streams(
         "support": partial(labelled, False),
         "query": partial(labelled, True),
     }
-    return {n: WindowStream(n, copies, batch_size, c) for n, c in collates.items()}
+    texts: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "unlabelled": unlabelled.draw,
+        "support": partial(labelled.texts, False),
+        "query": partial(labelled.texts, True),
+    }
+    words = unlabelled.corpus.words
+    return {
+        name: WindowStream(name, copies, batch_size, collate, words, texts[name])
+        for name, collate in collates.items()
+    }
 
 
 def masked_rows(

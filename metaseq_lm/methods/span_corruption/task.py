@@ -195,7 +195,7 @@ class SpanCorruptionTask(TextTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
         rows = self.rows(corpus)
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, rows.batch)}
+        return {split: text_stream(self.run_config, split, corpus, rows.batch)}
 
     def build_model(self) -> nn.Module:
         model = build_transformer(self.run_config, self.vocabulary, heads=(LM,))

@@ -15,9 +15,10 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, ImageBatch, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.rows import Corpus, masked_batch, masked_rows
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
-from metaseq_lm.data.streams import Collate, draw_below
+from metaseq_lm.data.streams import Collate, Words, draw_below
 
 
 @dataclass(kw_only=True)
@@ -55,10 +56,11 @@ class Drawn:
 
 
 class Rows(NamedTuple):
-    """The lengths of the rows of a source in tokens, and its collater."""
+    """The lengths of the rows of a source in tokens, its collater, and the words of a corpus."""
 
     lengths: np.ndarray
     collate: Collate
+    words: Words | None = None
 
 
 def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
@@ -80,7 +82,10 @@ def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
         return masked_batch(corpus, masking, lines[samples], keys, width)
 
-    return Rows(corpus.row_lengths[lines], collate)
+    def runs(samples: np.ndarray, keys: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        return corpus.runs(lines[samples], width)
+
+    return Rows(corpus.row_lengths[lines], collate, RowWords(corpus.data, runs))
 
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:

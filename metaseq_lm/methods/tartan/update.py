@@ -69,6 +69,7 @@ class EndTaskAware(Task):
             lambda *args: self.for_head(rows.collate(*args), head),
             self.run_config.seed,
             rows.lengths,
+            words=rows.words,
         )
 
     def drawn_batches(self) -> dict[str, tuple[str, int, str]]:

@@ -135,7 +135,8 @@ def rewrite(data, split, documents, dtype=np.uint16):
     with IndexedWriter(data / split, dtype) as writer:
         for document in documents:
             writer.add(document)
-    (data / "manifest.json").unlink(missing_ok=True)
+    for name in (f"{split}.words", "manifest.json"):
+        (data / name).unlink(missing_ok=True)
 
 
 def test_ids_beyond_the_vocabulary(data, look):

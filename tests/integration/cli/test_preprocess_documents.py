@@ -17,6 +17,7 @@ from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
 from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.word_starts import WordStarts
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 Documents = list[list[str]]
@@ -67,7 +68,7 @@ def test_doctor_speaks_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str
     folder = binarise(tmp_path, [text], "--documents", "blank")
     assert main(["doctor", str(folder), "--verify"]) == 0
     output = capsys.readouterr().out
-    assert "7 sequences in 4 documents, 19 tokens, longest 6" in output
+    assert "7 sequences in 4 documents, 13 words, 19 tokens, longest 6" in output
     assert "50.0 % of the documents repeat" in output
 
 
@@ -114,7 +115,7 @@ def test_every_number_of_workers_writes_the_same_bytes(tmp_path: Path) -> None:
         binarise(tmp_path, [content, b"z\n"], "--documents", "blank", "--workers", n, dest=n)
         for n in ("1", "2")
     ]
-    for name in ("train.bin", "train.idx"):
+    for name in ("train.bin", "train.idx", "train.words"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
     wanted = 1 + sum(bool(part.strip("\n")) for part in text.split("\n\n"))
     # The bad line goes on with the last document, unless a blank line stands before it.
@@ -176,6 +177,11 @@ def test_borders_do_not_depend_on_the_block_size(
         assert [d.tolist() for d in found] == [list(map(len, d)) for d in wanted]
         assert split.counts["documents"] == len(wanted)
         assert split.counts["sequences"] == sum(map(len, wanted))
+        words = WordStarts(data.prefix, len(data.tokens)).count(data.starts, data.sizes)
+        assert words.tolist() == [
+            len(line.split()) for line in itertools.chain.from_iterable(wanted)
+        ]
+        assert split.counts["words"] == words.sum()
 
 
 def test_the_writer_keeps_borders_in_order(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Character offsets of tokens: every tokenizer, any text."""
 
+import re
 import unicodedata
 
 import pytest
@@ -32,7 +33,7 @@ any_text = st.lists(strange, max_size=10).map("".join) | st.text(
 def trained() -> dict[str, Tokenizer]:
     """One small tokenizer of each kind."""
     found = {}
-    for kind in KINDS:
+    for kind in [*KINDS, "wordpiece"]:
         name = "word" if kind == "word_pattern" else kind
         options = {"pattern": r"\s?\w+|[^\w\s]"} if kind == "word_pattern" else {}
         found[kind] = tokenizer_class(name).train(iter(TEXT), 400, 3, **options)
@@ -73,6 +74,40 @@ def test_offsets(trained: dict[str, Tokenizer], kind: str, text: str) -> None:
     for start, end in zip(starts, ends):
         word = text[start:end]
         assert not word[:1].isspace() or not normal(tokenizer, word)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
+@given(lines=st.lists(any_text, max_size=4))
+@settings(deadline=None, max_examples=200)
+@example(lines=["", " it was", "the\u2003best  of\ttimes ", "a\x1cb", "½ x\u200by \u200b \x00"])
+@example(lines=["naïve 漢字", "漢\u3000字", " ", "qqq\x85zzz", "\u2581the of"])
+def test_words_begin_in_the_tokens_that_cover_their_first_characters(
+    trained: dict[str, Tokenizer], kind: str, lines: list[str]
+) -> None:
+    tokenizer = trained[kind]
+    values, sizes, words = tokenizer.encode_with_words(lines)
+    plain_values, plain_sizes = tokenizer.encode_packed(lines)
+    assert values.tolist() == plain_values.tolist() and sizes.tolist() == plain_sizes.tolist()
+    expected = []
+    for line in lines:
+        _, starts, ends = tokenizer.encode_with_offsets(line)
+        counts = [0] * len(starts)
+        for match in re.finditer(r"\S+", line):
+            for token, (start, end) in enumerate(zip(starts, ends)):
+                if end > match.start():
+                    counts[token] += start < match.end()
+                    break
+        expected += counts
+    assert words.tolist() == expected
+    if kind in ("byte_bpe", "word", "char"):  # no word is without a token
+        assert words.sum() == sum(len(line.split()) for line in lines)
+
+
+def test_words_of_a_tokenizer_that_joins_words() -> None:
+    """A token counts all words that begin in it; white space alone counts none."""
+    tokenizer = tokenizer_class("word").train(["a b-c"], 40, 1, pattern=r"\w+ \w+|\w+|\s")
+    ids, sizes, words = tokenizer.encode_with_words(["a b c", "", "a  b"])
+    assert sizes.tolist() == [3, 0, 4] and words.tolist() == [2, 0, 1, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,7 +24,7 @@ from metaseq_lm.distributed import signals
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.reporting.runs import read_run
 from metaseq_lm.training.parts import prepare_config
-from metaseq_lm.training.price import resolve_flops_budget
+from metaseq_lm.training.price import resolve_budget
 from metaseq_lm.training.restore import open_run
 
 
@@ -268,7 +268,7 @@ def test_a_trial_writes_no_outputs(
     command = ["train", str(bam_sets), *bam_bench.OPTIONS, bam_bench.ALL, given(copies)]
     assert main([*command, "--dry-run"]) == 0
     more = [given(copies), "trainer.max_update=0", "trainer.max_flops=1e9"]
-    config = resolve_flops_budget(
+    config = resolve_budget(
         prepare_config(bam_bench.configure(bam_sets, tmp_path / "run", *more))
     )
     assert config.trainer.max_update > 1

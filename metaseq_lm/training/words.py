@@ -1,0 +1,163 @@
+"""Words of the corpus that a run has seen, and checkpoints at given numbers of them.
+
+Words count with repetition, over epochs and streams. Their number is a function of the positions of
+the streams, so it depends neither on processes nor on micro-batches, and is no less exact after a
+resumption. As for FLOPs, updates that are refused count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metaseq_lm.core.config import TrainerConfig
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.runs.manifests import words_name
+from metaseq_lm.tasks import Task
+from metaseq_lm.tasks.protocols import kinds_of
+
+MILLION = 10**6
+# Checkpoints that BabyLM asks for, by track (Charpentier et al. 2025).
+SCHEDULES = {
+    "strict-small": [*range(1, 10), *range(10, 101, 10)],
+    "strict": [*range(1, 10), *range(10, 100, 10), *range(100, 1001, 100)],
+}
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kM]?)")
+UNITS = {"": 1, "k": 1000, "M": MILLION}
+
+
+def numbers_of_words(entries: Sequence[str]) -> list[int]:
+    """Return the numbers of words that trainer.save_words names, rising.
+
+    Raises UsageError for an entry that is neither a whole number above 0, such as 20000, 20k or
+    7M, nor the name of a schedule.
+    """
+    numbers = set()
+    for entry in map(str, entries):
+        match = NUMBER.fullmatch(entry)
+        value = float(match[1]) * UNITS[match[2]] if match else 0.0
+        if entry in SCHEDULES:
+            numbers |= {million * MILLION for million in SCHEDULES[entry]}
+        elif value >= 1 and value.is_integer():
+            numbers.add(int(value))
+        else:
+            raise UsageError(
+                f"trainer.save_words has '{entry}'.{nearest(entry, list(SCHEDULES))} Give numbers, "
+                f"such as 20000, 20k or 7M, or a schedule: {' or '.join(SCHEDULES)}"
+            )
+    return sorted(numbers)
+
+
+def check_words(options: TrainerConfig, task: Task) -> None:
+    """Raise UsageError if the options name numbers of words, and these cannot be counted."""
+    if numbers_of_words(options.save_words) or options.max_words:
+        option = "trainer.max_words" if options.max_words else "trainer.save_words"
+        require_words(task, task.build_streams("train"), option)
+
+
+def require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
+    """Raise UsageError, which names the option that asks, if words cannot be counted."""
+    read = corpora(streams)
+    if not any(name in read for _, needs in kinds_of(task) for name in needs):
+        name = task.run_config.task._name
+        raise UsageError(f"{option} counts words of a corpus, but task {name} here reads none")
+    if reasons := [stream.words.missing for stream in read.values() if stream.words.missing]:
+        raise UsageError(f"{option} counts words, but {reasons[0]}")
+
+
+def corpora(streams: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the streams that read a corpus."""
+    return {n: s for n, s in streams.items() if getattr(s, "words", None) is not None}
+
+
+def words_between(
+    streams: Mapping[str, Any], before: Mapping[str, int], after: Mapping[str, int]
+) -> int:
+    """Return the words in the batches of streams between two positions in each."""
+    return sum(
+        stream.count_words(number)
+        for name, stream in streams.items()
+        for number in range(before.get(name, 0), after.get(name, 0))
+    )
+
+
+class WordCounter:
+    """Counts the words that the updates of a run see.
+
+    Attributes:
+        seen: The words so far; None if they cannot be counted.
+        checkpoints: The update of each checkpoint at a number of words, by its name.
+    """
+
+    def __init__(self, options: TrainerConfig) -> None:
+        self.numbers = numbers_of_words(options.save_words)
+        self.seen: int | None = None
+        self.checkpoints: dict[str, int] = {}
+        self._streams: dict[str, Any] = {}
+
+    def start(self, streams: Mapping[str, Any], positions: Mapping[str, int]) -> None:
+        """Count the words of streams from now on, or from their beginning if none were counted."""
+        self._streams = corpora(streams)
+        if not self._streams or any(stream.words.missing for stream in self._streams.values()):
+            self._streams, self.seen = {}, None
+        elif self.seen is None:
+            self.seen = words_between(self._streams, {}, positions)
+
+    def advance(self, update: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Count an update, after which `update` are made, by the positions of the streams."""
+        if self.seen is None:
+            return
+        seen = self.seen + words_between(self._streams, before, after)
+        reached = [number for number in self.numbers if self.seen < number <= seen]
+        self.checkpoints |= {words_name(number): update for number in reached}
+        self.seen = seen
+
+    def names_at(self, update: int) -> list[str]:
+        """Return the names of the checkpoint of an update, if it is one at a number of words."""
+        return [name for name, at in self.checkpoints.items() if at == update]
+
+    @property
+    def missed(self) -> str:
+        """Which checkpoints there are not, and why; "" if there are all."""
+        names = {number: words_name(number) for number in self.numbers}
+        absent = {n: name for n, name in names.items() if name not in self.checkpoints}
+        seen = self.seen or 0
+        later = ", ".join(name for number, name in absent.items() if number > seen)
+        earlier = ", ".join(name for number, name in absent.items() if number <= seen)
+        reasons = [f"no {later}: the run has seen {seen:,} words"] if later else []
+        reasons += [f"no {earlier}: seen before trainer.save_words asked for it"] if earlier else []
+        return "; ".join(reasons)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The words seen, for the log; empty if they are not counted."""
+        return {} if self.seen is None else {"words_seen": self.seen}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the words seen and the checkpoints at numbers of them."""
+        return {"seen": self.seen, "checkpoints": dict(self.checkpoints)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state; an empty one, of an earlier version, makes `start` count anew."""
+        self.seen = state.get("seen")
+        self.checkpoints = dict(state.get("checkpoints", {}))
+
+
+def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:
+    """Return how many updates of a task see `words` words of its corpus, at least."""
+    require_words(task, streams, "trainer.max_words")
+    read = corpora(streams)
+    positions = dict.fromkeys(read, 0)
+    seen = 0
+    for update in itertools.count():
+        if seen >= words:
+            return update
+        before = dict(positions)
+        for name, count in task.needs(update).items():
+            if name in read:
+                positions[name] += count
+        seen += words_between(read, before, positions)
+    raise AssertionError("unreachable")
