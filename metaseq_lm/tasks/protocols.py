@@ -49,6 +49,14 @@ class HasKinds(Protocol):
 
 
 @runtime_checkable
+class HasKindStreams(Protocol):
+    """Has batches of a single kind in streams of their own only, from which training takes none."""
+
+    def kind_streams(self) -> dict[str, Stream]:
+        """Return the streams that the kinds of updates take their batches from."""
+
+
+@runtime_checkable
 class ScoresTraining(Protocol):
     """Can be scored on its training data."""
 
@@ -175,6 +183,11 @@ TokenScorer = Callable[[nn.Module, ScoredBatch], Tensor]
 def kinds_of(task: Task) -> Kinds:
     """Return the kinds of updates of a task; the default is one kind."""
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
+
+
+def kind_streams_of(task: Task) -> dict[str, Stream]:
+    """Return the streams of the kinds of updates; the default are those of training."""
+    return task.kind_streams() if isinstance(task, HasKindStreams) else task.build_streams("train")
 
 
 def facts_of(task: Task) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def padded_batch(parts: Parts) -> PredictionBatch:
     """Return a training batch with padding: its first row is the end of the text."""
     stream = parts.task.build_streams("train")["train"]
     samples = np.append(len(stream.lengths) - 1, np.arange(7))
-    batch = stream.gather(3, samples, np.arange(8), int(stream.lengths[samples].max()))
+    rows, width = np.arange(8), int(stream.lengths[samples].max())
+    batch = stream.gather(3, samples, rows, width, rows)
     assert batch.layout.padding is not None
     return parts.engine.to_device([batch])[0]
 
