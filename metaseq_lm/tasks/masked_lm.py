@@ -290,6 +290,7 @@ class MaskedLMTask(TextTask):
     """Masked language modelling: one stream of masked rows, one model, the default update."""
 
     exported = True
+    in_mixtures = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
