@@ -150,6 +150,10 @@ class Batch:
         def apply(value: Any) -> Any:
             if isinstance(value, Layout):
                 return value.map(apply)
+            if isinstance(value, Batch):
+                value = copy.copy(value)
+                value._map_tensors(function)
+                return value
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
             return function(value) if isinstance(value, Tensor) else value

@@ -39,7 +39,7 @@ from metaseq_lm.core.config import (
     untyped_section,
 )
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import is_valid, parse_override, quote, quote_path
+from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
 from metaseq_lm.core.registry import ALL, Entry, nearest
 from metaseq_lm.core.synonyms import answer
 
@@ -48,6 +48,9 @@ FOLDER = Path(__file__).parents[1] / "config"
 SECTIONS = (*GROUPS, "trainer", "engine")
 # Engine options that earlier versions wrote, with the option and the values of today.
 OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
+# Tasks that earlier versions could mix with a causal LM, and their options of rows.
+OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
+OLD_ROWS = ("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size")
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
@@ -387,11 +390,38 @@ def from_stored(values: Any) -> RunConfig:
 
 def with_current_names(config: Any) -> Any:
     """Return the stored configuration of a run, in place, with the current names of its options."""
-    engine = config.get("engine") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        return config
+    engine, task, criterion = (config.get(group) for group in ("engine", "task", "criterion"))
     for old, (new, values) in OLD_ENGINE.items():
         if isinstance(engine, dict) and isinstance(engine.get(old), bool):
             engine[new] = values[engine.pop(old)]
+    names = [s.get("_name") if isinstance(s, dict) else None for s in (task, criterion)]
+    if names[0] == names[1] and names[0] in OLD_MIXTURES:
+        config |= without_causal_share(task, criterion)
     return config
+
+
+def without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
+    """Return the sections of a run that could have a share of causal rows, which now is a mixture.
+
+    The options `causal_share` of the task and `read` of the criterion are gone.
+    """
+    name, share, read = task["_name"], task.get("causal_share"), criterion.get("read")
+    task = {key: value for key, value in task.items() if key != "causal_share"}
+    criterion = {key: value for key, value in criterion.items() if key != "read"}
+    if not share or not isinstance(share, int | float):
+        return {"task": task, "criterion": criterion}
+    rows = {key: task.pop(key) for key in OLD_ROWS if key in task}
+    words = [name, f"weight={1 - share}"]
+    for group, section in (("task", task), ("criterion", criterion)):
+        options = {key: value for key, value in section.items() if key != "_name"}
+        words += [f"{group}.{key}={format_value(value)}" for key, value in options.items()]
+    objectives = [" ".join(words), f"causal_lm weight={share}"]
+    return {
+        "task": {"_name": "mixture", "objectives": objectives, **rows},
+        "criterion": {"_name": "mixture", "read": "causal_lm" if read == "causal" else name},
+    }
 
 
 def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

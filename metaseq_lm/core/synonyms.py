@@ -164,6 +164,11 @@ TABLE = (
     Synonyms("engine.compile", "torch-compile compile-model"),
     Synonyms("engine.loggers", "report-to wandb wandb-project use-wandb mlflow", "a list, [wandb]"),
     Synonyms("engine.tensorboard", "tensorboard-logdir tensorboard-dir", "true or false"),
+    Synonyms(
+        "task.objectives",
+        "causal-share objective-mixture task-mixture mixture-weights",
+        "a list of objectives with their weights, of task=mixture criterion=mixture",
+    ),
     Synonyms("model.encoder_layers", "num-layers n-layer n-layers num-hidden-layers"),
     Synonyms("model.encoder_embed_dim", "hidden-size d-model n-embd embed-size"),
     Synonyms("model.encoder_ffn_embed_dim", "intermediate-size ffn-hidden-size ffn-dim d-ff"),

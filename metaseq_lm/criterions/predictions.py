@@ -1,7 +1,7 @@
 """Criterions of rows of which some positions predict tokens, see data/corpus/predictions.py.
 
-Prefix LM, masked next token, masked diffusion, and the last two mixed with a causal LM. Only the
-states that predict something go through the head.
+Prefix LM, masked next token and masked diffusion. Only the states that predict something go through
+the head.
 
 Shapes: B rows, S length, N predictions, V vocabulary.
 """
@@ -32,52 +32,14 @@ def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor)
     return model.predict(states.index_select(0, sources))
 
 
-def without_symbol(logits: Tensor, symbol: int, spared: Tensor | None = None) -> Tensor:
-    """Return logits (N, V) with that of one symbol at -inf, so that its probability is 0.
-
-    Those of `spared` (N,) rows stay.
-    """
+def without_symbol(logits: Tensor, symbol: int) -> Tensor:
+    """Return logits (N, V) with that of one symbol at -inf, so that its probability is 0."""
     hidden = torch.arange(logits.shape[-1], device=logits.device) == symbol
-    if spared is not None:
-        hidden = hidden & ~spared.unsqueeze(-1)
     return logits.masked_fill(hidden, float("-inf"))
 
 
-def mixed_terms(losses: Tensor, batch: PredictionBatch, name: str, per: str) -> Terms:
-    """Return the losses of masked rows and of causal rows as two terms.
-
-    Args:
-        losses: The losses (N,), 0 where there is no target.
-        batch: The batch; its causal_share weighs the terms.
-        name: Name of the term of masked rows.
-        per: Name of its size.
-    """
-    share = batch.causal_share
-    terms = {}
-    if share < 1:
-        weighted = losses if batch.weights is None else losses * batch.weights.to(losses.dtype)
-        masked = weighted.masked_fill(batch.is_causal, 0.0).sum()
-        terms[name] = Term(masked, per, 1 - share)
-    if share > 0:
-        causal = losses.masked_fill(~batch.is_causal, 0.0).sum()
-        terms["next_token"] = Term(causal, "causal_targets", share)
-    return terms
-
-
 @dataclass
-class ReadConfig:
-    """The attention of scores and of frozen states."""
-
-    read: str = option(
-        BOTH,
-        "what a token sees where states are read (suite probe) and sentences scored: both sides or "
-        "causal. It can be given to score for a finished run",
-        choices=(BOTH, CAUSAL),
-    )
-
-
-@dataclass
-class PrefixLMConfig(ReadConfig):
+class PrefixLMConfig:
     """The attention of frozen states; sentences have one score."""
 
     read: str = option(
@@ -115,41 +77,31 @@ class PrefixLM(Criterion):
         return CausalLM().token_log_probs(model, batch)
 
 
-@register_criterion("masked_next_token", dataclass=ReadConfig)
+@register_criterion("masked_next_token")
 class MaskedNextToken(Criterion):
-    """Masked next-token prediction, alone or mixed with a causal LM (Charpentier and Samuel 2024).
+    """Masked next-token prediction: a state predicts the next token if that is masked.
 
-    A state predicts the next token, in masked rows if it is masked. The loss is (1 - share) times
-    the mean over masked targets plus share times the mean over the targets of causal rows.
+    The loss is the mean over these tokens (BehnamGhader et al. 2024; Charpentier and Samuel 2024).
     """
 
-    exported = Exported(heads=("lm",), pipeline=False)  # of masked rows; outputs are for next ones
+    exported = Exported(heads=("lm",), pipeline=False)  # outputs are for next tokens
     tasks = ("masked_next_token",)
-    config: ReadConfig
-
-    def __init__(self, config: ReadConfig | None = None) -> None:
-        super().__init__(config or ReadConfig())
-        is_causal = self.config.read == CAUSAL
-        self.exported = Exported(heads=("lm",), pipeline=is_causal, reach=self.config.read)
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        losses = cross_entropy(logits, batch.targets)
-        terms = mixed_terms(losses, batch, "masked_next_token", "masked_targets")
+        loss = cross_entropy(logits, batch.targets).sum()
         with torch.no_grad():
-            correct = (logits.argmax(-1) == batch.targets) & ~batch.is_causal
-            if batch.causal_share < 1:
-                terms["accuracy"] = Term(number_of(correct), "masked_targets", weight=0.0)
-        return terms
+            correct = number_of(logits.argmax(-1) == batch.targets)
+        return {
+            "masked_next_token": Term(loss, "targets"),
+            "accuracy": Term(correct, "targets", weight=0.0),
+        }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
-        """Return the log-probability of each token where it alone is masked, or given those before.
+        """Return the log-probability of each token where it alone is masked, in a pass for each.
 
-        The first takes one pass for each token (Salazar et al. 2020, section 2), the second, with
-        criterion.read=causal, one.
+        So Salazar et al. 2020, section 2, score sentences.
         """
-        if self.config.read == CAUSAL:
-            return CausalLM().token_log_probs(model, batch)
 
         def predict(rows: Rows) -> Tensor:
             logits: Tensor = model(rows.tokens, rows.layout, source_of(rows.columns))
@@ -159,13 +111,13 @@ class MaskedNextToken(Criterion):
 
 
 @dataclass
-class MaskedDiffusionConfig(ReadConfig):
+class MaskedDiffusionConfig:
     """Predictions, and the scores of sentences."""
 
     shifted: bool = option(
         False,
-        "masked tokens are predicted by the state before them, as tokens of causal rows; false: by "
-        "their own",
+        "masked tokens are predicted by the state before them, as by a causal LM; false: by their "
+        "own",
     )
     score_samples: int = option(
         16, "maskings of a sentence from which its bound is estimated", at_least=1
@@ -175,12 +127,11 @@ class MaskedDiffusionConfig(ReadConfig):
 
 @register_criterion("masked_diffusion", dataclass=MaskedDiffusionConfig)
 class MaskedDiffusion(Criterion):
-    """Masked diffusion, alone or mixed with a causal LM (Sahoo et al. 2024; Samuel et al. 2025).
+    """Masked diffusion (Sahoo et al. 2024).
 
-    In masked rows the probability of [MASK] is 0, and tokens that are not masked have no loss. The
-    loss is the sum of weighted losses of masked tokens per token that could be masked; with weights
-    1 / t and in evaluation a bound on the negative log-likelihood per token. Mixed as
-    masked_next_token is.
+    The probability of [MASK] is 0, and tokens that are not masked have no loss. The loss is the sum
+    of weighted losses of masked tokens per token that could be masked; with weights 1 / t and in
+    evaluation a bound on the negative log-likelihood per token.
     """
 
     exported = Exported(heads=("lm",), pipeline=False)  # a pipeline might choose [MASK]
@@ -189,25 +140,21 @@ class MaskedDiffusion(Criterion):
 
     def __init__(self, config: MaskedDiffusionConfig | None = None) -> None:
         super().__init__(config or MaskedDiffusionConfig())
-        is_causal = self.config.read == CAUSAL
-        self.exported = Exported(heads=("lm",), pipeline=is_causal, reach=self.config.read)
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        logits = without_symbol(logits, batch.mask_id, batch.is_causal)
-        losses = cross_entropy(logits, batch.targets)
-        return mixed_terms(losses, batch, "denoising", "tokens")
+        losses = cross_entropy(without_symbol(logits, batch.mask_id), batch.targets)
+        if batch.weights is not None:
+            losses = losses * batch.weights.to(losses.dtype)
+        return {"denoising": Term(losses.sum(), "tokens")}
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return each token's part of a lower bound on the log-likelihood of the scored tokens.
 
         The bound is estimated from criterion.score_samples maskings of a sentence of n tokens. The
         numbers k of masked tokens are spread evenly over 1 to n; log-probabilities weigh n / k.
-        Sentences of the same length are masked alike, so that pairs compare well. With
-        criterion.read=causal these are the log-probabilities given the tokens before.
+        Sentences of the same length are masked alike, so that pairs compare well.
         """
-        if self.config.read == CAUSAL:
-            return CausalLM().token_log_probs(model, batch)
         count = self.config.score_samples
         draw = np.arange(count)
         keys = random_streams.row_keys(random_streams.key(self.config.score_seed, "bound"), draw)
@@ -233,11 +180,8 @@ class MaskedDiffusion(Criterion):
     def comparison_scores(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token where it alone is masked, (B, S).
 
-        Its sum over a sentence is no likelihood, and no bound on one. With criterion.read=causal
-        the log-probabilities given the tokens before.
+        Its sum over a sentence is no likelihood, and no bound on one.
         """
-        if self.config.read == CAUSAL:
-            return CausalLM().token_log_probs(model, batch)
 
         def predict(rows: Rows) -> Tensor:
             logits = model(rows.tokens, rows.layout, self.sources(rows.columns))

@@ -10,7 +10,7 @@ workers nor of replicas nor the micro-batch size changes what a row holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from metaseq_lm.data.permutation import Permutation
 
 SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
+TOLERANCE = 1e-9  # of updates, so that rounding errors in shares of a run move no phase
 TABLE = 1 << 20  # samples up to which the order of an epoch is a table, 8 bytes for each
 
 
@@ -157,6 +158,25 @@ class Ramp:
         return np.cumsum([0, *self._missing])
 
 
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a run, one after the other.
+
+    Attributes:
+        shares: The lengths of the phases, in proportion to each other, positive.
+        updates: The number of updates of the run. A phase begins with the first update that is not
+            before its place in the run.
+    """
+
+    shares: tuple[float, ...]
+    updates: int
+
+    def at(self, update: int) -> int:
+        """Return the number of the phase of an update, both from 0; after the run the last one."""
+        ends = np.cumsum(self.shares) / sum(self.shares) * max(self.updates, 1)
+        return min(int(np.searchsorted(ends - TOLERANCE, update, side="right")), len(ends) - 1)
+
+
 class Growing(Shuffled):
     """Shuffled epochs, one after the other without a gap, in batches whose size rises by a ramp.
 
@@ -264,26 +284,41 @@ class Stream:
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
         samples = self.order.batch(number)
-        width = self._width(number, samples)
-        batches = []
-        for rows in shard.parts(len(samples)):
-            batch = self.gather(number, samples, rows, width)
-            batch.stream = self.name
-            if batch.rows is None:
-                batch.rows = noise_rows(self.name, rows)
-            if batch.samples is None:
-                batch.samples = samples[rows]
-            batches.append(batch)
-        return batches
+        width = self.width(number, samples)
+        members = np.arange(len(samples))
+        parts = shard.parts(len(samples))
+        return [self.micro_batch(number, samples, rows, width, members) for rows in parts]
 
-    def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
-        """Return the micro-batch of some `rows` of global batch `number`, which has `samples`."""
+    def micro_batch(
+        self, number: int, samples: np.ndarray, rows: np.ndarray, width: int, members: np.ndarray
+    ) -> Batch:
+        """Return some `rows` of global batch `number`.
+
+        Args:
+            number: The number of the global batch.
+            samples: All its samples.
+            rows: Numbers of the rows of this micro-batch.
+            width: The width to pad to.
+            members: Numbers of all rows of the global batch that this stream makes, in any part.
+        """
+        batch = self.gather(number, samples, rows, width, members)
+        batch.stream = self.name
+        if batch.rows is None:
+            batch.rows = noise_rows(self.name, rows)
+        if batch.samples is None:
+            batch.samples = samples[rows]
+        return batch
+
+    def gather(
+        self, number: int, samples: np.ndarray, rows: np.ndarray, width: int, members: np.ndarray
+    ) -> Batch:
+        """Return what the collate function makes; arguments as of `micro_batch`."""
         root = random_streams.key(self.seed, self.name, number)
-        return self.collate_at(number)(samples[rows], random_streams.row_keys(root, rows), width)
+        return self.collate(samples[rows], random_streams.row_keys(root, rows), width)
 
-    def collate_at(self, number: int) -> Collate:
-        """Return the collate function of global batch `number`."""
-        return self.collate
+    def at_update(self, update: int) -> "Stream":
+        """Return the stream that the batches of an update come from; most do not change."""
+        return self
 
     @property
     def smallest_batch(self) -> int:
@@ -293,7 +328,7 @@ class Stream:
     def places(self, number: int) -> int:
         """Return the positions of global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
-        return len(samples) * self._width(number, samples)
+        return len(samples) * self.width(number, samples)
 
     def count_words(self, number: int) -> int:
         """Return the words of the corpus in global batch `number`."""
@@ -301,9 +336,10 @@ class Stream:
         samples = self.order.batch(number)
         root = random_streams.key(self.seed, self.name, number)
         keys = random_streams.row_keys(root, np.arange(len(samples)))
-        return self.words.count(samples, keys, self._width(number, samples))
+        return self.words.count(samples, keys, self.width(number, samples))
 
-    def _width(self, number: int, samples: np.ndarray) -> int:
+    def width(self, number: int, samples: np.ndarray) -> int:
+        """Return the width that the rows of global batch `number`, `samples`, are padded to."""
         longest = int(self.lengths[samples].max())
         return longest if self.widths is None else min(longest, self.widths.at(number))
 
@@ -324,9 +360,9 @@ Plan = Callable[[int, int], np.ndarray]
 
 @dataclass(eq=False)
 class PlannedStream(Stream):
-    """A stream whose rows differ by numbers that are drawn for a global batch as a whole.
+    """A stream whose rows differ by numbers that are drawn for all its rows of a global batch.
 
-    So they can be spread evenly over its rows, however the batch is cut.
+    So they can be spread evenly over these, however the batch is cut.
 
     Args:
         plan: Draws the numbers; the collate function gets those of its rows (rows,) as a fourth
@@ -336,25 +372,28 @@ class PlannedStream(Stream):
     collate: Callable[..., Batch]
     plan: Plan = field(kw_only=True)
 
-    def gather(self, number: int, samples: np.ndarray, rows: np.ndarray, width: int) -> Batch:
+    def gather(
+        self, number: int, samples: np.ndarray, rows: np.ndarray, width: int, members: np.ndarray
+    ) -> Batch:
         root = random_streams.key(self.seed, self.name, number)
-        numbers = self.plan(random_streams.key(root, "plan"), len(samples))
+        numbers = np.zeros(len(samples))
+        numbers[members] = self.plan(random_streams.key(root, "plan"), len(members))
         keys = random_streams.row_keys(root, rows)
         return self.collate(samples[rows], keys, width, numbers[rows])
 
 
 @dataclass(eq=False)
 class ScheduledStream(Stream):
-    """A stream whose batches depend on their numbers by more than their samples and keys.
+    """A stream whose batches depend on the number of the update, too.
 
     Args:
-        schedule: Returns the collate function of a global batch, a pure function of its number.
+        schedule: Returns the collate function of an update, a pure function of its number.
     """
 
     schedule: Callable[[int], Collate] = field(kw_only=True)
 
-    def collate_at(self, number: int) -> Collate:
-        return self.schedule(number)
+    def at_update(self, update: int) -> Stream:
+        return replace(self, collate=self.schedule(update))
 
 
 def sorted_pass(

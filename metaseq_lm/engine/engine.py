@@ -466,7 +466,7 @@ class Engine:
         for batch in batches:
             add_sizes(sizes, batch)
         if self.replicas == 1:
-            count = GlobalCount(sizes, are_equal=True, is_complete=bool(batches))
+            count = GlobalCount(sizes, are_equal=True, are_alike=bool(batches))
         else:
             count = reduction.count_globally(sizes, len(batches), self.device)
         return GlobalLoss(loss_fn, list(batches), rng_key, count)
@@ -493,7 +493,7 @@ class Engine:
                 if sums and by_layer and not last:
                     total = vectors.add(total, sums.finish({}))
                     sums = self._reduction(leaves, wrt, low_sums)
-            grads = self._collect(leaves, sums, logs, loss.count.is_complete)
+            grads = self._collect(leaves, sums, logs, loss.count.are_alike)
         return vectors.add(total, grads) if by_layer else grads, logs
 
     def _graph(
@@ -513,7 +513,7 @@ class Engine:
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
             sums = self._reduction(leaves, wrt)
-            value = self._collect(leaves, sums, logs, loss.count.is_complete)
+            value = self._collect(leaves, sums, logs, loss.count.are_alike)
             return InnerGradient(value, logs, loss, wrt, graph, self.passes.leaf_of())
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
@@ -569,13 +569,13 @@ class Engine:
         leaves: Sequence[Tensor],
         sums: Reduction | None,
         logs: Logs,
-        is_complete: bool = True,
+        are_alike: bool = True,
     ) -> Vector:
         """Return the gradients of `leaves` and reset them; sum them and the logs over replicas."""
         if sums is not None:
             if "loss" in logs:
                 self.finite_check.add_local_loss(logs["loss"])
-            grads: Vector = sums.finish(logs, is_complete)
+            grads: Vector = sums.finish(logs, are_alike)
         else:
             grads = [p.grad for p in leaves]
             for p in leaves:

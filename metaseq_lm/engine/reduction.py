@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs, to_python
 from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.distributed.vectors import (
@@ -31,12 +33,12 @@ class GlobalCount:
     Attributes:
         totals: Every size summed over them, a number or (C,) per copy.
         are_equal: Whether all replicas have equally many.
-        is_complete: Whether every replica has at least one.
+        are_alike: Whether every replica has at least one, and all have the same sizes.
     """
 
     totals: dict[str, Any]
     are_equal: bool
-    is_complete: bool
+    are_alike: bool
 
 
 def count_globally(
@@ -48,16 +50,16 @@ def count_globally(
     """
     # A number stays on the host.
     totals = {n: torch.as_tensor(sizes[n], dtype=torch.float64).clone() for n in sorted(sizes)}
-    are_equal, is_complete = compare(micro_batches)
-    if is_complete:
+    are_equal, are_alike = compare(micro_batches, totals)
+    if are_alike:
         process_group.sum_(list(totals.values()))
     else:
         totals = sum_of_sizes(process_group.gather_objects(to_python(totals)), device)
-    return GlobalCount(totals, are_equal, is_complete)
+    return GlobalCount(totals, are_equal, are_alike)
 
 
 def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
-    """Return the sums of the replicas' sizes; a replica without micro-batches has none."""
+    """Return the sums of the replicas' sizes, of which each may have others."""
     totals: dict[str, Any] = {}
     for sizes in replicas:
         for name, size in sizes.items():
@@ -67,17 +69,28 @@ def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) ->
     return totals
 
 
-def compare(micro_batches: int) -> tuple[bool, bool]:
-    """Return whether all replicas have equally many micro-batches, and whether each has any.
+def compare(micro_batches: int, sizes: Iterable[str] = ()) -> tuple[bool, bool]:
+    """Compare the micro-batches of the replicas; a call of all.
 
-    A call of all replicas.
+    Args:
+        micro_batches: How many this one has.
+        sizes: The names of their sizes.
+
+    Returns:
+        Whether all replicas have equally many, and whether each has any and all have the same
+        sizes.
     """
-    numbers = [micro_batches, micro_batches**2, micro_batches > 0]
+    digest = random_streams.key(*sorted(sizes))
+    # Of 20 bits: their squares add up exactly.
+    values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
+    numbers = [*values, *(value**2 for value in values), micro_batches > 0]
     sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     process_group.sum_([sums])
-    total, squares, having = sums.tolist()
+    *totals, having = map(int, sums.tolist())
     replicas = process_group.world_size()
-    return total**2 == replicas * squares, having == replicas
+    # Equal numbers, and no others, have the variance 0.
+    are_equal, *same = (t**2 == replicas * square for t, square in zip(totals, totals[3:]))
+    return are_equal, having == replicas and all(same)
 
 
 class Reduction:
@@ -169,17 +182,19 @@ class Reduction:
         self.sums.append(flat)
         self.waits.append(process_group.start_sum(flat))
 
-    def finish(self, logs: Logs, is_complete: bool = True) -> Vector:
+    def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
         """Return the summed gradients and sum the logs.
 
-        A gradient that is None on all replicas stays None. Unless `is_complete`, some replicas had
-        no micro-batch, and learn here which logs there are.
+        A gradient that is None on all replicas stays None. Unless `are_alike`, replicas may have
+        other logs, or none, and learn here which there are.
         """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()
-        if not is_complete:  # not earlier: the others may have sent all these buckets already
-            names = next(filter(None, process_group.gather_objects(list(logs))), [])
-            logs.update({name: logs.get(name, 0.0) for name in names})
+        if not are_alike:  # not earlier: the others may have sent all these buckets already
+            names = dict.fromkeys(itertools.chain(*process_group.gather_objects(list(logs))))
+            values = dict(logs)
+            logs.clear()
+            logs.update({name: values.get(name, 0.0) for name in names})
         if self.buckets[-1] or logs:
             self._send(list(logs.values()))
         counts = torch.tensor(self.present)  # on the host, which reads it

@@ -8,6 +8,7 @@ from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.tasks.protocols import read_as
 
 KINDS = ("task", "criterion", "model")
 HEADS = "heads."
@@ -20,6 +21,7 @@ def claimed(config: RunConfig, source: object) -> Exported:
         MetaseqError: One of the three does not, or does not say so; the message begins with
             `source`.
     """
+    config = read_as(config)
     for kind in KINDS:
         name = getattr(config, kind)._name
         entry = ALL[kind].entry(name)

@@ -7,6 +7,7 @@ takes the encoder apart, or computes something else with it, gets other numbers 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from metaseq_lm.interop.parts import Part
 from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.tasks import Passes
-from metaseq_lm.tasks.protocols import ScoresTraining
+from metaseq_lm.tasks.protocols import ScoresTraining, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
@@ -54,13 +55,14 @@ def check_objective(
     name = part.foreign.architecture.name
     try:
         parts = open_run(path, data, user_dir, ENGINE)
+        parts = replace(parts, task=task_read_as(parts.task))
         passes = first_rows(parts, labelled)
     except MetaseqError as error:
         return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
     kind = getattr(library(), name)
     model: nn.Module = kind.from_pretrained(folder).float().eval()
     comparison = Comparison(parts, part, model, labelled)
-    criterion = parts.config.criterion._name
+    criterion = parts.task.run_config.criterion._name
     try:
         differences = comparison.differences(passes)
     except Exception as error:  # whatever a criterion meets that expects its own model

@@ -36,7 +36,7 @@ FUNCTION_KEYS = (
     *("task._name", "criterion._name", "data_hash"),
     *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
     *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
-    "task.causal_share",
+    "task.objectives",
     *("task.mask_unit", "task.mean_span", "task.longest_span"),
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")

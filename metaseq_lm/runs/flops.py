@@ -19,9 +19,14 @@ from metaseq_lm.distributed import process_group
 
 
 def signature(value: Any) -> Any:
-    """Return the shapes of all tensors in nested containers, which determine the FLOPs."""
+    """Return what determines the FLOPs: the shapes of all tensors in nested containers, and texts.
+
+    A text is the name of what computes, such as that of a head.
+    """
     if isinstance(value, Tensor):
         return tuple(value.shape)
+    if isinstance(value, str):
+        return value
     if isinstance(value, dict):
         return tuple((name, signature(part)) for name, part in value.items())
     if isinstance(value, Batch | Layout):

@@ -54,6 +54,9 @@ class Task:
         exported: Whether `metaseq-lm export` may write the model: it reads rows as its tokenizer
             makes them and has the layers of the registered model. A string says why it may not.
             Not inherited: only the body of the registered class counts.
+        in_mixtures: Whether the task can be an objective of task mixture: it predicts tokens of the
+            rows of a corpus, made by `text_stream`, with one head by the default update. Not
+            inherited, as `exported`.
         text_token: The n of the task token [CLSn] at the start of an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
@@ -61,6 +64,7 @@ class Task:
     criterions: tuple[type[Criterion], ...] = (Criterion,)
     fresh: tuple[str, ...] = ("heads.",)
     exported: bool | str = False
+    in_mixtures = False
     text_token = 0
     dry_run = False
 

@@ -80,6 +80,7 @@ class CausalLMTask(LanguageModelingTask):
 
     criterions = (CausalLM,)
     exported = True
+    in_mixtures = True
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.run_config, self.vocabulary)

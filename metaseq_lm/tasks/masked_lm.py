@@ -295,16 +295,15 @@ def masked_stream(
 ) -> Stream:
     """Return `text_stream` of masked rows, in training with the rates that the options ask for.
 
-    The rate is a function of the number of the update, from which every batch follows.
+    The rate is a function of the number of the update.
     """
     stream = text_stream(task.run_config, split, corpus, partial(collate, masking))
     rates = mask_rates(task.config, task.run_config)
     if split != "train" or rates is None:
         return stream
-    per_update = task.needs(0)[split]
 
-    def schedule(number: int) -> Collate:
-        return partial(collate, replace(masking, rate=rates.at(number // per_update)))
+    def schedule(update: int) -> Collate:
+        return partial(collate, replace(masking, rate=rates.at(update)))
 
     return ScheduledStream(**vars(stream), schedule=schedule)
 
@@ -314,6 +313,7 @@ class MaskedLMTask(TextTask):
     """Masked language modelling: one stream of masked rows, one model, the default update."""
 
     exported = True
+    in_mixtures = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)

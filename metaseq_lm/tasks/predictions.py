@@ -1,23 +1,17 @@
-"""Prefix LM, masked next token and masked diffusion, the last two alone or mixed with a causal LM.
+"""Prefix LM, masked next token and masked diffusion.
 
 Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.predictions import (
-    BOTH,
-    CAUSAL,
     MaskedDiffusion,
     MaskedNextToken,
     PrefixLM,
@@ -31,11 +25,9 @@ from metaseq_lm.data.corpus.predictions import (
     Noise,
     denoising_batch,
     draw_times,
-    mean_causal_rows,
     next_token_batch,
     prefix_batch,
 )
-from metaseq_lm.data.corpus.rows import Samples
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
@@ -72,91 +64,47 @@ class PrefixLMTask(PredictionTask):
 
     criterions = (PrefixLM,)
     exported = True
+    in_mixtures = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
-        plan, collate = partial(draw_times, 0.0), partial(prefix_batch, corpus)
-        return {split: text_stream(self.run_config, split, corpus, collate, plan)}
+        collate = partial(prefix_batch, corpus)
+        return {split: text_stream(self.run_config, split, corpus, collate, draw_times)}
 
     def predicted_share(self, length: int) -> float:
         return 0.5  # the mean of 1 to length - 1 targets
 
 
 @dataclass
-class MixtureConfig(UnpackedConfig):
-    """Rows of two kinds."""
-
-    causal_share: float = option(
-        0.0,
-        "share of the causal LM in the loss, and of causal rows in a batch (at least one of each "
-        "kind, if there are both)",
-        at_least=0,
-        at_most=1,
-    )
-
-
-class MixtureTask(PredictionTask):
-    """The base of tasks whose rows are masked or causal.
-
-    Raises UsageError if the criterion is to read rows in a way in which none is trained.
-    """
-
-    config: MixtureConfig
-    criterion: MaskedNextToken | MaskedDiffusion
-
-    def __init__(self, config: MixtureConfig, run_config: RunConfig) -> None:
-        super().__init__(config, run_config)
-        share, read = config.causal_share, self.criterion.config.read
-        if share == (0 if read == CAUSAL else 1):
-            other = BOTH if read == CAUSAL else CAUSAL
-            raise UsageError(
-                f"criterion.read={read}, but with task.causal_share={share:g} no row is trained "
-                f"so; set criterion.read={other}"
-            )
-
-    def stream(self, split: str, corpus: Samples, collate: Callable[..., Batch]) -> Stream:
-        """Return the stream of a split whose collate function gets times, see `draw_times`."""
-        plan = partial(draw_times, self.config.causal_share)
-        return text_stream(self.run_config, split, corpus, collate, plan)
-
-    def mixed_share(self, masked: float, length: int) -> float:
-        """Return the share of the positions of rows of `length` that predict something.
-
-        `masked` is that of the tokens but [CLS] and [SEP] of masked rows.
-        """
-        rows = self.config.batch_size
-        share = mean_causal_rows(self.config.causal_share, rows) / rows
-        return (share * (length - 1) + (1 - share) * masked * (length - 2)) / length
-
-
-@dataclass
-class MaskedNextTokenConfig(MaskingConfig, MixtureConfig):
-    """Rows of two kinds, and the masks of one."""
+class MaskedNextTokenConfig(MaskingConfig, UnpackedConfig):
+    """Rows and their masks."""
 
 
 @register_task("masked_next_token", dataclass=MaskedNextTokenConfig)
-class MaskedNextTokenTask(MixtureTask):
-    """Masked next tokens, or with task.causal_share a mixture with a causal LM (GPT-BERT)."""
+class MaskedNextTokenTask(PredictionTask):
+    """Rows of which masked tokens are predicted by the states before them."""
 
     config: MaskedNextTokenConfig
     criterions = (MaskedNextToken,)
     exported = True
+    in_mixtures = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config
         corpus = open_corpus(self.data, split, self.vocabulary, options, self.run_config.seed)
         units = units_of(options, self.data)
         masking = masking_of(options, self.vocabulary, split, units=units)
-        collate = partial(next_token_batch, corpus, masking, options.causal_share)
-        return {split: self.stream(split, corpus, collate)}
+        collate = partial(next_token_batch, corpus, masking)
+        return {split: text_stream(self.run_config, split, corpus, collate)}
 
     def predicted_share(self, length: int) -> float:
-        return self.mixed_share(self.config.mask_prob, length)
+        share: float = self.config.mask_prob * (length - 2) / length
+        return share
 
 
 @dataclass
-class MaskedDiffusionTaskConfig(MixtureConfig):
-    """Rows of two kinds, and the noise of one."""
+class MaskedDiffusionTaskConfig(UnpackedConfig):
+    """Rows and their noise."""
 
     times: str = option(
         UNIFORM,
@@ -172,8 +120,8 @@ class MaskedDiffusionTaskConfig(MixtureConfig):
 
 
 @register_task("masked_diffusion", dataclass=MaskedDiffusionTaskConfig)
-class MaskedDiffusionTask(MixtureTask):
-    """Masked diffusion, or with task.causal_share a mixture with a causal LM.
+class MaskedDiffusionTask(PredictionTask):
+    """Rows of which masked tokens are predicted, a random share of each row.
 
     Whatever the times and weights in training, other splits give the bound on the negative
     log-likelihood, from uniform numbers of masked tokens.
@@ -183,6 +131,7 @@ class MaskedDiffusionTask(MixtureTask):
     criterion: MaskedDiffusion
     criterions = (MaskedDiffusion,)
     exported = True
+    in_mixtures = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config
@@ -192,13 +141,12 @@ class MaskedDiffusionTask(MixtureTask):
             is_flat=options.weights == "flat",
             by_count=split != "train",
             is_shifted=self.criterion.config.shifted,
-            causal_share=options.causal_share,
         )
         masking = Masking(self.vocabulary.mask, spared=np.asarray(self.vocabulary.specials))
         collate = partial(denoising_batch, corpus, masking, noise)
-        return {split: self.stream(split, corpus, collate)}
+        return {split: text_stream(self.run_config, split, corpus, collate, draw_times)}
 
     def predicted_share(self, length: int) -> float:
         # The mean of (1 - LEAST_TIME) t; both distributions of u in (0, 1] have the mean 1/2.
         mean = LEAST_TIME + (1 - LEAST_TIME) / 2
-        return self.mixed_share((1 - LEAST_TIME) * mean, length)
+        return (1 - LEAST_TIME) * mean * (length - 2) / length

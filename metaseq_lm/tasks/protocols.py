@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout, Logs, ScoredBatch
-from metaseq_lm.core.config import RunConfig, options_of
+from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS
+from metaseq_lm.core.registry import CRITERIONS, TASKS
 from metaseq_lm.criterions import Exported
 from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
@@ -47,6 +47,14 @@ class HasKinds(Protocol):
 
     def kinds(self) -> Kinds:
         """Return the kinds of updates; a dry run makes one update of each."""
+
+
+@runtime_checkable
+class HasKindStreams(Protocol):
+    """Has batches of a single kind in streams of their own only, from which training takes none."""
+
+    def kind_streams(self) -> dict[str, Stream]:
+        """Return the streams that the kinds of updates take their batches from."""
 
 
 @runtime_checkable
@@ -171,6 +179,15 @@ class HasLayout(Protocol):
 
 
 @runtime_checkable
+class IsReadAs(Protocol):
+    """Is scored, probed and exported as a run of another task."""
+
+    @classmethod
+    def read_as(cls, run_config: RunConfig) -> RunConfig:
+        """Return the configuration of that run; UsageError if there is none."""
+
+
+@runtime_checkable
 class HasEncoder(Protocol):
     """Has its encoder elsewhere than in `model.encoder`."""
 
@@ -186,13 +203,21 @@ def kinds_of(task: Task) -> Kinds:
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
 
 
-def facts_of(task: Task) -> dict[str, Any]:
-    """Return the facts of a task, by default the classes of each set that its options name.
+def kind_streams_of(task: Task) -> dict[str, Stream]:
+    """Return the streams of the kinds of updates; the default are those of training."""
+    return task.kind_streams() if isinstance(task, HasKindStreams) else task.build_streams("train")
 
-    And the updates of its warm-ups, if it has any: what a batch holds depends on them.
+
+def facts_of(task: Task) -> dict[str, Any]:
+    """Return the facts of a task, by default `usual_facts`."""
+    return task.facts() if isinstance(task, HasFacts) else usual_facts(task)
+
+
+def usual_facts(task: Task) -> dict[str, Any]:
+    """Return the classes of each set that a task's options name, and the updates of its warm-ups.
+
+    These only if there are any: what a batch holds depends on them.
     """
-    if isinstance(task, HasFacts):
-        return task.facts()
     facts: dict[str, Any] = {"labels": labels_in(task.data, options_of(task.config))}
     if isinstance(task.config, WarmupConfig):
         lengths = task.config.warmup_lengths(task.run_config.trainer.max_update)
@@ -203,6 +228,19 @@ def facts_of(task: Task) -> dict[str, Any]:
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the leaderboard files of a task, by default none."""
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
+
+
+def read_as(config: RunConfig) -> RunConfig:
+    """Return the configuration of the run as which a run is scored, probed and exported."""
+    task_class = TASKS.entry(config.task._name).value
+    return task_class.read_as(config) if issubclass(task_class, IsReadAs) else config
+
+
+def task_read_as(task: Task) -> Task:
+    """Return the task as which a run is scored, probed and exported: itself but for a mixture."""
+    config = read_as(task.run_config)
+    reading: Task = task if config is task.run_config else build("task", config.task, config)
+    return reading
 
 
 def token_scorer(task: Task) -> TokenScorer:

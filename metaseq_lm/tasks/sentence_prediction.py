@@ -21,7 +21,7 @@ from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig, flatten, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import CRITERIONS, register_task
+from metaseq_lm.core.registry import CRITERIONS, TASKS, register_task
 from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
@@ -52,7 +52,7 @@ from metaseq_lm.tasks.options import (
     TrainSizeConfig,
     ValidateEpochsConfig,
 )
-from metaseq_lm.tasks.protocols import facts_of
+from metaseq_lm.tasks.protocols import IsReadAs, facts_of, read_as
 
 HEAD = "heads.sentence."
 TANH = "tanh"
@@ -108,6 +108,10 @@ def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
     values = flatten(manifest.get("config") or {})
     if (reach := values.get("task.reach")) in (BOTH, CAUSAL):
         return str(reach)
+    task = TASKS.entries.get(values.get("task._name"))  # type: ignore[arg-type]
+    if task is not None and issubclass(task.value, IsReadAs):
+        config = read_as(manifests.config_of(manifest, Path("init_from")))
+        values["criterion._name"] = config.criterion._name
     entry = CRITERIONS.entries.get(values.get("criterion._name"))  # type: ignore[arg-type]
     exported = getattr(entry and entry.value, "exported", None)
     return exported.reach if isinstance(exported, Exported) else BOTH

@@ -38,7 +38,7 @@ class Prefetcher:
     def __init__(
         self,
         needs: Callable[[int], dict[str, int]],
-        streams: dict[str, Stream],
+        streams: dict[str, Any],
         positions: dict[str, int],
         shard: Shard,
         workers: int = 0,
@@ -66,7 +66,9 @@ class Prefetcher:
         self.threads[update] = threading.get_ident()
         batches: Batches = {}
         for name, number in plan:
-            micro_batches = self.streams[name].micro_batches(number, self.shard)
+            stream = self.streams[name]
+            source = stream.at_update(update) if isinstance(stream, Stream) else stream
+            micro_batches = source.micro_batches(number, self.shard)
             batches.setdefault(name, []).append(micro_batches)
         batches = self.transfer(batches) if self.transfer else batches
         del self.threads[update]

@@ -19,7 +19,7 @@ from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.options import WarmupConfig
-from metaseq_lm.tasks.protocols import kinds_of
+from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
 from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
@@ -87,7 +87,7 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     _ = parts.data_fingerprint  # damaged data would end the run as well
     check_splits(parts)
     check_final_suites(config, task, model)
-    streams = task.build_streams("train")
+    streams = kind_streams_of(task)
     divisor = divisor or divisor_of_dry_run(parts, streams)
     window, costs, steps = Window(), [], []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
@@ -163,7 +163,7 @@ def seconds_of_update(estimate: PriceEstimate) -> float:
     A call of all replicas. It is not that of the first updates, which take longer and are counted.
     """
     parts, seconds = estimate.parts, []
-    streams = parts.task.build_streams("train")
+    streams = kind_streams_of(parts.task)
     for batches in updates_of_kinds(parts, streams, estimate.divisor):
         began = time.perf_counter()
         parts.task.update(parts.engine, parts.model, batches)

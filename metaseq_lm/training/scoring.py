@@ -24,7 +24,13 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import SentenceScore
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks.protocols import TokenScorer, comparison_scorer, reach_of, token_scorer
+from metaseq_lm.tasks.protocols import (
+    TokenScorer,
+    comparison_scorer,
+    reach_of,
+    task_read_as,
+    token_scorer,
+)
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
@@ -66,7 +72,8 @@ class SentenceScorer:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
         if too_long not in TOO_LONG:
             raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
-        comparison_scorer(run.task)  # refuses a criterion without any, before data are read
+        self.task = task_read_as(run.task)
+        comparison_scorer(self.task)  # refuses a criterion without any, before data are read
         self.run = run
         self.batch_tokens, self.too_long = batch_tokens, too_long
         self.tokenizer = load_tokenizer(run.config.data)
@@ -82,7 +89,7 @@ class SentenceScorer:
         """
         rows = self._rows(sentences)
         scored = [None if row is None else np.ones(len(row), dtype=bool) for row in rows]
-        return self._scores(rows, scored, token_scorer(self.run.task))
+        return self._scores(rows, scored, token_scorer(self.task))
 
     def score_changed(
         self, pairs: Sequence[tuple[Sentence, Sentence]]
@@ -108,7 +115,7 @@ class SentenceScorer:
                     )
                 differs = first != second
             scored += [differs, differs]
-        if reach_of(self.run.task) == "causal":
+        if reach_of(self.task) == "causal":
             # Nothing is seen of what follows the last of these tokens.
             lasts = [0 if d is None or not d.any() else d.nonzero()[0][-1] + 1 for d in scored]
             rows = [None if row is None else row[:last] for row, last in zip(rows, lasts)]
@@ -211,7 +218,7 @@ class SentenceScorer:
         """
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
-        rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)
+        rows[:, 0] = self.vocabulary.cls(self.task.text_token)
         scored = np.zeros(rows.shape, dtype=bool)
         for row, chosen, (tokens, choice) in zip(rows, scored, sentences):
             row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]

@@ -14,7 +14,7 @@ from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import Rows
-from metaseq_lm.tasks.protocols import encoder_of, layout_of_states
+from metaseq_lm.tasks.protocols import encoder_of, layout_of_states, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.scoring import batches_by_length, longest_row
 
@@ -40,9 +40,11 @@ class EncoderStates:
 
     def __init__(self, run: Parts, batch_tokens: int = TOKENS_PER_PASS) -> None:
         self.run, self.batch_tokens = run, batch_tokens
-        self.encoder = encoder_of(run.task, run.model)
+        self.task = task_read_as(run.task)
+        self.encoder = encoder_of(self.task, run.model)
         self.longest = longest_row(run.config)
         self.vocabulary = load_tokenizer(run.config.data).vocabulary
+        self.first = self.vocabulary.cls(self.task.text_token)
         self.rows = self.forward_tokens = 0
 
     def at_targets(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
@@ -71,10 +73,10 @@ class EncoderStates:
 
     def _read(self, rows: Rows, samples: np.ndarray, pool: Pooling) -> list[np.ndarray]:
         """Return the pooled states of each layer in the order of the samples."""
-        run, first = self.run, self.vocabulary.cls(self.run.task.text_token)
+        run = self.run
 
         def states(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
-            layout = layout_of_states(run.task, batch.tokens, batch.layout)
+            layout = layout_of_states(self.task, batch.tokens, batch.layout)
             return pool(batch, self.encoder.layer_states(batch.tokens, layout, batch.segments))
 
         parts, numbers = [], []
@@ -83,7 +85,7 @@ class EncoderStates:
             process_group.alive()
             process_group.stop_if_signalled("while reading hidden states")
             batch = rows.batch(samples[indices], np.zeros(len(indices), np.uint64))
-            batch.tokens[:, 0] = first
+            batch.tokens[:, 0] = self.first
             self.rows += len(indices)
             self.forward_tokens += batch.tokens.numel()
             [(layers, of_row)] = run.engine.map(

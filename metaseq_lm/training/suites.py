@@ -29,7 +29,7 @@ from metaseq_lm.runs import manifests, suite_results
 from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.tasks import Task
-from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of
+from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import TOO_LONG, SentenceScorer
@@ -290,7 +290,7 @@ def check_gives(
     if request.suite.takes == PREDICTIONS:
         check_predicts(request, vars(config.task), "this run")
     elif task is not None and request.suite.takes == SENTENCES:
-        comparison_scorer(task)
+        comparison_scorer(task_read_as(task))
     elif task is not None and model is not None:
         encoder_of(task, model)
 

@@ -53,6 +53,13 @@ TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 FALLING = ["task.mask_rates=[0.5,0.1]", "task.mask_updates=9"]
 PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_updates=9"]
+MIXTURE = ["task=mixture", *TEXT]
+# Of an update after the first phase four processes have rows of one objective each.
+BY_PHASE = [
+    'task.objectives=["causal_lm weight=[1,0] criterion.z_loss=0.01",'
+    '"masked_diffusion weight=[0,0.3]","prefix_lm weight=[0,0.7]","masked_next_token weight=0"]',
+    *("task.phases=[1,2]", "task.phase_updates=7"),
+]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
@@ -183,13 +190,16 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
-        ["task=masked_next_token", *TEXT, "task.causal_share=0.5"],
-        ["task=masked_next_token", *TEXT, *MODERN, "task.causal_share=0.1"],
+        ["task=masked_next_token", *TEXT, *MODERN],
     ],
     "masked_diffusion": [
         ["task=masked_diffusion", *TEXT],
-        ["task=masked_diffusion", *TEXT, "task.causal_share=0.5", "criterion.shifted=true"],
+        ["task=masked_diffusion", *TEXT, "criterion.shifted=true"],
         ["task=masked_diffusion", *TEXT, *MODERN, "task.weights=flat", "task.times=bell"],
+    ],
+    "mixture": [
+        [*MIXTURE, 'task.objectives=["masked_lm weight=0.9","causal_lm weight=0.1"]'],
+        [*MIXTURE, *MODERN, *BY_PHASE],
     ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],

@@ -4,9 +4,8 @@ States predict the token at their own position (masked LM, diffusion) or at the 
 prefix LM, masked next token). This module alone knows that shift: `next_targets` for targets of
 rows, `source_of` for positions, `at_tokens` for values that go back to the tokens.
 
-Rows are of the masked or of the causal kind. Which row is which, and the times of diffusion, are
-drawn for a global batch as a whole (`draw_times`), so they depend neither on the number of
-processes nor on that of micro-batches.
+The lengths of prefixes and the times of diffusion are drawn for a global batch as a whole
+(`draw_times`), so they depend neither on the number of processes nor on that of micro-batches.
 
 Shapes: B rows, S length, N predictions of a batch.
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import REACHES, Layout, SequenceBatch, as_tensor
+from metaseq_lm.core.batch import Layout, SequenceBatch, as_tensor
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
 from metaseq_lm.data.corpus.rows import Samples, layout_of
@@ -39,17 +38,13 @@ class PredictionBatch(SequenceBatch):
     Attributes:
         sources: The position that predicts each target, as index into the B S positions (N,).
         targets: The tokens to predict (N,), -1 where there is none.
-        is_causal: Whether a target is one of a causal row, boolean (N,).
         weights: Weight of the loss of each target (N,); None for 1.
-        causal_share: Share of the loss of causal rows in the whole loss.
         mask_id: Id of [MASK].
     """
 
     sources: Tensor
     targets: Tensor
-    is_causal: Tensor
     weights: Tensor | None = None
-    causal_share: float = 0.0
     mask_id: int = NONE
 
 
@@ -78,34 +73,22 @@ def at_tokens(values: Tensor) -> Tensor:
     return F.pad(values[:, :-1], (1, 0))
 
 
-# ------------------------------------------------------------------------------- the mixture
+# ------------------------------------------------------------------------------- times
 
 
-def draw_times(causal_share: float, key: int, rows: int) -> np.ndarray:
-    """Return a time in (0, 1] for each masked row of a global batch, 0 for each causal row.
+def draw_times(key: int, rows: int) -> np.ndarray:
+    """Return a time in (0, 1] for each row of a global batch, (rows,).
 
-    The times of n masked rows lie one in each of n equal cells, in random order: those of Sahoo et
-    al. 2024 (code, "antithetic sampling"). The number of causal rows is floor(share * rows + U), so
-    that its expectation is exact, but at least one row is of each kind if both occur at all and
-    there are two rows.
+    They lie one in each of so many equal cells, in random order: those of Sahoo et al. 2024 (code,
+    "antithetic sampling").
 
     Args:
-        causal_share: Share of the causal rows.
         key: Key of the global batch.
         rows: Number of its rows.
     """
     generator = random_streams.generator(key, "times")
-    masked = rows - int(mean_causal_rows(causal_share, rows) + generator.random())
-    times = np.zeros(rows)
-    cells = (np.arange(masked) + generator.random(masked)) / max(masked, 1)
-    times[generator.permutation(rows)[:masked]] = 1 - cells
-    return times
-
-
-def mean_causal_rows(causal_share: float, rows: int) -> float:
-    """Return the expected number of causal rows in a batch of `rows`, see `draw_times`."""
-    mean = causal_share * rows
-    return min(max(mean, 1), rows - 1) if 0 < causal_share < 1 and rows > 1 else mean
+    cells = (np.arange(rows) + generator.random(rows)) / rows
+    return np.asarray(1 - generator.permutation(cells))
 
 
 def diffusion_times(times: np.ndarray, distribution: str) -> np.ndarray:
@@ -137,14 +120,12 @@ class Noise:
         by_count: Whether the row's number gives k instead of t; distribution and is_flat are
             ignored.
         is_shifted: Whether masked tokens are predicted at the position before.
-        causal_share: Share of the causal loss, and of causal rows.
     """
 
     distribution: str = UNIFORM
     is_flat: bool = False
     by_count: bool = False
     is_shifted: bool = False
-    causal_share: float = 0.0
 
     def choose(
         self, candidates: np.ndarray, times: np.ndarray, keys: np.ndarray
@@ -153,7 +134,7 @@ class Noise:
 
         Args:
             candidates: Which tokens can be masked, boolean (B, S).
-            times: A number in (0, 1] for each row (B,); 0 masks nothing.
+            times: A number in (0, 1] for each row (B,).
             keys: A key for each row (B,).
         """
         if self.by_count:
@@ -180,13 +161,6 @@ def masked_by_count(
     return chosen, n / np.maximum(k, 1)
 
 
-def reach_of_rows(is_causal: np.ndarray) -> str | Tensor:
-    """Return the reach of rows for a Layout: "causal", "both", or an index for each row (B,)."""
-    if is_causal.all() or not is_causal.any():
-        return "causal" if is_causal.any() else "both"
-    return as_tensor(np.where(is_causal, REACHES.index("causal"), REACHES.index("both")))
-
-
 # ------------------------------------------------------------------------------- batches
 
 
@@ -195,28 +169,24 @@ def prediction_batch(
     tokens: np.ndarray,
     layout: Layout,
     is_target: np.ndarray,
-    is_shifted: np.ndarray,
-    is_causal: np.ndarray | None = None,
+    is_shifted: bool,
     weights: np.ndarray | None = None,
 ) -> PredictionBatch:
-    """Return the batch that predicts some tokens of rows; sizes by kind of row.
-
-    "masked_targets" and "causal_targets" are the numbers of targets in rows of each kind, "targets"
-    is their sum.
+    """Return the batch that predicts some tokens of rows; its sizes are "targets" and "rows".
 
     Args:
         rows: The original tokens (B, S).
         tokens: What the model reads (B, S).
         layout: Padding, documents and reach.
         is_target: Which tokens are predicted, boolean (B, S).
-        is_shifted: Which rows predict next tokens, boolean (B,).
-        is_causal: Which rows are causal ones, boolean (B,); None for no row.
+        is_shifted: Whether states predict next tokens.
         weights: Weight of the loss of each row's targets (B,); None for 1.
     """
     length = rows.shape[1]
     places = np.where(is_target, np.arange(rows.size).reshape(rows.shape), NONE)
-    shifted = next_targets(torch.from_numpy(places), layout).numpy()
-    places = np.where(is_shifted[:, None], shifted, places).reshape(-1)
+    if is_shifted:
+        places = next_targets(torch.from_numpy(places), layout).numpy()
+    places = places.reshape(-1)
     sources = np.flatnonzero(places != NONE)
     count = len(sources)
     missing = -count % MULTIPLE or MULTIPLE * (not count)
@@ -224,22 +194,13 @@ def prediction_batch(
     places = np.append(places[sources[:count]], np.zeros(missing, np.int64))
     targets = rows.reshape(-1)[places]
     targets[count:] = NONE
-    row = places // length
-    causal = np.zeros(len(rows), bool) if is_causal is None else is_causal
-    causal_count = int(causal[row[:count]].sum())
     return PredictionBatch(
         tokens=as_tensor(tokens),
         layout=layout,
         sources=as_tensor(sources),
         targets=as_tensor(targets),
-        is_causal=as_tensor(causal[row]),
-        weights=None if weights is None else as_tensor(weights[row]),
-        sizes={
-            "targets": count,
-            "masked_targets": count - causal_count,
-            "causal_targets": causal_count,
-            "rows": len(rows),
-        },
+        weights=None if weights is None else as_tensor(weights[places // length]),
+        sizes={"targets": count, "rows": len(rows)},
     )
 
 
@@ -269,36 +230,20 @@ def prefix_batch(
     )
     is_target = real_tokens(lengths, rows.shape[1])
     is_target &= np.arange(rows.shape[1]) >= prefix[:, None]
-    return prediction_batch(rows, rows, layout, is_target, np.ones(len(rows), bool))
+    return prediction_batch(rows, rows, layout, is_target, is_shifted=True)
 
 
 def next_token_batch(
-    corpus: Samples,
-    masking: Masking,
-    causal_share: float,
-    samples: np.ndarray,
-    keys: np.ndarray,
-    width: int = 0,
-    times: np.ndarray | None = None,
+    corpus: Samples, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> PredictionBatch:
-    """Return rows that predict masked next tokens, or, if causal, all next tokens.
-
-    Args:
-        corpus: The rows.
-        masking: Which tokens of a row of the masked kind are predicted, and what replaces them.
-        causal_share: Share of the causal loss, put into the batch.
-        samples: Numbers of the rows (B,).
-        keys: A key for each row (B,).
-        width: Width to pad to.
-        times: 0 for a causal row, else any number (B,); None for no causal row.
-    """
+    """Return rows `samples` (B,) that predict masked next tokens, masked by `keys` (B,)."""
     rows, lengths = corpus.rows(samples, width=width)
-    is_causal = np.zeros(len(rows), bool) if times is None else times == 0
     masked, positions, originals = mask_tokens(rows, lengths, keys, masking)
     is_target = np.zeros(rows.shape, bool)
     at_row, at = np.nonzero(originals != NONE)
     is_target[at_row, positions[at_row, at]] = True
-    return mixed_batch(rows, lengths, (masked, is_target), is_causal, causal_share)
+    layout = layout_of(lengths, rows.shape[1])
+    return prediction_batch(rows, masked, layout, is_target, is_shifted=True)
 
 
 def denoising_batch(
@@ -310,9 +255,9 @@ def denoising_batch(
     width: int = 0,
     times: np.ndarray | None = None,
 ) -> PredictionBatch:
-    """Return rows that predict their masked tokens, or, if causal, all next tokens.
+    """Return rows that predict their masked tokens.
 
-    The size "tokens" is the number of tokens that can be masked, in rows of the masked kind.
+    The size "tokens" is the number of tokens that can be masked.
 
     Args:
         corpus: The rows.
@@ -327,44 +272,8 @@ def denoising_batch(
     rows, lengths = corpus.rows(samples, width=width)
     candidates = candidates_of(rows, lengths, masking)
     chosen, weights = noise.choose(candidates, times, keys)
-    hidden = np.where(chosen, masking.mask, rows), chosen
-    is_causal = times == 0
-    batch = mixed_batch(
-        rows, lengths, hidden, is_causal, noise.causal_share, noise.is_shifted, weights
-    )
+    tokens, layout = np.where(chosen, masking.mask, rows), layout_of(lengths, rows.shape[1])
+    batch = prediction_batch(rows, tokens, layout, chosen, noise.is_shifted, weights)
     batch.mask_id = masking.mask
-    batch.sizes["tokens"] = int(candidates[~is_causal].sum())
-    return batch
-
-
-def mixed_batch(
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    hidden: tuple[np.ndarray, np.ndarray],
-    is_causal: np.ndarray,
-    causal_share: float,
-    is_shifted: bool = True,
-    weights: np.ndarray | None = None,
-) -> PredictionBatch:
-    """Return a batch of masked and causal rows.
-
-    Args:
-        rows: The original tokens (B, S).
-        lengths: The lengths of the rows (B,).
-        hidden: The rows with masks, and which tokens are predicted, if rows are not causal (B, S).
-        is_causal: Which rows are causal, boolean (B,): they are read as they are, and all of their
-            tokens but the first are predicted.
-        causal_share: Share of the causal loss.
-        is_shifted: Whether masked rows, as causal ones, predict next tokens.
-        weights: Weight of the loss of the targets of each masked row (B,).
-    """
-    width = rows.shape[1]
-    layout = replace(layout_of(lengths, width), reach=reach_of_rows(is_causal))
-    causal = is_causal[:, None]
-    tokens = np.where(causal, rows, hidden[0])
-    is_target = np.where(causal, real_tokens(lengths, width), hidden[1])
-    shifted = is_causal | is_shifted
-    weights = None if weights is None else np.where(is_causal, 1.0, weights)
-    batch = prediction_batch(rows, tokens, layout, is_target, shifted, is_causal, weights)
-    batch.causal_share = causal_share
+    batch.sizes["tokens"] = int(candidates.sum())
     return batch

@@ -9,6 +9,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import subkeys, uniforms
+from metaseq_lm.data.streams import Phases
 
 TOKEN, WORD, SPAN = "token", "word", "span"
 UNITS = (TOKEN, WORD, SPAN)
@@ -162,10 +163,9 @@ class MaskRates:
 
     def at(self, update: int) -> float:
         """Return the share in an update, counted from 0; after the last one the last share."""
-        done = update / max(self.updates, 1)
         if self.phases:
-            phase = np.searchsorted(np.cumsum(self.phases) - TOLERANCE, done, side="right")
-            return self.rates[min(int(phase), len(self.rates) - 1)]
+            return self.rates[Phases(self.phases, self.updates).at(update)]
+        done = update / max(self.updates, 1)
         return float(np.interp(done, np.linspace(0, 1, len(self.rates)), self.rates))
 
     @property

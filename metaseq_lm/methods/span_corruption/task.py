@@ -137,6 +137,7 @@ class SpanCorruptionTask(TextTask):
     """
 
     exported = True
+    in_mixtures = True
     criterion: SpanCorruption
     criterions = (SpanCorruption,)
 

@@ -37,7 +37,8 @@ def test_the_rate_follows_the_update(case: battery.Case, moons: Path, tmp_path: 
     per_update = task.needs(0)["train"]
 
     def share(split: str, number: int) -> float:
-        (batch,) = task.build_streams(split)[split].micro_batches(number, Shard())
+        stream = task.build_streams(split)[split].at_update(number // per_update)
+        (batch,) = stream.micro_batches(number, Shard())
         return float((batch.targets >= 0).sum() / (batch.tokens > 0).sum())
 
     first, second = (

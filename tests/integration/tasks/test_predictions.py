@@ -1,4 +1,4 @@
-"""Prefix LM, masked next token, masked diffusion and mixtures: losses by loops, bounds, scores."""
+"""Prefix LM, masked next token and masked diffusion: losses by loops, bounds, scores."""
 
 from itertools import combinations, pairwise, product
 from math import comb, log
@@ -51,7 +51,8 @@ def padded_batch(parts: Parts) -> PredictionBatch:
     """Return a training batch with padding: its first row is the end of the text."""
     stream = parts.task.build_streams("train")["train"]
     samples = np.append(len(stream.lengths) - 1, np.arange(7))
-    batch = stream.gather(3, samples, np.arange(8), int(stream.lengths[samples].max()))
+    rows, width = np.arange(8), int(stream.lengths[samples].max())
+    batch = stream.gather(3, samples, rows, width, rows)
     assert batch.layout.padding is not None
     return parts.engine.to_device([batch])[0]
 
@@ -82,31 +83,17 @@ def rows_of(batch: PredictionBatch) -> list[tuple[Tensor, list[tuple[int, int, f
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["classic", "modern"])
-@pytest.mark.parametrize("share", [0, 0.3])
-def test_masked_next_tokens_by_a_loop(
-    share: float, model: list[str], moons: Path, tmp_path: Path
-) -> None:
-    """Row by row, without padding: loss and gradient; a mean for each kind of row."""
+def test_masked_next_tokens_by_a_loop(model: list[str], moons: Path, tmp_path: Path) -> None:
+    """Row by row, without padding: loss and gradient."""
     hidden = ["task.mask_prob=0.4", "task.random_token_prob=0", "task.leave_unmasked_prob=0"]
-    more = [*model, *WINDOWS, *hidden, f"task.causal_share={share}"]
-    parts = open_parts(moons, tmp_path, MNTP, *more)
-    batch, means = padded_batch(parts), {"both": [], "causal": []}
-    for row, (text, predictions) in enumerate(rows_of(batch)):
-        is_causal = share > 0 and bool(batch.layout.reach[row])
-        reach = "causal" if is_causal else "both"
-        assert is_causal == (parts.task.vocabulary.mask not in text)
-        logits = parts.model(text[None], Layout(reach=reach))[0]
+    parts = open_parts(moons, tmp_path, MNTP, *model, *WINDOWS, *hidden)
+    batch, losses = padded_batch(parts), []
+    for text, predictions in rows_of(batch):
+        logits = parts.model(text[None])[0]
         for position, target, _ in predictions:
-            means[reach].append(F.cross_entropy(logits[position], torch.tensor(target)))
-            if is_causal:
-                assert text[position + 1] == target
-            else:
-                assert text[position + 1] == parts.task.vocabulary.mask
-        if is_causal:
-            assert [p for p, _, _ in predictions] == list(range(len(text) - 1))
-    expected = (1 - share) * torch.stack(means["both"]).mean()
-    if share:
-        expected = expected + share * torch.stack(means["causal"]).mean()
+            losses.append(F.cross_entropy(logits[position], torch.tensor(target)))
+            assert text[position + 1] == parts.task.vocabulary.mask
+    expected = torch.stack(losses).mean()
     loss = loss_of(parts, batch)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     differ = gradient(loss, parts.model) - gradient(expected, parts.model)
@@ -149,21 +136,6 @@ def test_only_causal_rows_are_a_causal_lm(name: str, moons: Path, tmp_path: Path
     torch.testing.assert_close(loss_of(parts, batch), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [MNTP, DIFFUSION])
-def test_a_mixture_has_the_masked_rows_of_the_pure_objective(
-    name: str, moons: Path, tmp_path: Path
-) -> None:
-    """Each masked row is masked by its own key; only times differ."""
-    parts = open_parts(moons, tmp_path, name, "task.causal_share=0.25")
-    pure = open_parts(moons, tmp_path, name)
-    batch, other = first_batch(parts), first_batch(pure)
-    masked = batch.layout.reach == 0
-    assert 0 < masked.sum() < len(masked)
-    if name == MNTP:
-        assert torch.equal(batch.tokens[masked], other.tokens[masked])
-    assert "next_token" not in pure.task.criterion(pure.model, other)
-
-
 def test_a_prefix_is_seen_and_later_tokens_are_not(moons: Path, tmp_path: Path) -> None:
     """Gradients of the first prediction: zero from later tokens, not from any of the prefix."""
     parts = open_parts(moons, tmp_path, PREFIX)
@@ -194,7 +166,7 @@ def test_packed_rows_have_the_losses_of_their_documents(
     hidden = [np.array([[0, 1, 0, 1, 0]], bool), np.array([[0, 0, 1, 0]], bool)]
     if name == PREFIX:
         hidden = [np.arange(t.shape[1])[None] >= 2 for t in texts]
-    shifted, whole = np.array([name != DIFFUSION]), torch.tensor([2])
+    shifted, whole = name != DIFFUSION, torch.tensor([2])
 
     def total(rows: np.ndarray, chosen: np.ndarray, documents: Tensor | None) -> Tensor:
         tokens = rows if name == PREFIX else np.where(chosen, mask, rows)
@@ -269,8 +241,7 @@ def bounds(model: nn.Module) -> Tensor:
         assert weights == pytest.approx(beta(k, LENGTH - k + 1), abs=1e-12)
         rows = np.tile(string, (len(subsets), 1))
         tokens = np.where(chosen, MASK, rows)
-        unshifted = np.zeros(len(rows), bool)
-        batch = prediction_batch(rows, tokens, Layout(), chosen, unshifted, weights=weights)
+        batch = prediction_batch(rows, tokens, Layout(), chosen, False, weights)
         batch.mask_id = MASK
         batch.sizes["tokens"] = LENGTH
         totals.append(MaskedDiffusion()(model, batch)["denoising"].sum)
@@ -380,13 +351,13 @@ def single_mask(parts: Parts, row: list[int], place: int, source: int) -> float:
 
 @pytest.mark.parametrize("name", [MNTP, PREFIX, DIFFUSION])
 def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None:
-    """Of a restored mixture: single masks, or, read causally, passes over each prefix."""
-    share = ["task.causal_share=0.5"] if name != PREFIX else []
-    more = battery.exact("trainer.max_update=2", *share)
+    """Single masks, or passes over each prefix; the reach is of states only."""
+    more = battery.exact("trainer.max_update=2")
     battery.train_uncounted(battery.configure(moons, tmp_path, (name, 0), *more))
     good, bad = Sentence("0 1 1 0", "1"), Sentence("0 1 0 0", "2")
-    for read in ("both", "causal"):
-        overrides = ["engine.precision=fp64", f"criterion.read={read}"]
+    for read in ("both", "causal") if name == PREFIX else ("both",):
+        overrides = ["engine.precision=fp64"]
+        overrides += [f"criterion.read={read}"] if name == PREFIX else []
         parts = open_run(str(tmp_path), overrides=overrides)
         model, vocabulary = parts.model.eval(), parts.task.vocabulary
         assert reach_of(parts.task) == read
@@ -394,7 +365,7 @@ def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None
         (score,), ((changed, _),) = scorer.score([good]), scorer.score_changed([(good, bad)])
         row = [vocabulary.cls(), *score.tokens.tolist(), vocabulary.sep]
         places = range(1, len(row) - 1)
-        if read == "causal" or name == PREFIX:
+        if name == PREFIX:
             wanted = []
             for place in places:
                 logits = model(torch.tensor([row[:place]]), Layout(reach="causal"))[0, -1]
@@ -403,7 +374,7 @@ def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None
             wanted = [single_mask(parts, row, p, p - (name == MNTP)) for p in places]
         at = [p for p in places if row[p] == changed.tokens[0]][-1]
         assert changed.log_probs == pytest.approx([wanted[at - 1]], abs=1e-12)
-        if (name, read) != (DIFFUSION, "both"):
+        if name != DIFFUSION:
             np.testing.assert_allclose(score.log_probs, wanted, atol=1e-12)
         else:
             assert score.pll != pytest.approx(sum(wanted), abs=1e-3)
@@ -412,11 +383,8 @@ def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "name, more, fact",
     [
-        (MNTP, ["criterion.read=causal"], "criterion.read=both"),
-        (MNTP, ["task.causal_share=1"], "criterion.read=causal"),
-        (DIFFUSION, ["criterion.read=causal"], "criterion.read=both"),
         (PREFIX, ["task=masked_lm"], "prefix_lm is for task prefix_lm"),
-        (MNTP, ["task.causal_share=1.5"], "at most 1"),
+        (MNTP, ["task.causal_share=0.5"], "task.objectives"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(
@@ -434,10 +402,8 @@ def test_what_does_not_belong_together_is_refused(
     [
         (PREFIX, []),
         (MNTP, []),
-        (MNTP, ["task.causal_share=0.3"]),
-        (MNTP, ["task.causal_share=0.02"]),  # one row of eight
         (DIFFUSION, []),
-        (DIFFUSION, ["task.times=bell", "task.causal_share=0.5"]),
+        (DIFFUSION, ["task.times=bell"]),
     ],
 )
 def test_flops_by_rule(name: str, more: list[str], moons: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Batches whose positions predict tokens: the shift, prefixes, the mixture, times and noise."""
+"""Batches whose positions predict tokens: the shift, prefixes, times and noise."""
 
 from itertools import combinations
 from math import comb
@@ -38,51 +38,30 @@ def test_the_three_forms_of_the_shift_agree() -> None:
     assert at_tokens(predicted)[0, places].tolist() == targets[0, places].tolist()
 
 
-def test_predictions_of_each_kind_of_row() -> None:
+@pytest.mark.parametrize("is_shifted", [True, False])
+def test_predictions_of_rows(is_shifted: bool) -> None:
     rows = np.array([[1, 5, 6, 2], [1, 7, 8, 2], [1, 9, 4, 2]])
     is_target = np.array([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 1, 0]], bool)
-    shifted = np.array([True, True, False])
-    batch = prediction_batch(
-        rows, rows, Layout(), is_target, shifted, np.array([0, 1, 0], bool), np.array([2.0, 1, 3])
-    )
+    weights = np.array([2.0, 1, 3])
+    batch = prediction_batch(rows, rows, Layout(), is_target, is_shifted, weights)
     real = batch.targets >= 0
     assert len(batch.targets) == MULTIPLE and real.sum() == 5
-    assert batch.sources[real].tolist() == [0, 4, 5, 6, 10]
+    assert (batch.sources[real] + is_shifted).tolist() == [1, 5, 6, 7, 10]
     assert batch.targets[real].tolist() == [5, 7, 8, 2, 4]
-    assert batch.is_causal[real].tolist() == [False, True, True, True, False]
     assert batch.weights is not None and batch.weights[real].tolist() == [2, 1, 1, 1, 3]
-    assert batch.sizes == {"targets": 5, "masked_targets": 2, "causal_targets": 3, "rows": 3}
+    assert batch.sizes == {"targets": 5, "rows": 3}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_one_time_in_each_cell(rows: int) -> None:
     """Of (0, 1], in random order; one row alone has a uniform time."""
-    draws = np.array([draw_times(0.0, key, rows) for key in range(400)])
+    draws = np.array([draw_times(key, rows) for key in range(400)])
     cells = np.ceil(draws * rows) - 1
     assert (np.sort(cells, 1) == np.arange(rows)).all()
     assert draws.mean(0) == pytest.approx(np.full(rows, 0.5), abs=0.075)
     assert draws.var(0) == pytest.approx(np.full(rows, 1 / 12), abs=0.02)
     t = diffusion_times(draws, "uniform")
     assert (t > LEAST_TIME).all() and (t <= 1).all()
-
-
-@pytest.mark.parametrize("share, rows", [(0.3, 10), (0.3, 7), (1 / 16, 8), (0.5, 2), (0.9, 4)])
-def test_the_number_of_causal_rows_is_near_the_share(share: float, rows: int) -> None:
-    times = np.array([draw_times(share, key, rows) for key in range(600)])
-    counts = (times == 0).sum(1)
-    low, high = np.floor(share * rows), np.ceil(share * rows)
-    assert (counts >= max(low, 1)).all() and (counts <= min(high, rows - 1)).all()
-    if 1 <= share * rows <= rows - 1:
-        assert counts.mean() == pytest.approx(share * rows, abs=0.1)
-    for row, count in zip(times, counts):
-        masked = np.sort(row[row > 0])
-        assert (np.ceil(masked * (rows - count)) == np.arange(1, rows - count + 1)).all()
-
-
-def test_shares_of_zero_and_one_have_one_kind() -> None:
-    assert (draw_times(0.0, 3, 5) > 0).all() and (draw_times(1.0, 3, 5) == 0).all()
-    alone = [draw_times(0.25, key, 1)[0] == 0 for key in range(800)]
-    assert np.mean(alone) == pytest.approx(0.25, abs=0.05)
 
 
 def test_bell_times_have_the_density_of_beta() -> None:
@@ -95,7 +74,7 @@ def test_bell_times_have_the_density_of_beta() -> None:
 def test_weights_are_inverse_times() -> None:
     candidates = np.ones((500, 40), bool)
     keys = np.arange(500, dtype=np.uint64)
-    times = draw_times(0.0, 9, 500)
+    times = draw_times(9, 500)
     t = diffusion_times(times, "uniform")
     chosen, weights = Noise().choose(candidates, times, keys)
     assert weights * t == pytest.approx(np.ones(500), abs=1e-12)
@@ -111,7 +90,7 @@ def test_numbers_of_masked_tokens_are_uniform() -> None:
     n, draws = 3, 6000
     candidates = np.tile([False, True, True, True, False], (draws, 1))
     keys = np.random.default_rng(2).integers(0, 2**63, draws).astype(np.uint64)
-    chosen, weights = masked_by_count(candidates, draw_times(0.0, 5, draws), keys)
+    chosen, weights = masked_by_count(candidates, draw_times(5, draws), keys)
     assert not chosen[:, [0, 4]].any()
     k = chosen.sum(1)
     assert (weights == n / k).all()
@@ -129,7 +108,7 @@ def test_plans_belong_to_the_global_batch() -> None:
     def collate(samples, keys, width, numbers):  # type: ignore[no-untyped-def]
         seen.extend(zip(samples.tolist(), numbers.tolist()))
         return prediction_batch(
-            samples[:, None], samples[:, None], Layout(), samples[:, None] < 0, samples < 0
+            samples[:, None], samples[:, None], Layout(), samples[:, None] < 0, is_shifted=False
         )
 
     stream = PlannedStream(
@@ -138,12 +117,11 @@ def test_plans_belong_to_the_global_batch() -> None:
         collate,
         1,
         np.ones(20, np.int64),
-        plan=lambda key, rows: draw_times(0.25, key, rows),
+        plan=draw_times,
     )
     seen: list[tuple[int, float]] = []
     stream.micro_batches(0, Shard())
     whole = dict(seen)
-    assert sum(time == 0 for time in whole.values()) == 2
     for world, size in ((1, 3), (2, 0), (4, 1)):
         seen = []
         for rank in range(world):

@@ -268,9 +268,7 @@ def test_a_trial_writes_no_outputs(
     command = ["train", str(bam_sets), *bam_bench.OPTIONS, bam_bench.ALL, given(copies)]
     assert main([*command, "--dry-run"]) == 0
     more = [given(copies), "trainer.max_update=0", "trainer.max_flops=1e9"]
-    config = resolve_budget(
-        prepare_config(bam_bench.configure(bam_sets, tmp_path / "run", *more))
-    )
+    config = resolve_budget(prepare_config(bam_bench.configure(bam_sets, tmp_path / "run", *more)))
     assert config.trainer.max_update > 1
     assert config.criterion.total_updates == config.trainer.max_update
     assert not stored(copies)

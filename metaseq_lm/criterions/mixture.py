@@ -1,0 +1,55 @@
+"""The weighted sum of the losses of several objectives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from metaseq_lm.core.batch import Terms
+from metaseq_lm.core.options import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.data.corpus.mixture import MixtureBatch
+
+
+@dataclass
+class ReadConfig:
+    """As what a mixture is read."""
+
+    read: str = option(
+        "",
+        "name of the objective as which a run is scored, probed and exported ('' = the one with "
+        "the largest weight in the last phase). It can be given to score for a finished run",
+    )
+
+
+@register_criterion("mixture", dataclass=ReadConfig)
+class Mixture(Criterion):
+    """The weighted sum of the losses of objectives, each a mean over items of its own rows.
+
+    Args:
+        config: The options.
+        parts: The criterions of the objectives by name.
+    """
+
+    general = False
+    tasks = ("mixture",)
+    config: ReadConfig
+
+    def __init__(
+        self, config: ReadConfig | None = None, parts: Mapping[str, Criterion] | None = None
+    ) -> None:
+        super().__init__(config or ReadConfig())
+        self.parts = parts or {}
+
+    def __call__(self, model: nn.Module, batch: MixtureBatch) -> Terms:
+        """Return the terms of the batch's objective, called OBJECTIVE.TERM."""
+        name = batch.objective
+        return {
+            f"{name}.{key}": replace(
+                term,
+                per=None if term.per is None else f"{name}.{term.per}",
+                weight=term.weight * batch.weight,
+            )
+            for key, term in self.parts[name](model, batch.batch).items()
+        }

@@ -1,0 +1,365 @@
+"""Several objectives of prediction on one stream of rows: at once, one after the other, or both.
+
+    task.objectives=["causal_lm weight=[1,0]", "masked_lm weight=[0,1] task.mask_prob=0.4"]
+    task.phases=[0.25,0.75]
+
+An objective is a registered task with its criterion, as a run of its own would have them. In each
+phase the rows of a batch are divided among the objectives by their weights (data.corpus.mixture),
+and the loss is the weighted sum of their losses.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.config import RunConfig, build
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.options import check_options, option
+from metaseq_lm.core.registry import TASKS, nearest, register_task
+from metaseq_lm.criterions.mixture import Mixture
+from metaseq_lm.data.corpus.mixture import mean_rows, mixed_stream
+from metaseq_lm.data.streams import Phases, Stream
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.tasks import Passes, Scored, Task, TextTask, check_pair
+from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
+from metaseq_lm.tasks.protocols import Kinds, NeedsEager, Prepares, PricedByRule, usual_facts
+
+ENTRY = (
+    "TASK [criterion=CRITERION] [name=NAME] [weight=W | weight=[W,...]] [task.OPTION=VALUE ...] "
+    "[criterion.OPTION=VALUE ...]"
+)
+WORDS = ("criterion", "name", "weight")  # of an entry, besides options
+# The options of the rows, which all objectives share.
+ROWS = {item.name: item.default for item in fields(LanguageModelingConfig)}
+
+
+@dataclass
+class MixtureConfig(LanguageModelingConfig):
+    """The objectives, and the rows that they share."""
+
+    objectives: list[str] = option(
+        [],
+        f"objectives, each as text: {ENTRY}; the weights, one for each phase or one for all, are "
+        "divided by their sum",
+    )
+    phases: list[float] = option(
+        [], "lengths of the phases in proportion to each other, such as [4,16,4]", above=0
+    )
+    phase_updates: int = option(
+        0, "updates of all phases together (0 = trainer.max_update)", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective of a mixture.
+
+    Attributes:
+        name: Its name, also that of its losses.
+        weights: Its weight in each phase, or in all.
+        config: The configuration of a run of this objective alone.
+    """
+
+    name: str
+    weights: tuple[float, ...]
+    config: RunConfig
+
+
+def parse_objectives(config: RunConfig) -> dict[str, Objective]:
+    """Return the objectives of a mixture by name; UsageError that names a wrong entry."""
+    objectives: dict[str, Objective] = {}
+    for entry in config.task.objectives:
+        try:
+            objective = parse_objective(entry, config)
+            if objective.name in objectives:
+                raise UsageError(f"another one is called {objective.name}, too; add name=NAME")
+        except UsageError as error:
+            raise UsageError(f"task.objectives, entry '{entry}': {error}") from error
+        objectives[objective.name] = objective
+    if not objectives:
+        raise UsageError(f'give task.objectives=["...","..."], each entry as {ENTRY}')
+    return objectives
+
+
+def parse_objective(entry: str, config: RunConfig) -> Objective:
+    """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
+    try:
+        task, *words = shlex.split(entry)
+    except ValueError as error:
+        raise UsageError(f"write {ENTRY}") from error
+    pairs = [word.partition("=") for word in words]
+    values = {key: value for key, _, value in pairs if key in WORDS}
+    for key, _, _ in pairs:
+        if key not in WORDS and not key.startswith(("task.", "criterion.")):
+            raise UsageError(f"'{key}' is no part of an entry.{nearest(key, WORDS)} Write {ENTRY}")
+        if key.startswith("task.") and key.removeprefix("task.") in ROWS:
+            raise UsageError(f"{key} is that of all objectives; give it as an option by itself")
+    task_name = composed(f"task={task}").task._name  # of a preset another one
+    check_takes_part(task_name)
+    name = values.get("name", task)
+    if not name.isidentifier():
+        raise UsageError(f"name={name}: use letters, digits and _")
+    options = [word for word, (key, _, _) in zip(words, pairs) if key not in WORDS]
+    choices = f"task={task}", f"criterion={values.get('criterion', task_name)}"
+    alone = composed(*choices, f"trainer.max_update={config.trainer.max_update}", *options)
+    rows = with_rows(alone.task, config.task)
+    alone = prepared(replace(config, task=rows, criterion=alone.criterion))
+    check_pair(alone)
+    return Objective(name, parse_weights(values.get("weight", "1")), alone)
+
+
+@cache
+def composed(*overrides: str) -> RunConfig:
+    """Return `load_config(overrides)`, which takes longer than all else of a mixture."""
+    return load_config(overrides)
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """Return the weights of an entry; UsageError if they are no numbers from 0 on."""
+    try:
+        weights = tuple(map(float, text.removeprefix("[").removesuffix("]").split(",")))
+    except ValueError:
+        weights = ()
+    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise UsageError(f"weight={text}: give a number from 0 on, or one for each phase as [1,0]")
+    return weights
+
+
+def check_takes_part(name: str) -> None:
+    """Raise UsageError for a task that cannot be an objective of a mixture."""
+    able = [n for n, entry in sorted(TASKS.entries.items()) if takes_part(entry.value)]
+    if name not in able:
+        raise UsageError(
+            f"task {name} is no objective of a mixture, which predict tokens of the same rows with "
+            f"the same model; these are: {', '.join(able)}"
+        )
+
+
+def takes_part(task: type[Task]) -> bool:
+    """Return whether a class of task says itself that it can be an objective of a mixture."""
+    return bool(vars(task).get("in_mixtures"))
+
+
+def with_rows(options: Any, rows: Any) -> Any:
+    """Return the options of an objective with those of the rows of a mixture.
+
+    Raises UsageError if it does not have one that is set, or not this value.
+    """
+    for name, default in ROWS.items():
+        if not hasattr(options, name) and getattr(rows, name) != default:
+            raise UsageError(f"task {options._name} has no option task.{name}; leave that out")
+    shared = {name: getattr(rows, name) for name in ROWS if hasattr(options, name)}
+    changed = replace(options, **shared)
+    check_options(type(changed), changed, "task.")
+    return changed
+
+
+def prepared(config: RunConfig) -> RunConfig:
+    """Return the configuration of an objective alone, completed by its task.
+
+    Raises UsageError if the task would have other rows.
+    """
+    task_class = TASKS.entry(config.task._name).value
+    if not issubclass(task_class, Prepares):
+        return config
+    complete: RunConfig = task_class.prepare(config)
+    for name in ROWS:
+        before, after = (getattr(c.task, name, None) for c in (config, complete))
+        if before != after:
+            raise UsageError(
+                f"its options ask for task.{name}={after}, and the rows, which all objectives "
+                f"share, have {before}; give task.{name}={after} as an option by itself"
+            )
+    return complete
+
+
+def phase_weights(objectives: Sequence[Objective], config: MixtureConfig) -> np.ndarray:
+    """Return the weights of the objectives in each phase, (phases, objectives); rows sum to 1.
+
+    Raises UsageError for an objective with another number of weights, or a phase without any.
+    """
+    columns, phases = [], len(config.phases) or 1
+    for objective in objectives:
+        weights = objective.weights
+        if len(weights) not in (1, phases):
+            raise UsageError(
+                f"objective {objective.name} has {len(weights)} weights, but task.phases has "
+                f"{len(config.phases) or 'no'} phases; give one weight for each, or one for all"
+            )
+        columns.append(weights * phases if len(weights) == 1 else weights)
+    table = np.array(columns, float).T
+    sums = table.sum(1, keepdims=True)
+    if not sums.all():
+        raise UsageError(
+            f"phase {int(sums.argmin()) + 1} of task.phases has no objective with a weight above 0"
+        )
+    return np.asarray(table / sums)
+
+
+def read_name(name: str, names: Sequence[str], weights: np.ndarray) -> str:
+    """Return the name of the objective as which a run is read.
+
+    Args:
+        name: That of criterion.read, "" for the one with the largest weight in the last phase.
+        names: The names of all objectives.
+        weights: Their weights in each phase, (phases, objectives).
+
+    Raises:
+        UsageError: There is no such objective, or it is not trained.
+    """
+    name = name or names[int(weights[-1].argmax())]
+    if name not in names:
+        raise UsageError(
+            f"criterion.read={name}: no objective is called so.{nearest(name, names)} Objectives: "
+            f"{', '.join(names)}"
+        )
+    if not weights[:, names.index(name)].any():
+        raise UsageError(f"criterion.read={name}: its weight is 0, so that it is not trained")
+    return name
+
+
+@register_task("mixture", dataclass=MixtureConfig)
+class MixtureTask(TextTask):
+    """A mixture of objectives with weights and phases: one stream of rows, one model."""
+
+    config: MixtureConfig
+    criterion: Mixture
+    criterions = (Mixture,)
+
+    def __init__(self, config: MixtureConfig, run_config: RunConfig) -> None:
+        super().__init__(config, run_config)
+        self.objectives = parse_objectives(run_config)
+        self.tasks: dict[str, Task] = {}
+        for name, objective in self.objectives.items():
+            alone = objective.config
+            try:
+                self.tasks[name] = build("task", alone.task, alone)
+            except UsageError as error:
+                raise UsageError(f"objective {name}: {error}") from error
+        criterions = {name: task.criterion for name, task in self.tasks.items()}
+        self.criterion = Mixture(run_config.criterion, criterions)
+        updates = config.phase_updates or run_config.trainer.max_update
+        self.phases = Phases(tuple(config.phases) or (1.0,), updates)
+        self.weights = phase_weights([*self.objectives.values()], config)
+        read_name(self.criterion.config.read, [*self.objectives], self.weights)
+
+    @classmethod
+    def prepare(cls, run_config: RunConfig) -> RunConfig:
+        """Return the configuration as it is; UsageError if an entry is wrong."""
+        cls.read_as(run_config)
+        return run_config
+
+    @classmethod
+    def read_as(cls, run_config: RunConfig) -> RunConfig:
+        """Return the configuration of a run of the objective that criterion.read names alone."""
+        objectives = parse_objectives(run_config)
+        weights = phase_weights([*objectives.values()], run_config.task)
+        return objectives[read_name(run_config.criterion.read, [*objectives], weights)].config
+
+    def facts(self) -> dict[str, Any]:
+        """Return the usual facts, and the updates of all phases: what a batch holds follows."""
+        facts = usual_facts(self)
+        return facts | ({"phase_updates": self.phases.updates} if self.config.phases else {})
+
+    # ---------------------------------------------------------------- training
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        """Return the stream "train" of the mixture, or SPLIT/OBJECTIVE with all rows for each."""
+        if split != "train":
+            alone = self.streams_alone(split)
+            return {f"{split}/{name}": stream for name, stream in alone.items()}
+        parts = {name: task.build_streams(split)[split] for name, task in self.tasks.items()}
+        return {split: mixed_stream(parts, self.weights_at)}
+
+    def streams_alone(self, split: str) -> dict[str, Stream]:
+        """Return a stream for each objective, to which all rows of a split belong."""
+        streams: dict[str, Stream] = {}
+        for name, task in self.tasks.items():
+            streams[name] = mixed_stream({name: task.build_streams(split)[split]}, lambda _: (1.0,))
+        return streams
+
+    def weights_at(self, update: int) -> Sequence[float]:
+        """Return the weights of the objectives in an update."""
+        weights: list[float] = self.weights[self.phases.at(update)].tolist()
+        return weights
+
+    def build_model(self) -> nn.Module:
+        """Return the model of the first objective; UsageError if another one needs another."""
+        (first_name, first), *others = self.tasks.items()
+        model = first.build_model()
+        shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+        for name, task in others:
+            with torch.device("meta"):
+                other = task.build_model().state_dict()
+            if {key: weight.shape for key, weight in other.items()} != shapes:
+                raise UsageError(f"objectives {first_name} and {name} train different networks")
+        return model
+
+    # ---------------------------------------------------------------- cost
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of all rows of a run that belongs to each objective with a weight."""
+        rows = self.config.batch_size
+        lengths = np.array(self.phases.shares) / sum(self.phases.shares)
+        of_rows = np.array([mean_rows(weights, rows) / rows for weights in self.weights.tolist()])
+        return {name: share for name, share in zip(self.tasks, lengths @ of_rows) if share}
+
+    def kinds(self) -> Kinds:
+        """Return updates of one objective each: what an update costs is a mean of these."""
+        return [(float(share), {name: 1}) for name, share in self.shares.items()]
+
+    def kind_streams(self) -> dict[str, Stream]:
+        return self.streams_alone("train")
+
+    def flops_by_rule(self) -> float | None:
+        """Return the mean over the run of the FLOPs of an update; None if an objective has none.
+
+        In a phase it is the mean over the objectives by their shares of the rows.
+        """
+        flops = 0.0
+        for name, share in self.shares.items():
+            task = self.tasks[name]
+            by_rule = task.flops_by_rule() if isinstance(task, PricedByRule) else None
+            if by_rule is None:
+                return None
+            flops += share * by_rule
+        return flops
+
+    def eager_reason(self) -> str:
+        """Return why the losses cannot be compiled, that of the first objective with a reason."""
+        parts = [part for task in self.tasks.values() for part in (task, task.criterion)]
+        return next(
+            filter(None, (p.eager_reason() for p in parts if isinstance(p, NeedsEager))), ""
+        )
+
+    # ---------------------------------------------------------------- evaluation
+
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the loss and other terms of each objective on all rows, and the mixture's loss.
+
+        They are called OBJECTIVE.loss and OBJECTIVE.TERM. "loss" has the weights of the last phase,
+        also before it, so that the validations of a run compare.
+        """
+        metrics: Logs = {}
+        for name, batches in zip(self.tasks, passes.values(), strict=True):
+            logs = engine.evaluate(
+                lambda batch: self.criterion(model, batch), batches, rng_key="validate"
+            )
+            if "loss" in logs:
+                metrics[f"{name}.loss"] = logs.pop("loss")
+            metrics |= logs
+        last = {f"{name}.loss": weight for name, weight in zip(self.tasks, self.weights[-1])}
+        used = {name: float(weight) for name, weight in last.items() if weight}
+        if used.keys() <= metrics.keys():
+            metrics = {"loss": sum(w * metrics[n] for n, w in used.items()), **metrics}
+        return Scored(metrics)
