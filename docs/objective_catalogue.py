@@ -1,9 +1,9 @@
 """The objectives that have a page in docs/objectives: what its pictures and tables are made of.
 
-For a new page add an Objective to CATALOGUE, write docs/objectives/NAME.md with the comments
-`<!-- defaults: NAME -->` and `<!-- cost: NAME -->` and an image pictures/PICTURE.svg for each of its
-pictures, name the page in mkdocs.yml, and run `python docs/objective_pictures.py`. Objectives of
-user_dir/ can be added as well.
+For a new page add an Objective to CATALOGUE, name the page in mkdocs.yml, and write
+docs/objectives/NAME.md with the comments `<!-- defaults: NAME -->` and `<!-- cost: NAME -->`, which
+tables replace, and an image `![](pictures/PICTURE.svg)` for each of its pictures. Then run `python
+docs/objective_pictures.py`. Objectives of user_dir/ can be added as well.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Panel:
     """One attention mask of a picture.
 
     Attributes:
-        title: What it shows.
+        title: What it shows; {weight} in it is the weight of the row's losses.
         net: The net whose attention it is.
         row: The number of the row in the batch.
     """
@@ -98,7 +98,7 @@ CATALOGUE = (
         "prefix_lm",
         ("task=prefix_lm", "criterion=prefix_lm", MODERN),
         ("task.sample_break_mode", "task.tokens_per_sample", "criterion.read"),
-        pictures=(Picture("prefix_lm", (Panel("a prefix, and what follows it"),)),),
+        pictures=(Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=11),),
     ),
     Objective(
         "masked_lm",
@@ -120,7 +120,7 @@ CATALOGUE = (
             ),
         },
         (
-            Picture("masked_lm", (Panel("single tokens"),), ("task.mask_prob=0.4",)),
+            Picture("masked_lm", (Panel("single tokens"),), ("task.mask_prob=0.4",), seed=7),
             Picture(
                 "masked_words",
                 (Panel("whole words"),),
@@ -174,7 +174,12 @@ CATALOGUE = (
         {"diffusion": (), "1/2 causal": ("task.causal_share=0.5",)},
         (
             Picture(
-                "masked_diffusion", (Panel("at a time near 0"), Panel("at a time near 1", row=1))
+                "masked_diffusion",
+                (
+                    Panel("few masks: weight 1 / t = {weight}"),
+                    Panel("many masks: weight 1 / t = {weight}", row=1),
+                ),
+                seed=3,
             ),
             Picture(
                 "masked_diffusion_causal",
@@ -198,7 +203,7 @@ CATALOGUE = (
             Picture("span_corruption", (Panel("one Transformer"),), NOISE),
             Picture(
                 "span_corruption_decoder",
-                (Panel("encoder"), Panel("decoder", DECODER)),
+                (Panel("encoder"), Panel("decoder, which sees the encoder", DECODER)),
                 ("model=modern_encoder_decoder", *NOISE),
             ),
         ),
@@ -211,6 +216,7 @@ CATALOGUE = (
             Picture(
                 "ul2",
                 (Panel("R: short spans"), Panel("S: the end", row=1), Panel("X: half", row=2)),
+                seed=8,
             ),
         ),
         task_tokens=10,
@@ -236,16 +242,19 @@ CATALOGUE = (
                 "replaced_tokens",
                 (Panel("generator", GENERATOR), Panel("discriminator")),
                 ("task.mask_prob=0.3",),
+                seed=11,
             ),
             Picture(
                 "replace_mlm",
                 (Panel("replace_mlm, main encoder"),),
                 ("criterion=replace_mlm", "task.mask_prob=0.3"),
+                seed=11,
             ),
             Picture(
                 "all_tokens_mlm",
                 (Panel("all_tokens_mlm, main encoder"),),
                 ("criterion=all_tokens_mlm", "task.mask_prob=0.3"),
+                seed=11,
             ),
         ),
     ),
@@ -263,6 +272,7 @@ CATALOGUE = (
                 "electric",
                 (Panel("the towers together", TOWERS), Panel("main encoder")),
                 ("task.mask_prob=0.3",),
+                seed=11,
             ),
         ),
     ),

@@ -11,9 +11,8 @@ Shapes: B rows, Q queries, K keys.
 """
 
 import re
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,50 +20,48 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 import torch
-from torch import Tensor, nn
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
-
-from objective_catalogue import (  # noqa: E402
+from objective_catalogue import (
     CATALOGUE,
     DECODER,
     DOCUMENTS,
     ENCODER,
-    GENERATOR,
     TEXT,
     TOWERS,
     Objective,
     Panel,
     Picture,
 )
+from torch import Tensor, nn
 
-from metaseq_lm import plugins  # noqa: E402
-from metaseq_lm.cli import main as command  # noqa: E402
-from metaseq_lm.core.batch import SequenceBatch  # noqa: E402
-from metaseq_lm.core.loading import load_config  # noqa: E402
-from metaseq_lm.criterions.language_modeling import next_tokens  # noqa: E402
-from metaseq_lm.data.corpus.predictions import PredictionBatch, source_of  # noqa: E402
-from metaseq_lm.data.streams import Shard  # noqa: E402
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context  # noqa: E402
-from metaseq_lm.methods.electra.data import ElectraBatch  # noqa: E402
-from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch  # noqa: E402
-from metaseq_lm.models.transformer.attention import (  # noqa: E402
+from metaseq_lm import plugins
+from metaseq_lm.cli import main as command
+from metaseq_lm.core.batch import SequenceBatch, TokenBatch
+from metaseq_lm.core.loading import load_config
+from metaseq_lm.criterions.language_modeling import next_tokens
+from metaseq_lm.data.corpus.predictions import PredictionBatch, source_of
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.data.tokenizers.vocabulary import special_symbols
+from metaseq_lm.data.tokenizers.wordpiece import WordPiece, wordpiece_library
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.methods.electra.data import ElectraBatch
+from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch
+from metaseq_lm.models.transformer.attention import (
     CrossAttention,
     SelfAttention,
     Visibility,
 )
-from metaseq_lm.models.transformer.encoder import Embeddings  # noqa: E402
-from metaseq_lm.tasks import TextTask  # noqa: E402
-from metaseq_lm.training.parts import build_model, build_task, prepare_config  # noqa: E402
+from metaseq_lm.models.transformer.encoder import Embeddings
+from metaseq_lm.tasks import TextTask
+from metaseq_lm.training.parts import build_model, build_task, prepare_config
 
+HERE = Path(__file__).resolve().parent
 PAGES = HERE / "objectives"
 LINES = {
     TEXT: ["the keeper feeds the elephants"] * 3,
     DOCUMENTS: ["the keeper feeds", "elephants feed"],
 }
-# What occurs once does not become one piece: keep ##er, feed ##s, elephant ##s.
-PIECES = "the the keep keep keeper feeder feed feed elephant elephant elephants feeds\n"
+PIECES = "the keep ##er feed ##s elephant bird see ##ing a".split()
+TASK_TOKENS = 6  # of UL2: [CLS0] and three modes; sentinels
 LONGEST = {TEXT: 10, DOCUMENTS: 12}  # tokens of a row
 SMALL = (
     *("model.encoder_layers=2", "model.encoder_embed_dim=16", "model.encoder_ffn_embed_dim=16"),
@@ -120,15 +117,17 @@ class Run:
 
 def make_data(folder: Path) -> dict[str, Path]:
     """Return data folders by corpus, which are made in `folder`."""
-    tokenizer = folder / "tokenizer.txt"
-    tokenizer.write_text(PIECES, encoding="utf-8")
+    specials = special_symbols(TASK_TOKENS, unk=True)
+    ids = {symbol: number for number, symbol in enumerate([*specials, *PIECES])}
+    library = wordpiece_library(ids, longest=20, cased=False)
+    library.add_special_tokens(specials)
+    WordPiece(library).save(folder)
     made = {}
     for name, lines in LINES.items():
-        text, made[name] = folder / f"{name}.txt", folder / name
-        text.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        files = ["--trainpref", str(text), "--tokenizer-corpus", str(tokenizer)]
-        options = ["--tokenizer", "wordpiece", "--min-frequency", "2", "--task-tokens", "12"]
-        command(["preprocess", *files, *options, "--destdir", str(made[name]), "--quiet"])
+        file, made[name] = folder / f"{name}.txt", folder / name
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        words = ["preprocess", "--trainpref", str(file), "--tokenizer-from", str(folder)]
+        command([*words, "--destdir", str(made[name]), "--quiet"])
     return made
 
 
@@ -237,8 +236,9 @@ def predictions(run: Run, net: str, reading: Reading) -> tuple[Tensor, Tensor]:
     return (first + batch.positions).flatten(), batch.targets.flatten()
 
 
-def chosen(batch: Any) -> Tensor:
+def chosen(batch: TokenBatch) -> Tensor:
     """Return which tokens of masked rows are chosen, boolean (B, S)."""
+    assert batch.positions is not None and batch.targets is not None
     used = torch.zeros_like(batch.tokens)
     return used.scatter_add(1, batch.positions, (batch.targets >= 0).long()) > 0
 
@@ -246,37 +246,50 @@ def chosen(batch: Any) -> Tensor:
 def view(run: Run, panel: Panel, readings: dict[str, Reading]) -> View:
     """Return what a panel shows of what the nets of a run read; padding is left out."""
     reading, batch, vocabulary = readings[panel.net], run.batch, run.task.vocabulary
-    names = [symbol_name(symbol) for symbol in vocabulary.symbols]
-    sentinels: list[int] = []
-    if isinstance(batch, CorruptedBatch):
-        sentinels = run.task.corruption.sentinels.tolist()
-        for number, sentinel in enumerate(sentinels):
-            names[sentinel] = f"<{number}>"
-    queries, keys = reading.tokens[panel.row], reading.keys[panel.row]
+    names, targets_names, sentinels = (
+        symbol_names(run),
+        target_names(run, panel.net),
+        sentinels_of(run),
+    )
     marked = torch.isin(reading.keys, torch.tensor([vocabulary.mask, *sentinels]))
-    if getattr(batch, "positions", None) is not None and not sentinels and panel.net != TOWERS:
+    if isinstance(batch, TokenBatch) and batch.positions is not None and panel.net != TOWERS:
         marked = marked | chosen(batch)
-    labels = LABELS.get(run.task.run_config.criterion._name)
-    words = labels if labels and panel.net == ENCODER else names
-    targets = {}
-    for place, target in zip(*(part.tolist() for part in predictions(run, panel.net, reading))):
-        row, query = divmod(place, reading.tokens.shape[1])
-        if row == panel.row and target >= 0:
-            targets[query] = words[target]
+    places, targets = predictions(run, panel.net, reading)
+    length = reading.tokens.shape[1]
+    of_row = (targets >= 0) & (places // length == panel.row)
+    predicted = [targets_names[target] for target in targets[of_row]]
+    weights = getattr(batch, "weights", None)
+    used = [] if weights is None else weights[of_row].tolist()
+    queries, keys = reading.tokens[panel.row], reading.keys[panel.row]
     is_query, is_key = queries != vocabulary.pad, keys != vocabulary.pad
     return View(
-        panel.title,
+        panel.title.format(weight=f"{used[0]:.1f}" if used else ""),
         [names[token] for token in queries[is_query]],
         [names[token] for token in keys[is_key]],
         reading.seen[panel.row][is_query][:, is_key],
         marked[panel.row][is_key],
-        targets,
+        dict(zip((places[of_row] % length).tolist(), predicted)),
     )
 
 
-def symbol_name(symbol: str) -> str:
-    """Return how pictures write a symbol."""
-    return "[CLS]" if symbol == "[CLS0]" else symbol
+def sentinels_of(run: Run) -> list[int]:
+    """Return the ids of the sentinels in the order of the spans of a text, if there are any."""
+    corruption = getattr(run.task, "corruption", None)
+    return [] if corruption is None else corruption.sentinels.tolist()
+
+
+def symbol_names(run: Run) -> list[str]:
+    """Return how pictures write the symbols of a run's vocabulary (V,)."""
+    names = ["[CLS]" if name == "[CLS0]" else name for name in run.task.vocabulary.symbols]
+    for number, sentinel in enumerate(sentinels_of(run)):
+        names[sentinel] = f"<{number}>"
+    return names
+
+
+def target_names(run: Run, net: str) -> Sequence[str]:
+    """Return the names of what a net predicts: symbols (V,), or two labels."""
+    labels = LABELS.get(run.task.run_config.criterion._name)
+    return labels if labels and net == ENCODER else symbol_names(run)
 
 
 def views(run: Run, picture: Picture) -> list[View]:
@@ -288,7 +301,8 @@ def views(run: Run, picture: Picture) -> list[View]:
 # ------------------------------------------------------------------------------- drawing
 
 WIDTH, LEFT, RIGHT = 400, 80, 84
-TEXT_SIZE, LETTER = 13, 7.4  # of a letter: width, at most
+GAP = 6  # between the keys of an encoder and those of a decoder
+WIDE = "#<>M"  # letters
 STYLE = """
       .card { fill: #ffffff }
       .seen { fill: #b3bce8 } .used { fill: #5c6bc0 } .hidden { fill: #eceff4 }
@@ -313,11 +327,12 @@ def draw(shown: list[View], options: tuple[str, ...]) -> str:
     for item in shown:
         drawn, top = draw_view(item, top)
         parts += drawn
-    parts += legend(top + 4)
-    top += 34
+    drawn, top = legend(top + 4, has_marks=any(item.marked.any() for item in shown))
+    parts += drawn
     for line in lines_of(options):
-        parts.append(text(LEFT, top + 2, line, "side", anchor=None, size=11))
+        parts.append(text(8, top + 8, line, "side", anchor=None, size=11))
         top += 16
+    top += 4
     body = "\n  ".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" width="480" '
@@ -330,51 +345,61 @@ def draw(shown: list[View], options: tuple[str, ...]) -> str:
 
 def draw_view(item: View, top: float) -> tuple[list[str], float]:
     """Return the elements of a panel that begins at `top`, and where it ends."""
-    cell = min(24.0, (WIDTH - LEFT - RIGHT) / len(item.keys))
-    grid = top + 30 + LETTER * max(map(len, item.keys))
-    right = LEFT + cell * len(item.keys)
     first = len(item.keys) - len(item.queries)  # of the keys that are queries, too
+    gap = GAP * (first > 0)
+    cell = min(24.0, (WIDTH - LEFT - RIGHT - gap) / len(item.keys))
+    columns = [LEFT + cell * at + gap * (at >= first) for at in range(len(item.keys))]
+    grid = top + 34 + max(map(width_of, item.keys))
+    right = columns[-1] + cell + 8
     parts = [
         text(8, top + 18, item.title, "title", anchor=None),
         text(LEFT - 8, grid - 22, "key →", "side"),
         text(LEFT - 8, grid - 7, "query ↓", "side"),
-        text(right + 8, grid - 7, "predicts", "side", anchor=None),
+        text(right, grid - 7, "predicts", "side", anchor=None),
     ]
-    for number, key in enumerate(item.keys):
-        x, length = LEFT + cell * (number + 0.5), LETTER * len(key) + 4
-        if item.marked[number]:
-            parts.append(box("mark", x - 8, grid - length - 4, 16, length))
-        parts.append(text(x + 4.5, grid - 6, key, anchor=None, turned=True))
+    for left, key, is_marked in zip(columns, item.keys, item.marked.tolist()):
+        middle, length = left + cell / 2, width_of(key) + 4
+        if is_marked:
+            parts.append(box("mark", middle - 8, grid - length - 4, 16, length))
+        parts.append(text(middle + 4.5, grid - 6, key, anchor=None, turned=True))
     for number, query in enumerate(item.queries):
         y = grid + cell * number
-        baseline, length = y + cell / 2 + 4.5, LETTER * len(query) + 4
+        baseline, length = y + cell / 2 + 4.5, width_of(query) + 4
         if item.marked[first + number]:
             parts.append(box("mark", LEFT - 6 - length, y + cell / 2 - 8, length, 16))
         parts.append(text(LEFT - 8, baseline, query))
         kind = "used" if number in item.targets else "seen"
-        for key, is_seen in enumerate(item.seen[number].tolist()):
+        for left, is_seen in zip(columns, item.seen[number].tolist()):
             style = kind if is_seen else "hidden"
-            parts.append(box(style, LEFT + cell * key + 0.5, y + 0.5, cell - 1, cell - 1, 2))
+            parts.append(box(style, left + 0.5, y + 0.5, cell - 1, cell - 1, 2))
         if number in item.targets:
-            parts.append(text(right + 8, baseline, item.targets[number], "target", anchor=None))
+            parts.append(text(right, baseline, item.targets[number], "target", anchor=None))
     return parts, grid + cell * len(item.queries) + 10
 
 
-def legend(top: float) -> list[str]:
-    """Return the elements that explain the colours."""
-    entries = (
+def width_of(word: str) -> float:
+    """Return the width of a word, at most, in a usual font."""
+    return sum(11.0 if letter in WIDE else 7.4 for letter in word)
+
+
+def legend(top: float, has_marks: bool) -> tuple[list[str], float]:
+    """Return the elements that explain the colours, and where they end."""
+    entries = [
         ("used", LEFT, "seen, for a prediction"),
         ("seen", LEFT + 152, "seen"),
         ("hidden", LEFT + 212, "not seen"),
-    )
+    ]
+    if has_marks:
+        entries.append(("mark", LEFT, "masked, replaced, or a sentinel"))
     parts = []
-    for style, x, words in entries:
-        parts.append(box(style, x, top + 1, 12, 12, 2))
-        parts.append(text(x + 17, top + 11, words, "side", anchor=None))
-    return parts
+    for number, (style, x, words) in enumerate(entries):
+        y = top + 19 * (number == 3)
+        parts.append(box(style, x, y + 1, 12, 12, 2))
+        parts.append(text(x + 17, y + 11, words, "side", anchor=None))
+    return parts, top + 22 + 19 * has_marks
 
 
-def lines_of(options: tuple[str, ...], longest: int = 56) -> list[str]:
+def lines_of(options: tuple[str, ...], longest: int = 54) -> list[str]:
     """Return options as lines of at most `longest` letters, if each fits."""
     lines: list[str] = []
     for option in options:
@@ -456,7 +481,7 @@ def drawn_pictures(folder: Path) -> Iterator[tuple[Objective, Picture, str, str]
 
 def with_text(page: str, picture: str, words: str) -> str:
     """Return a page in which the text of a picture is `words`."""
-    image = re.compile(rf"!\[[^\n]*\]\(pictures/{picture}\.svg\)")
+    image = re.compile(rf"!\[[^\]\n]*\]\(pictures/{picture}\.svg\)")
     return image.sub(lambda _: f"![{words}](pictures/{picture}.svg)", page)
 
 
