@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from objective_catalogue import CATALOGUE, ENCODER, TOWERS, Objective, Picture
+from objective_catalogue import (
+    CATALOGUE,
+    DECODER,
+    ENCODER,
+    GENERATOR,
+    TOWERS,
+    Objective,
+    Picture,
+)
 from objective_pictures import (
     PAGES,
     Run,
