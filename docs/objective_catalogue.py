@@ -262,7 +262,7 @@ CATALOGUE = (
         "electric",
         ("task=electra", "criterion=electric_nce", TWO_SIDED, "model.noise=two_tower"),
         (
-            *("task.mask_prob", "model.noise", "model.generator_size", "model.sharing"),
+            *("task.mask_prob", "model.generator_size", "model.generator_layers", "model.sharing"),
             *("criterion.generator_weight", "criterion.discriminator_weight"),
             *("criterion.exact_counts", "criterion.legacy_specials"),
         ),
