@@ -369,6 +369,7 @@ def method_pages() -> Iterator[tuple[str, str]]:
         text = readme.read_text(encoding="utf-8")
         text = re.sub(r"\]\((?:\.\./)+examples/(\w+)/README\.md\)", r"](../results/\1.md)", text)
         text = re.sub(r"\]\(\.\./(\w+)/README\.md\)", r"](\1.md)", text)
+        text = re.sub(r"\]\((?:\.\./)+docs/(\w+/\w+\.md)", r"](../\1", text)
         yield f"methods/{readme.parent.name}.md", text
 
 
