@@ -71,9 +71,10 @@ def index(folder: Path) -> str:
     for objective in CATALOGUE:
         page = (PAGES / f"{objective.name}.md").read_text(encoding="utf-8")
         title, sentence = re.findall(r"\A# (.+)\n\n((?:.+\n)+)", page)[0]
-        options = " ".join(code(o) for o in objective.options if not o.startswith("model"))
-        flops = flops_per_token(objective, next(iter(objective.costs.values())), folder)
-        link = f"[{title}]({objective.name}.md)"
+        setting = next(iter(objective.costs.values()))
+        flops = flops_per_token(objective, setting, folder)
+        chosen = [o for o in (*objective.options, *setting) if not o.startswith("model=")]
+        link, options = f"[{title}]({objective.name}.md)", " ".join(map(code, chosen))
         rows.append(f"| {link} | {' '.join(sentence.split())} | {options} | {flops:,.0f} |")
     return "\n".join(rows)
 
