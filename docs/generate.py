@@ -2,8 +2,8 @@
 
 The command reference comes from the parsers, the reference of options from the registries, and
 "How the methods are built" from the READMEs of metaseq_lm/methods. A key that is a
-comment stands for a table in a page that is written by hand. Pages of the API name modules only;
-mkdocstrings reads their docstrings.
+comment stands for a table in a page that is written by hand; objective_tables.py has those of the
+objectives. Pages of the API name modules only; mkdocstrings reads their docstrings.
 """
 
 import argparse
@@ -16,9 +16,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from functools import cache
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from cells import code, escape, escape_lines, table
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = {
@@ -74,11 +76,14 @@ LIMITS = {"at_least": "≥", "above": ">", "at_most": "≤", "below": "<"}
 def main() -> None:
     """Write all pages to standard output."""
     sys.path.insert(0, str(ROOT))
+    from objective_tables import objective_tables
+
     from metaseq_lm import plugins
 
     plugins.load_all(None)
-    pages = [*command_pages(), *option_pages(), *method_pages(), *api_pages(), *traces()]
-    json.dump(dict(pages), sys.stdout)
+    pages = dict([*command_pages(), *option_pages(), *method_pages(), *api_pages(), *traces()])
+    plugins.load(str(ROOT / "user_dir"))  # the references are those of the package alone
+    json.dump({**pages, **dict(objective_tables())}, sys.stdout)
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
@@ -281,13 +286,6 @@ def key_table(config: type, prefix: str, name: str = "", skip: tuple[str, ...] =
     return table(("key", "default", "range", "what"), rows)
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a table of options, which narrow screens show as a list (site.css)."""
-    lines = [header, ("---",) * len(header), *rows]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f'<div class="options" markdown>\n\n{text}\n\n</div>'
-
-
 def default_of(item: Field) -> Any:
     """Return the default of a field; that of an option that follows another refers to it."""
     if "follows" in item.metadata:
@@ -302,25 +300,6 @@ def limits(item: Field) -> str:
     choices = metadata.get("choices")
     listed = [", ".join(f"`{choice}`" for choice in choices)] if choices else []
     return ", ".join(ranges + listed)
-
-
-def escape(text: str) -> str:
-    """Return a text for a cell of a table: one line, in which only `code` is Markdown."""
-    return escape_lines(" ".join(text.split())).replace("|", "\\|")
-
-
-def escape_lines(text: str) -> str:
-    """Return a text in which only `code` is Markdown."""
-    parts = text.split("`")
-    plain = [re.sub(r"([*{}\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(
-        part for pair in zip_longest(plain, parts[1::2]) for part in pair if part is not None
-    )
-
-
-def code(text: str) -> str:
-    """Return a text as code in a cell; "" for none."""
-    return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 def api_pages() -> Iterator[tuple[str, str]]:
@@ -390,6 +369,7 @@ def method_pages() -> Iterator[tuple[str, str]]:
         text = readme.read_text(encoding="utf-8")
         text = re.sub(r"\]\((?:\.\./)+examples/(\w+)/README\.md\)", r"](../results/\1.md)", text)
         text = re.sub(r"\]\(\.\./(\w+)/README\.md\)", r"](\1.md)", text)
+        text = re.sub(r"\]\((?:\.\./)+docs/(\w+/\w+\.md)", r"](../\1", text)
         yield f"methods/{readme.parent.name}.md", text
 
 
