@@ -151,7 +151,7 @@ def typed(folder: Path, name: str, choices: tuple[str, ...]) -> DictConfig:
 
 
 @lru_cache(maxsize=128)
-def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry, ...]) -> DictConfig:
+def packaged(name: str, choices: tuple[str, ...], registered: tuple[Entry[Any], ...]) -> DictConfig:
     """Return a composition of the package's files, which stay the same while a process runs.
 
     What they compose to depends on the `registered` classes.

@@ -141,5 +141,6 @@ def mixed_stream(
                 f"{len(first.lengths):,} of them and {name} {len(stream.lengths):,}"
             )
     arguments = first.name, first.order, first.collate, first.seed, first.lengths
-    shared = {"widths": first.widths, "words": first.words}
-    return MixedStream(*arguments, **shared, parts=parts, weights=weights)
+    return MixedStream(
+        *arguments, widths=first.widths, words=first.words, parts=parts, weights=weights
+    )
