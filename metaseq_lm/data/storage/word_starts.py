@@ -118,8 +118,8 @@ class WordStartsWriter:
         whole = len(bits) - len(bits) % 8
         self._write(np.packbits(bits[:whole], bitorder="little"))
         self._tail = bits[whole:]
-        more = np.flatnonzero(words > 1)
-        extra = np.repeat(more + self.tokens, words[more] - 1)
+        several = np.flatnonzero(words > 1)
+        extra = np.repeat(several + self.tokens, words[several] - 1)
         self._extra.frombytes(extra.astype(np.int64).tobytes())
         self.tokens += len(words)
 
