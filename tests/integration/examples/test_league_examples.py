@@ -5,10 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from imported import imported
-from scipy import stats
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
 LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
@@ -79,6 +77,34 @@ def test_a_permutation_test_alone_errs_where_spreads_differ() -> None:
     assert counts["permutation"] > 80 and counts["both"] < 72  # of 1,000; 3 sd from 50
 
 
+GAINS = [line for line in LINES if "gains" in line]
+
+
+def test_the_archive_of_gains_is_what_the_simulation_makes(verdicts: Any) -> None:
+    line = line_of(population="nine of ten solve it", controls=4, effect=2.0)
+    condition = line["population"], line["control_sd"]
+    again = verdicts.simulate_gains(condition, (4, 4), 2.0, line["leagues"])
+    for key in ("gains", "first"):
+        assert again[key] == pytest.approx(line[key], abs=2)
+
+
+def test_verdicts_on_gains_err_at_the_level() -> None:
+    assert len(GAINS) == 30
+    for line in GAINS:
+        wrong = line["first"].get("equivalent", 0) if line["effect"] else line["gains"]["both"]
+        assert wrong / line["leagues"] <= 0.05 + error(0.05, line["leagues"]), line
+        assert not line["effect"] or "better" not in line["first"]
+
+
+def test_a_permutation_of_scores_less_the_mean_of_untrained_ones_errs_alone() -> None:
+    """So it only guards Welch's test, which alone decides on four seeds, where nothing can."""
+    equal = [line for line in GAINS if not line["effect"]]
+    assert max(line["gains"]["scores less mean"] / line["leagues"] for line in equal) > 0.5
+    four = [line["gains"] for line in GAINS if line["seeds"] == 4]
+    assert max(counts["Welch"] for counts in four) > 100
+    assert {counts["both"] for counts in four} == {0}
+
+
 class Rows:
     """Scores of four metrics at the budgets that the expectations name."""
 
@@ -112,18 +138,3 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert ordered == ["held", "not measured yet", "not held"]
     solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
-
-
-def test_a_gain_has_the_interval_of_welch() -> None:
-    module = imported(LEAGUE / "gains.py")
-    rng = np.random.default_rng(1)
-    scores, untrained = rng.normal(0.7, 0.03, 8), rng.normal(0.5, 0.01, 6)
-    value, half = module.combined([(1.0, scores), (-1.0, untrained)])
-    test = stats.ttest_ind(scores, untrained, equal_var=False).confidence_interval(0.95)
-    assert (value - half, value + half) == pytest.approx((test.low, test.high), rel=1e-9)
-    # Of two gains, with four samples of equal size and spread: 4 times the variance of one.
-    seeds = np.array([0.1, 0.2, 0.3])
-    four = [(1.0, seeds + 0.4), (-1.0, seeds), (-1.0, seeds + 0.1), (1.0, seeds)]
-    value, half = module.combined(four)
-    error = (4 * seeds.var(ddof=1) / 3) ** 0.5
-    assert value == pytest.approx(0.3) and half == pytest.approx(stats.t.isf(0.025, 8) * error)
