@@ -54,6 +54,7 @@ TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 FALLING = ["task.mask_rates=[0.5,0.1]", "task.mask_updates=9"]
 PHASES = ["task.mask_rates=[0.5,0.1]", "task.mask_phases=[0.4,0.6]", "task.mask_updates=9"]
+RISING = ["criterion.decay_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
@@ -302,8 +303,8 @@ CASES: dict[str, list[list[str]]] = {
         ["task=next_latent", *TEXT, *MODERN, *DOCUMENTS, "task.dynamics_dim=5"],
     ],
     "joint_embedding": [
-        ["task=joint_embedding", *TEXT],
-        ["task=joint_embedding", *TEXT, *MODERN, "criterion.share=0.3"],
+        ["task=joint_embedding", *TEXT, *RISING],
+        ["task=joint_embedding", *TEXT, *MODERN, *RISING, "criterion.share=0.3"],
     ],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
