@@ -141,8 +141,8 @@ class JointEmbeddingTask(MaskedLMTask):
     def update(self, engine: Any, model: Any, batches: Any) -> Logs:
         done, updates = engine.optimizers["main"].updates, self.criterion.config.decay_updates
         logs = super().update(engine, model, batches)
-        decay = DECAY + (1 - DECAY) * min(done / max(updates, 1), 1.0) if done else 0.0  # first: copy
-        model.heads["average"].update_parameters(model.encoder, decay)
+        rising = DECAY + (1 - DECAY) * min(done / max(updates, 1), 1.0)
+        model.heads["average"].update_parameters(model.encoder, rising if done else 0.0)
         return logs
 
     def flops_by_rule(self) -> None:
