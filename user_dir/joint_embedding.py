@@ -93,9 +93,10 @@ class Predictor(nn.Module):
 
 @dataclass
 class JointEmbeddingConfig(ZLossConfig):
-    """The weights of the terms."""
+    """The weights of the terms, and the average."""
 
     share: float = option(0.0, "share of the added term (0 = learnt)", at_least=0, below=1)
+    decay_updates: int = option(0, "updates until the decay is 1", follows="trainer.max_update")
 
 
 @register_criterion("joint_embedding", dataclass=JointEmbeddingConfig)
@@ -126,6 +127,7 @@ class JointEmbeddingTask(MaskedLMTask):
     """Masked rows with hidden blocks; a model with a predictor and an averaged encoder."""
 
     exported = True
+    criterions = (JointEmbedding,)
 
     def collate(self, corpus: Samples) -> MaskedCollate:
         return partial(joint_batch, corpus)
@@ -137,12 +139,10 @@ class JointEmbeddingTask(MaskedLMTask):
         return model
 
     def update(self, engine: Any, model: Any, batches: Any) -> Logs:
-        average, done = model.heads["average"], engine.optimizers["main"].updates
-        if not done:  # the encoder may have come from another run
-            average.update_parameters(model.encoder, 0.0)
+        done, updates = engine.optimizers["main"].updates, self.criterion.config.decay_updates
         logs = super().update(engine, model, batches)
-        share = done / max(self.run_config.trainer.max_update, 1)
-        average.update_parameters(model.encoder, min(DECAY + (1 - DECAY) * share, 1.0))
+        rising = DECAY + (1 - DECAY) * min(done / max(updates, 1), 1.0)
+        model.heads["average"].update_parameters(model.encoder, rising if done else 0.0)
         return logs
 
     def flops_by_rule(self) -> None:

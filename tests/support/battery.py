@@ -60,6 +60,7 @@ BY_PHASE = [
     '"masked_diffusion weight=[0,0.3]","prefix_lm weight=[0,0.7]","masked_next_token weight=0"]',
     *("task.phases=[1,2]", "task.phase_updates=7"),
 ]
+RISING = ["criterion.decay_updates=9"]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
@@ -311,8 +312,8 @@ CASES: dict[str, list[list[str]]] = {
         ["task=next_latent", *TEXT, *MODERN, *DOCUMENTS, "task.dynamics_dim=5"],
     ],
     "joint_embedding": [
-        ["task=joint_embedding", *TEXT],
-        ["task=joint_embedding", *TEXT, *MODERN, "criterion.share=0.3"],
+        ["task=joint_embedding", *TEXT, *RISING],
+        ["task=joint_embedding", *TEXT, *MODERN, *RISING, "criterion.share=0.3"],
     ],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
