@@ -55,7 +55,8 @@ class Objective:
         name: Name of its page.
         options: Those that choose it.
         keys: The options in its table of defaults.
-        costs: The rows of its table of costs: a label, and options besides those of the objective.
+        costs: The rows of its table of costs: a label, and options besides those of the objective;
+            the first is in the index. None if no rule counts its FLOPs.
         pictures: Its pictures.
         task_tokens: Symbols [CLSn] of the vocabulary that its cost is computed with.
     """

@@ -56,6 +56,8 @@ def defaults(objective: Objective) -> str:
 
 def costs(objective: Objective, folder: Path) -> str:
     """Return what settings of an objective cost; `folder` is for vocabularies."""
+    if not objective.costs:
+        return "No rule counts its FLOPs; `metaseq-lm train … --dry-run` measures them."
     causal = flops_per_token(CATALOGUE[0], (), folder)
     rows = ["| setting | options | FLOPs a token | of `causal_lm` |", "|---|---|---|---|"]
     for label, options in objective.costs.items():
@@ -71,11 +73,12 @@ def index(folder: Path) -> str:
     for objective in CATALOGUE:
         page = (PAGES / f"{objective.name}.md").read_text(encoding="utf-8")
         title, sentence = re.findall(r"\A# (.+)\n\n((?:.+\n)+)", page)[0]
-        setting = next(iter(objective.costs.values()))
-        flops = flops_per_token(objective, setting, folder)
-        chosen = [o for o in (*objective.options, *setting) if not o.startswith("model=")]
-        link, options = f"[{title}]({objective.name}.md)", " ".join(map(code, chosen))
-        rows.append(f"| {link} | {' '.join(sentence.split())} | {options} | {flops:,.0f} |")
+        setting = next(iter(objective.costs.values()), None)
+        cost = "" if setting is None else f"{flops_per_token(objective, setting, folder):,.0f}"
+        options = (*objective.options, *(setting or ()))
+        shown = " ".join(code(option) for option in options if not option.startswith("model="))
+        link = f"[{title}]({objective.name}.md)"
+        rows.append(f"| {link} | {' '.join(sentence.split())} | {shown} | {cost} |")
     return "\n".join(rows)
 
 

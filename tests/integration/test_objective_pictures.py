@@ -24,17 +24,8 @@ from objective_catalogue import (
     Objective,
     Picture,
 )
-from objective_pictures import (
-    PAGES,
-    Run,
-    drawn_pictures,
-    make_data,
-    open_run,
-    read,
-    target_names,
-    view,
-    with_text,
-)
+from objective_pictures import PAGES, drawn_pictures, with_text
+from objective_views import Run, make_data, open_run, read, target_names, view
 from torch import Tensor, nn
 
 from metaseq_lm.models.transformer.attention import Visibility
