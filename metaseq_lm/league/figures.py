@@ -13,7 +13,7 @@ from metaseq_lm.reporting.canvas import (
     Style,
     canvas,
     control_style,
-    flops_axis,
+    cost_axis,
     legend,
     style_of,
 )
@@ -179,7 +179,7 @@ def draw_ladder(standings: Standings, path: Path) -> None:
     styles = {name: style_of(i) for i, name in enumerate(objectives)}
     with canvas(1, path) as (figure, (axes,)):
         axes.set(xscale="log", xlabel="FLOPs of a run", ylabel=metric.axis)
-        flops_axis(axes, [min(standings.budgets) / START, *standings.budgets])
+        cost_axis(axes, [min(standings.budgets) / START, *standings.budgets])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)

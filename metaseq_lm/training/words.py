@@ -88,7 +88,7 @@ class WordCounter:
     """Counts the words that the updates of a run see.
 
     Attributes:
-        seen: The words so far; None if they cannot be counted.
+        seen: The words so far, 0 where no stream reads a corpus; None if they cannot be counted.
         checkpoints: The update of each checkpoint at a number of words, by its name.
     """
 
@@ -101,7 +101,7 @@ class WordCounter:
     def start(self, streams: Mapping[str, Any], positions: Mapping[str, int]) -> None:
         """Count the words of streams from now on, or from their beginning if none were counted."""
         self._streams = corpora(streams)
-        if not self._streams or any(stream.words.missing for stream in self._streams.values()):
+        if any(stream.words.missing for stream in self._streams.values()):
             self._streams, self.seen = {}, None
         elif self.seen is None:
             self.seen = words_between(self._streams, {}, positions)
@@ -133,8 +133,8 @@ class WordCounter:
 
     @property
     def values(self) -> dict[str, float]:
-        """The words seen, for the log; empty if they are not counted."""
-        return {} if self.seen is None else {"words_seen": self.seen}
+        """The words seen, for the log; empty if there are none to count."""
+        return {} if self.seen is None or not self._streams else {"words_seen": self.seen}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the words seen and the checkpoints at numbers of them."""
