@@ -1,6 +1,7 @@
 """Prefix LM, masked next token and masked diffusion, the last two alone or mixed with a causal LM.
 
-Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus.
+Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus,
+or documents beside each other.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream, units_of
-from metaseq_lm.tasks.options import MaskingConfig, UnpackedConfig
+from metaseq_lm.tasks.options import CorpusConfig, MaskingConfig
 
 
 class PredictionTask(TextTask):
@@ -71,7 +72,7 @@ class PredictionTask(TextTask):
         return flops
 
 
-@register_task("prefix_lm", dataclass=UnpackedConfig)
+@register_task("prefix_lm", dataclass=CorpusConfig)
 class PrefixLMTask(PredictionTask):
     """Rows of which a random prefix is seen from both sides, and the rest is predicted."""
 
@@ -88,7 +89,7 @@ class PrefixLMTask(PredictionTask):
 
 
 @dataclass
-class MixtureConfig(UnpackedConfig):
+class MixtureConfig(CorpusConfig):
     """Rows of two kinds."""
 
     causal_share: float = option(

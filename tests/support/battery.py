@@ -179,12 +179,12 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],
-        ["task=prefix_lm", *TEXT, *MODERN],
+        ["task=prefix_lm", *TEXT, *MODERN, *DOCUMENTS],
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
         ["task=masked_next_token", *TEXT, "task.causal_share=0.5"],
-        ["task=masked_next_token", *TEXT, *MODERN, "task.causal_share=0.1"],
+        ["task=masked_next_token", *TEXT, *MODERN, *DOCUMENTS, "task.causal_share=0.1"],
     ],
     "masked_diffusion": [
         ["task=masked_diffusion", *TEXT],

@@ -22,7 +22,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import REACHES, Layout, SequenceBatch, as_tensor
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 
 NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
@@ -259,17 +259,47 @@ def prefix_batch(
 
     The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
     at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
-    say which share of the row is predicted.
+    say which share of the row is predicted. In packed rows each document has its prefix: see
+    `document_prefixes`.
     """
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
-    prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
-    layout = replace(
-        layout_of(lengths, rows.shape[1]), reach="prefix", prefix=torch.from_numpy(prefix)
-    )
-    is_target = real_tokens(lengths, rows.shape[1])
-    is_target &= np.arange(rows.shape[1]) >= prefix[:, None]
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    is_real, at = real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
+    if layout.documents is None:
+        prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
+        is_target = is_real & (at >= prefix[:, None])
+    else:
+        documents = layout.documents.numpy()
+        prefix, position = document_prefixes(documents, is_real, times, keys)
+        is_target = is_real & (position >= prefix)
+    layout = replace(layout, reach="prefix", prefix=as_tensor(prefix))
     return prediction_batch(rows, rows, layout, is_target, np.ones(len(rows), bool))
+
+
+def document_prefixes(
+    documents: np.ndarray, is_real: np.ndarray, times: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the length of the prefix of each token's document, and its position, int64 (B, S).
+
+    The time of the first document of a row is that of the row, as if it were alone; that of each
+    other one is moved round the circle by a uniform random number, so that it is as uniform.
+
+    Args:
+        documents: The number of each token's document in its row, from 0 (B, S).
+        is_real: Which positions hold a token, boolean (B, S).
+        times: A number in (0, 1] for each row (B,).
+        keys: A key for each row (B,).
+    """
+    count = int(documents.max(initial=0)) + 1
+    row = np.broadcast_to(np.arange(len(documents))[:, None], documents.shape)
+    sizes = np.zeros((len(documents), count), np.int64)
+    np.add.at(sizes, (row, documents), is_real)
+    moved = uniforms(subkeys(keys, "prefixes"), 0, count)
+    moved[:, 0] = 0
+    prefixes = 1 + (((1 - times)[:, None] + moved) % 1 * (sizes - 1)).astype(np.int64)
+    begins = np.cumsum(sizes, 1) - sizes
+    return prefixes[row, documents], np.arange(documents.shape[1]) - begins[row, documents]
 
 
 def next_token_batch(
@@ -298,7 +328,8 @@ def next_token_batch(
     is_target = np.zeros(rows.shape, bool)
     at_row, at = np.nonzero(originals != NONE)
     is_target[at_row, positions[at_row, at]] = True
-    return mixed_batch(rows, lengths, (masked, is_target), is_causal, causal_share)
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    return mixed_batch(rows, layout, (masked, is_target), is_causal, causal_share)
 
 
 def denoising_batch(
@@ -329,8 +360,9 @@ def denoising_batch(
     chosen, weights = noise.choose(candidates, times, keys)
     hidden = np.where(chosen, masking.mask, rows), chosen
     is_causal = times == 0
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
     batch = mixed_batch(
-        rows, lengths, hidden, is_causal, noise.causal_share, noise.is_shifted, weights
+        rows, layout, hidden, is_causal, noise.causal_share, noise.is_shifted, weights
     )
     batch.mask_id = masking.mask
     batch.sizes["tokens"] = int(candidates[~is_causal].sum())
@@ -339,7 +371,7 @@ def denoising_batch(
 
 def mixed_batch(
     rows: np.ndarray,
-    lengths: np.ndarray,
+    layout: Layout,
     hidden: tuple[np.ndarray, np.ndarray],
     is_causal: np.ndarray,
     causal_share: float,
@@ -350,7 +382,7 @@ def mixed_batch(
 
     Args:
         rows: The original tokens (B, S).
-        lengths: The lengths of the rows (B,).
+        layout: Padding and documents of the rows.
         hidden: The rows with masks, and which tokens are predicted, if rows are not causal (B, S).
         is_causal: Which rows are causal, boolean (B,): they are read as they are, and all of their
             tokens but the first are predicted.
@@ -358,11 +390,11 @@ def mixed_batch(
         is_shifted: Whether masked rows, as causal ones, predict next tokens.
         weights: Weight of the loss of the targets of each masked row (B,).
     """
-    width = rows.shape[1]
-    layout = replace(layout_of(lengths, width), reach=reach_of_rows(is_causal))
+    is_real = ~layout.padding_of(torch.from_numpy(rows)).numpy()
+    layout = replace(layout, reach=reach_of_rows(is_causal))
     causal = is_causal[:, None]
     tokens = np.where(causal, rows, hidden[0])
-    is_target = np.where(causal, real_tokens(lengths, width), hidden[1])
+    is_target = np.where(causal, is_real, hidden[1])
     shifted = is_causal | is_shifted
     weights = None if weights is None else np.where(is_causal, 1.0, weights)
     batch = prediction_batch(rows, tokens, layout, is_target, shifted, is_causal, weights)

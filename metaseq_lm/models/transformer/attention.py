@@ -200,7 +200,8 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     else:
         key = at if layout.documents is None else document_positions(layout.documents)
         key = key.reshape(-1, 1, length)
-        prefix = before | (around & (key < layout.prefix.reshape(-1, 1, 1)))
+        limit = layout.prefix.reshape(-1, 1, length if layout.prefix_by_document else 1)
+        prefix = before | (around & (key < limit))
     by_reach = (around, before, after, prefix)
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
