@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoints",
         metavar="RUN",
-        help="the checkpoints of a run: update, size, which is the best and the last, metrics",
+        help="the checkpoints of a run: update, size, which is the best and the last, which are at "
+        "numbers of words, metrics",
     )
     add(
         "--verify",
@@ -114,9 +115,11 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
         reason = "has no checkpoint" if run.is_dir() else "there is no such run folder"
         raise UsageError(f"--checkpoints {run}: {reason}")
     links = {name: (folder / name).resolve() for name in ("best", "last")}
+    words = manifests.word_links(folder)
     for path in manifests.all_updates(folder):
         row: dict[str, Any] = {"path": str(path), "update": None, "bytes": None}
         row |= {name: path.resolve() == target for name, target in links.items()}
+        row["words"] = [name for name, target in words.items() if path.resolve() == target]
         row |= {"metrics": {}, "damage": "", "verified": False}
         try:
             manifest = manifests.read_manifest(path)
@@ -135,7 +138,8 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
 
 def checkpoint_line(row: dict[str, Any]) -> str:
     """Return the line of a checkpoint."""
-    marks = ", ".join(name for name in ("best", "last", "verified") if row[name])
+    names = [name for name in ("best", "last") if row[name]] + row["words"]
+    marks = ", ".join([*names, *["verified"] * row["verified"]])
     size = "" if row["bytes"] is None else human_bytes(row["bytes"])
     metrics = "  ".join(f"{name} {value:.6g}" for name, value in row["metrics"].items())
     damage = f"damaged: {row['damage']}" if row["damage"] else ""

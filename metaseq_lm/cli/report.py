@@ -32,11 +32,11 @@ from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
     Pictures,
+    draw_costs,
     draw_curves,
-    draw_flops,
     draw_metrics,
     draw_scores,
-    has_flops,
+    drawn_costs,
     is_pattern,
     require_logged,
 )
@@ -327,9 +327,9 @@ def draw(
     elif pictures.along:
         paths.append(out / file_name("score_by", pictures.along))
         notes += draw_scores(pictures, metric, paths[-1])
-    if has_flops(pictures.settings, metric):
-        paths.append(out / "score_by_flops.png")
-        notes += draw_flops(pictures, metric, paths[-1])
+    for cost in drawn_costs(pictures.settings, metric):
+        paths.append(out / f"score_by_{cost}.png")
+        notes += draw_costs(pictures, metric, paths[-1], cost)
     return paths, notes
 
 

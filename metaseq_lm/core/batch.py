@@ -35,8 +35,9 @@ class Layout:
             packed into one: tokens see their document only, whose positions start at 0. None for
             one document a row.
         reach: One of REACHES for all rows, or an index into it for each row, (...,).
-        prefix: Number of tokens of each document that are seen from both sides, (...,), for rows
-            whose reach is "prefix".
+        prefix: Number of tokens of each document that are seen from both sides, (...,), or where
+            documents differ (..., S), that of each token's document; for rows whose reach is
+            "prefix".
         ranks: Rank of each token (..., S), for rows whose reach is "ranked": a token sees those of
             its own rank and of lower ones. The number of its group, for example, lets it see its
             group from both sides and the groups before it.
@@ -77,12 +78,20 @@ class Layout:
     def repeated(self, count: int) -> Layout:
         """Return the layout of rows (..., count, S), `count` times each row of this one."""
         repeated = {}
-        axes = {"padding": -2, "documents": -2, "ranks": -2, "reach": -1, "prefix": -1}
+        of_prefix = -2 if self.prefix_by_document else -1
+        axes = {"padding": -2, "documents": -2, "ranks": -2, "reach": -1, "prefix": of_prefix}
         for name, axis in axes.items():
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 repeated[name] = torch.stack([value] * count, dim=axis)
         return dataclasses.replace(self, **repeated)
+
+    @property
+    def prefix_by_document(self) -> bool:
+        """Whether the prefix is one number for each token, that of its document."""
+        if self.prefix is None or self.documents is None:
+            return False
+        return self.prefix.dim() == self.documents.dim()
 
     def padding_of(self, tokens: Tensor) -> Tensor:
         """Return where rows of token ids (..., S) are padding, boolean (..., S)."""

@@ -14,7 +14,7 @@ from metaseq_lm.reporting.canvas import (
     Style,
     canvas,
     control_style,
-    flops_axis,
+    cost_axis,
     legend,
     style_of,
 )
@@ -187,7 +187,7 @@ def draw_ladder(standings: Standings, path: Path) -> None:
             gains.axhline(0, color=CONTROL, linewidth=1.2)
         for panel in (axes, *others):
             panel.set(xscale="log", xlabel="FLOPs of a run")
-            flops_axis(panel, [min(standings.budgets) / START, *standings.budgets])
+            cost_axis(panel, [min(standings.budgets) / START, *standings.budgets])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)

@@ -95,7 +95,7 @@ def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_lo
     axes.set_xlim(*(math.exp(e) if is_log else e for e in ends))
 
 
-def flops_axis(axes: "Axes", costs: Sequence[float]) -> None:
+def cost_axis(axes: "Axes", costs: Sequence[float]) -> None:
     """Span all costs and at least a decade, with so many labels that they do not touch."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

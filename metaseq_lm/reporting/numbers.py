@@ -1,4 +1,4 @@
-"""Summaries and formats of numbers: metrics, their spread over seeds, FLOPs, seconds."""
+"""Summaries and formats of numbers: metrics, their spread over seeds, FLOPs, words."""
 
 import math
 import re
@@ -112,6 +112,11 @@ def flops_text(flops: float | None) -> str:
         return "-"
     mantissa, _, exponent = f"{flops:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if flops else "0"
+
+
+def words_text(words: float | None) -> str:
+    """Return a number of words as 7,412,345, or "-" if unknown."""
+    return "-" if words is None else f"{words:,.0f}"
 
 
 def p_text(p: float | None) -> str:

@@ -20,8 +20,8 @@ from metaseq_lm.reporting.canvas import (
     Style,
     canvas,
     control_style,
+    cost_axis,
     dodge,
-    flops_axis,
     legend,
     style_of,
     thousands,
@@ -257,20 +257,25 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     return notes
 
 
-def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
-    """Draw the score against the FLOPs spent, pretraining included, on a logarithmic axis.
+COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of the corpus seen")}
 
-    If the FLOPs do not depend on the key `pictures.along`, its values become panels.
+
+def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
+    """Draw the score against a cost, pretraining included, on a logarithmic axis.
+
+    If the cost does not depend on the key `pictures.along`, its values become panels. `cost` is one
+    of COST_AXES.
     """
+    unit, label = COST_AXES[cost]
     styles = pictures.styles()
     known: list[tuple[Setting, float]] = []
     notes = []
     for setting in pictures.compared():
-        if cost := flops_of(setting, metric, pictures.spread):
-            known.append((setting, cost))
+        if spent := cost_of(setting, metric, cost, pictures.spread):
+            known.append((setting, spent))
         elif setting.scored(metric.name):
             notes.append(
-                f"{setting.name}: not in the plot over FLOPs, which its runs do not record."
+                f"{setting.name}: not in the plot over {unit}, which its runs do not record."
             )
     panels = pictures.panels if pictures.panels != pictures.along else None
     if panels is None and have_equal_costs(pictures, known):
@@ -281,13 +286,13 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     with canvas(len(parts), path, pictures.shares_scale(panels)) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
             axes.set(title=title, xscale="log", ylabel=metric.axis)
-            axes.set_xlabel("training FLOPs, pretraining included")
-            flops_axis(axes, [cost for _, cost in known])
-            inside = [(s, cost) for s, cost in known if s in settings]
+            axes.set_xlabel(f"{label}, pretraining included")
+            cost_axis(axes, [spent for _, spent in known])
+            inside = [(s, spent) for s, spent in known if s in settings]
             at = separate_overlapping(
                 [(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim()
             )
-            moved |= any(abs(x - cost) > 1e-6 * cost for x, (_, cost) in zip(at, inside))
+            moved |= any(abs(x - spent) > 1e-6 * spent for x, (_, spent) in zip(at, inside))
             for name, style in styles.items():
                 series = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
                 series.sort(key=lambda pair: pair[0])
@@ -299,7 +304,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
         if any(sizes.values()):
             subject += f"; number: {pictures.along}"
         if moved:
-            subject += "; side by side: equal FLOPs"
+            subject += f"; side by side: equal {unit}"
         legend(figure, styles, subject)
     return notes
 
@@ -371,14 +376,13 @@ def separate_overlapping(
     return [math.exp(log) for log in logs]
 
 
-def flops_of(setting: Setting, metric: Metric, spread: str) -> float | None:
-    """Return the centre of the FLOPs of the scored runs; None if any run recorded none."""
-    return cost_of(setting, metric, "flops", spread=spread) or None
-
-
-def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
-    """Return whether a plot over FLOPs would show any points."""
-    return any(flops_of(setting, metric, "sd") for setting in settings)
+def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
+    """Return the costs that a plot would show points over; words only if they differ."""
+    drawn = []
+    for cost in COST_AXES:
+        spent = {cost_of(setting, metric, cost) for setting in settings} - {None, 0.0}
+        drawn += [cost] if len(spent) > (cost == "words") else []
+    return drawn
 
 
 def trend(

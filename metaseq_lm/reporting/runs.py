@@ -220,16 +220,18 @@ class Run:
     def costs(self) -> dict[str, float | None]:
         """Costs by name; None if no finite value is recorded.
 
-        `flops` and `seconds` include all ancestors. `own_flops`, `own_seconds`,
-        `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone.
+        `flops`, `seconds` and `words` (of a corpus) include all ancestors. `own_flops`,
+        `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone.
         """
         results = self.results or {}
         costs = {
             "peak_memory": finite_number(results.get("peak_memory")),
             "own_flops_by_rule": finite_number(results.get("flops_by_rule")),
         }
-        for name in ("flops", "seconds"):
-            total = costs[f"own_{name}"] = finite_number(results.get(name))
+        for name in ("flops", "seconds", "words"):
+            total = finite_number(results.get("words_seen" if name == "words" else name))
+            if name != "words":
+                costs[f"own_{name}"] = total
             if self.was_pretrained:
                 before = finite_number(results["pretraining"].get(name))
                 total = None if total is None or before is None else total + before

@@ -14,6 +14,7 @@ from metaseq_lm.reporting.numbers import (
     bytes_text,
     flops_text,
     summarise,
+    words_text,
 )
 from metaseq_lm.reporting.runs import Run, identity, is_number
 from metaseq_lm.reporting.settings import (
@@ -63,7 +64,10 @@ class CostColumn:
 BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
 MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
-COSTS = ("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory")
+COSTS = (
+    *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
+    "words",
+)
 NAMED_METRICS = 40  # in a message; a suite may have hundreds
 
 
@@ -125,8 +129,9 @@ def setting_table(
 
     Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
     second column shows the run's own FLOPs, and where any has them one more its own FLOPs by the
-    rules of flops_rules.py. With `significance`, the best is that of the settings that share a
-    baseline, and differences and what could be detected are shown if it has the latter.
+    rules of flops_rules.py; where any counted words of a corpus, one more those that were seen.
+    With `significance`, the best is that of the settings that share a baseline, and differences and
+    what could be detected are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
     cost_columns = choose_cost_columns(settings)
@@ -179,6 +184,8 @@ def choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
         columns.append(CostColumn("own FLOPs", "own_flops", flops_text))
     if any(run.costs["own_flops_by_rule"] is not None for run in runs):
         columns.append(CostColumn("FLOPs by rule", "own_flops_by_rule", flops_text))
+    if any(run.costs["words"] for run in runs):
+        columns.append(CostColumn("words", "words", words_text))
     columns.append(CostColumn("time", "seconds", seconds_text))
     columns.append(CostColumn("memory", "peak_memory", bytes_text))
     return columns

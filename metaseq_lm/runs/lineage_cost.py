@@ -1,4 +1,4 @@
-"""Cumulative cost (FLOPs, seconds, updates) of a run's ancestors.
+"""Cumulative cost (FLOPs, seconds, updates, words) of a run's ancestors.
 
 Ancestors are the run that it started from, its teachers, and what those came from. Costs are kept
 by the folder of the run (or the file of outputs) that they were spent on, so that a shared ancestor
@@ -14,7 +14,8 @@ from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 
 KEYS = ("seconds", "flops", "updates")
-# By resolved folder: seconds, FLOPs and updates. None: not all of it is on record.
+WORDS = "words"  # which earlier versions did not count
+# By resolved folder: seconds, FLOPs, updates, words. None: not all of it is on record.
 Costs = dict[str, dict[str, float]] | None
 
 
@@ -26,6 +27,8 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
     if results is None:
         return None
     cost = {str(folder): {key: results[key] for key in KEYS}}
+    if isinstance(words := results.get("words_seen"), int):
+        cost[str(folder)][WORDS] = words
     pretraining = results["pretraining"]
     return union([pretraining["runs"], cost]) if pretraining else cost
 
@@ -46,7 +49,8 @@ def checked(costs: Any) -> Costs:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError("its costs are not those of folders")
     for row in rows.values():
-        if not all(isinstance(row.get(key), (int, float)) for key in KEYS):
+        numbers = [row.get(key) for key in KEYS] + [row.get(WORDS, 0)]
+        if not all(isinstance(number, (int, float)) for number in numbers):
             raise ValueError(f"its costs are not {', '.join(KEYS)}")
     return None if costs is None else rows
 
@@ -58,7 +62,9 @@ def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
     """
     if costs == {}:
         return None
-    sums = {
-        key: None if costs is None else sum(cost[key] for cost in costs.values()) for key in KEYS
-    }
+    rows = [] if costs is None else list(costs.values())
+    sums: dict[str, Any] = {}
+    for key in (*KEYS, WORDS):
+        is_known = costs is not None and all(key in row for row in rows)
+        sums[key] = sum(row[key] for row in rows) if is_known else None
     return sums | {"run": source, "runs": costs}

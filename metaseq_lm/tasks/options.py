@@ -218,6 +218,11 @@ class ChannelsConfig:
 
 
 @dataclass
+class CorpusConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+    """Rows of a corpus."""
+
+
+@dataclass
 class UnpackedConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
     """Rows of one document each, or windows: their batches have no documents beside each other."""
 

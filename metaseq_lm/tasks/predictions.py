@@ -1,6 +1,7 @@
 """Prefix LM, masked next token and masked diffusion.
 
-Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus.
+Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x [SEP]` of a corpus,
+or documents beside each other.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_lm, masking_of, text_stream, units_of
-from metaseq_lm.tasks.options import MaskingConfig, UnpackedConfig
+from metaseq_lm.tasks.options import CorpusConfig, MaskingConfig
 
 
 class PredictionTask(TextTask):
@@ -58,7 +59,7 @@ class PredictionTask(TextTask):
         return flops
 
 
-@register_task("prefix_lm", dataclass=UnpackedConfig)
+@register_task("prefix_lm", dataclass=CorpusConfig)
 class PrefixLMTask(PredictionTask):
     """Rows of which a random prefix is seen from both sides, and the rest is predicted."""
 
@@ -76,7 +77,7 @@ class PrefixLMTask(PredictionTask):
 
 
 @dataclass
-class MaskedNextTokenConfig(MaskingConfig, UnpackedConfig):
+class MaskedNextTokenConfig(MaskingConfig, CorpusConfig):
     """Rows and their masks."""
 
 
@@ -103,7 +104,7 @@ class MaskedNextTokenTask(PredictionTask):
 
 
 @dataclass
-class MaskedDiffusionTaskConfig(UnpackedConfig):
+class MaskedDiffusionTaskConfig(CorpusConfig):
     """Rows and their noise."""
 
     times: str = option(

@@ -269,7 +269,8 @@ class Trainer:
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.flops.load_state_dict(state["flops"])
-        self.words.load_state_dict(state.get("words", {}))  # earlier versions counted none
+        if "words" in state:  # else the run is of an earlier version, and they are counted anew
+            self.words.load_state_dict(state["words"])
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
@@ -321,7 +322,7 @@ class Trainer:
             self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
         if not is_branch:
             best = None if self.best.value is None else self.best.update
-            self.checkpointer.resumed(stored, self.update, best, self.words.checkpoints)
+            self.checkpointer.resumed(stored, self.update, best, self.words.named)
         if reset:
             self.checkpointer.outdate()
             self.save(False, required=True)

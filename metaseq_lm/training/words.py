@@ -88,20 +88,20 @@ class WordCounter:
     """Counts the words that the updates of a run see.
 
     Attributes:
-        seen: The words so far; None if they cannot be counted.
-        checkpoints: The update of each checkpoint at a number of words, by its name.
+        seen: The words so far, 0 where no stream reads a corpus; None if they cannot be counted.
+        checkpoints: The update of the checkpoint at each number of words that was reached.
     """
 
     def __init__(self, options: TrainerConfig) -> None:
         self.numbers = numbers_of_words(options.save_words)
         self.seen: int | None = None
-        self.checkpoints: dict[str, int] = {}
+        self.checkpoints: dict[int, int] = {}
         self._streams: dict[str, Any] = {}
 
     def start(self, streams: Mapping[str, Any], positions: Mapping[str, int]) -> None:
         """Count the words of streams from now on, or from their beginning if none were counted."""
         self._streams = corpora(streams)
-        if not self._streams or any(stream.words.missing for stream in self._streams.values()):
+        if any(stream.words.missing for stream in self._streams.values()):
             self._streams, self.seen = {}, None
         elif self.seen is None:
             self.seen = words_between(self._streams, {}, positions)
@@ -112,38 +112,42 @@ class WordCounter:
             return
         seen = self.seen + words_between(self._streams, before, after)
         reached = [number for number in self.numbers if self.seen < number <= seen]
-        self.checkpoints |= {words_name(number): update for number in reached}
+        self.checkpoints |= dict.fromkeys(reached, update)
         self.seen = seen
 
     def names_at(self, update: int) -> list[str]:
         """Return the names of the checkpoint of an update, if it is one at a number of words."""
-        return [name for name, at in self.checkpoints.items() if at == update]
+        return [name for name, at in self.named.items() if at == update]
+
+    @property
+    def named(self) -> dict[str, int]:
+        """The update of each checkpoint at a number of words, by its name."""
+        return {words_name(number): update for number, update in self.checkpoints.items()}
 
     @property
     def missed(self) -> str:
         """Which checkpoints there are not, and why; "" if there are all."""
-        names = {number: words_name(number) for number in self.numbers}
-        absent = {n: name for n, name in names.items() if name not in self.checkpoints}
+        absent = [number for number in self.numbers if number not in self.checkpoints]
         seen = self.seen or 0
-        later = ", ".join(name for number, name in absent.items() if number > seen)
-        earlier = ", ".join(name for number, name in absent.items() if number <= seen)
+        later = ", ".join(words_name(number) for number in absent if number > seen)
+        earlier = ", ".join(words_name(number) for number in absent if number <= seen)
         reasons = [f"no {later}: the run has seen {seen:,} words"] if later else []
         reasons += [f"no {earlier}: seen before trainer.save_words asked for it"] if earlier else []
         return "; ".join(reasons)
 
     @property
     def values(self) -> dict[str, float]:
-        """The words seen, for the log; empty if they are not counted."""
-        return {} if self.seen is None else {"words_seen": self.seen}
+        """The words seen, for the log; empty if there are none to count."""
+        return {} if self.seen is None or not self._streams else {"words_seen": self.seen}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the words seen and the checkpoints at numbers of them."""
         return {"seen": self.seen, "checkpoints": dict(self.checkpoints)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state; an empty one, of an earlier version, makes `start` count anew."""
-        self.seen = state.get("seen")
-        self.checkpoints = dict(state.get("checkpoints", {}))
+        """Load a saved state."""
+        self.seen = None if state["seen"] is None else int(state["seen"])
+        self.checkpoints = {int(n): int(update) for n, update in state["checkpoints"].items()}
 
 
 def updates_for(task: Task, streams: Mapping[str, Any], words: float) -> int:

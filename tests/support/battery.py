@@ -187,11 +187,11 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],
-        ["task=prefix_lm", *TEXT, *MODERN],
+        ["task=prefix_lm", *TEXT, *MODERN, *DOCUMENTS],
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
-        ["task=masked_next_token", *TEXT, *MODERN],
+        ["task=masked_next_token", *TEXT, *MODERN, *DOCUMENTS],
     ],
     "masked_diffusion": [
         ["task=masked_diffusion", *TEXT],

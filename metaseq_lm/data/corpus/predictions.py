@@ -21,7 +21,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Layout, SequenceBatch, as_tensor
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens, pick
-from metaseq_lm.data.corpus.rows import Samples, layout_of
+from metaseq_lm.data.corpus.rows import Samples, row_layout
 
 NONE = -1  # no target
 # The number of predictions is a multiple of this, so that batches have few different shapes: the
@@ -220,17 +220,47 @@ def prefix_batch(
 
     The prefix of a row of n tokens, which includes [CLS], has 1 to n - 1 tokens, all alike likely:
     at least one token is predicted (Raffel et al. 2020, code, `prefix_lm`). `times` (B,) in (0, 1]
-    say which share of the row is predicted.
+    say which share of the row is predicted. In packed rows each document has its prefix: see
+    `document_prefixes`.
     """
     assert times is not None
     rows, lengths = corpus.rows(samples, width=width)
-    prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
-    layout = replace(
-        layout_of(lengths, rows.shape[1]), reach="prefix", prefix=torch.from_numpy(prefix)
-    )
-    is_target = real_tokens(lengths, rows.shape[1])
-    is_target &= np.arange(rows.shape[1]) >= prefix[:, None]
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
+    is_real, at = real_tokens(lengths, rows.shape[1]), np.arange(rows.shape[1])
+    if layout.documents is None:
+        prefix = 1 + ((1 - times) * (lengths - 1)).astype(np.int64)
+        is_target = is_real & (at >= prefix[:, None])
+    else:
+        documents = layout.documents.numpy()
+        prefix, position = document_prefixes(documents, is_real, times, keys)
+        is_target = is_real & (position >= prefix)
+    layout = replace(layout, reach="prefix", prefix=as_tensor(prefix))
     return prediction_batch(rows, rows, layout, is_target, is_shifted=True)
+
+
+def document_prefixes(
+    documents: np.ndarray, is_real: np.ndarray, times: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the length of the prefix of each token's document, and its position, int64 (B, S).
+
+    The time of the first document of a row is that of the row, as if it were alone; that of each
+    other one is moved round the circle by a uniform random number, so that it is as uniform.
+
+    Args:
+        documents: The number of each token's document in its row, from 0 (B, S).
+        is_real: Which positions hold a token, boolean (B, S).
+        times: A number in (0, 1] for each row (B,).
+        keys: A key for each row (B,).
+    """
+    count = int(documents.max(initial=0)) + 1
+    row = np.broadcast_to(np.arange(len(documents))[:, None], documents.shape)
+    sizes = np.zeros((len(documents), count), np.int64)
+    np.add.at(sizes, (row, documents), is_real)
+    moved = uniforms(subkeys(keys, "prefixes"), 0, count)
+    moved[:, 0] = 0
+    prefixes = 1 + (((1 - times)[:, None] + moved) % 1 * (sizes - 1)).astype(np.int64)
+    begins = np.cumsum(sizes, 1) - sizes
+    return prefixes[row, documents], np.arange(documents.shape[1]) - begins[row, documents]
 
 
 def next_token_batch(
@@ -242,7 +272,7 @@ def next_token_batch(
     is_target = np.zeros(rows.shape, bool)
     at_row, at = np.nonzero(originals != NONE)
     is_target[at_row, positions[at_row, at]] = True
-    layout = layout_of(lengths, rows.shape[1])
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
     return prediction_batch(rows, masked, layout, is_target, is_shifted=True)
 
 
@@ -272,7 +302,8 @@ def denoising_batch(
     rows, lengths = corpus.rows(samples, width=width)
     candidates = candidates_of(rows, lengths, masking)
     chosen, weights = noise.choose(candidates, times, keys)
-    tokens, layout = np.where(chosen, masking.mask, rows), layout_of(lengths, rows.shape[1])
+    tokens = np.where(chosen, masking.mask, rows)
+    layout = row_layout(corpus, samples, lengths, rows.shape[1])
     batch = prediction_batch(rows, tokens, layout, chosen, noise.is_shifted, weights)
     batch.mask_id = masking.mask
     batch.sizes["tokens"] = int(candidates.sum())

@@ -241,7 +241,8 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
     # NaN, so that a row that was not computed cannot pass for an output: `store` refuses it.
     outputs = np.full((n_rows, task.outputs[name]), np.nan, np.float32)
     outputs[[sample for sample, _ in rows]] = [values for _, values in rows]
-    return outputs, {"seconds": time.monotonic() - started, "flops": flops, "updates": 0}
+    cost = {"seconds": time.monotonic() - started, "flops": flops, "updates": 0, "words": 0}
+    return outputs, cost
 
 
 # ---------------------------------------------------------------- storing

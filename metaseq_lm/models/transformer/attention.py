@@ -201,7 +201,8 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     else:
         key = at if layout.documents is None else document_positions(layout.documents)
         key = key.reshape(-1, 1, length)
-        prefix = before | (around & (key < layout.prefix.reshape(-1, 1, 1)))
+        limit = layout.prefix.reshape(-1, 1, length if layout.prefix_by_document else 1)
+        prefix = before | (around & (key < limit))
     ranked = before
     if layout.ranks is not None:
         ranks = layout.ranks.reshape(-1, length)

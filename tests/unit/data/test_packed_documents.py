@@ -1,5 +1,6 @@
 """Documents packed into rows: each once an epoch, whole, and as if it had a row of its own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Layout, TokenBatch
 from metaseq_lm.core.config import section
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM
+from metaseq_lm.criterions.predictions import (
+    MaskedDiffusion,
+    MaskedDiffusionConfig,
+    MaskedNextToken,
+    PrefixLM,
+)
 from metaseq_lm.data.corpus.documents import DOCUMENTS, PackedDocuments, best_fit
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
+from metaseq_lm.data.corpus.predictions import (
+    Noise,
+    PredictionBatch,
+    denoising_batch,
+    next_token_batch,
+    prefix_batch,
+)
 from metaseq_lm.data.corpus.rows import Corpus, masked_batch
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
@@ -136,6 +153,95 @@ def test_the_causal_loss_is_that_of_rows_of_their_own(name: str, tmp_path: Path)
     batch = language_batch(packed, np.arange(len(packed)))
     leaking = batch.replace(layout=replace(batch.layout, documents=None))
     assert CausalLM()(model, leaking)["next_token"].sum.item() != pytest.approx(sums[0], rel=1e-6)
+
+
+SPECIALS = np.asarray(VOCABULARY.specials)
+MASKING = Masking(
+    VOCABULARY.mask, 0.4, 0.0, 0.0, np.setdiff1d(np.arange(len(VOCABULARY)), SPECIALS), SPECIALS
+)
+BATCHES: dict[str, tuple[Criterion, Callable[..., PredictionBatch]]] = {
+    "prefix_lm": (PrefixLM(), prefix_batch),
+    "masked_next_token": (MaskedNextToken(), partial(next_token_batch, masking=MASKING)),
+    "masked_diffusion": (
+        MaskedDiffusion(MaskedDiffusionConfig(shifted=True)),
+        partial(denoising_batch, masking=MASKING, noise=Noise(is_shifted=True, causal_share=0.5)),
+    ),
+}
+
+
+def alone(batch: PredictionBatch, row: int, document: int, lengths: np.ndarray) -> PredictionBatch:
+    """Return the part of a batch that is one document, in a row of its own."""
+    layout, width = batch.layout, batch.tokens.shape[1]
+    assert layout.documents is not None
+    inside = (layout.documents[row] == document) & (torch.arange(width) < int(lengths[row]))
+    at = torch.flatten(inside.nonzero())
+    chosen = (batch.sources // width == row) & inside[batch.sources % width] & (batch.targets >= 0)
+    prefix = None if layout.prefix is None else layout.prefix[row, at[:1]]
+    reach = layout.reach if isinstance(layout.reach, str) else layout.reach[[row]]
+    return batch.replace(
+        tokens=batch.tokens[[row]][:, at],
+        layout=Layout(reach=reach, prefix=prefix),
+        sources=batch.sources[chosen] % width - at[0],
+        targets=batch.targets[chosen],
+        is_causal=batch.is_causal[chosen],
+        weights=None if batch.weights is None else batch.weights[chosen],
+    )
+
+
+@pytest.mark.parametrize("task", BATCHES)
+@pytest.mark.parametrize("name", ["modern", "transformer"])
+def test_predictions_in_packed_rows_are_those_of_documents_alone(
+    name: str, task: str, tmp_path: Path
+) -> None:
+    """Prefixes, masked and causal rows: each document as if nothing were beside it."""
+    write(tmp_path, SIZES)
+    packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
+    samples = np.arange(len(packed))
+    keys = random_streams.row_keys(1, samples)
+    times = np.where(samples % 3 == 1, 0, (samples + 0.5) / len(samples))
+    if task == "prefix_lm":
+        times = np.maximum(times, 0.1)
+    criterion, build = BATCHES[task]
+    shares = {"causal_share": 0.5} if task == "masked_next_token" else {}
+    batch = build(packed, samples=samples, keys=keys, times=times, **shares)
+    assert batch.layout.documents is not None
+    lengths, model = packed.row_lengths[samples], model_of(name)
+    together = criterion(model, batch)
+    sums = dict.fromkeys(together, 0.0)
+    targets = 0
+    for row in range(len(samples)):
+        for document in range(int(batch.layout.documents[row, lengths[row] - 1]) + 1):
+            part = alone(batch, row, document, lengths)
+            targets += len(part.targets)
+            assert (part.sources >= 0).all() and (part.sources < part.tokens.shape[1]).all()
+            for key, term in criterion(model, part).items():
+                sums[key] += term.sum.item()
+    assert targets == batch.sizes["targets"] > 0  # no target is that of another document
+    for key, term in together.items():
+        assert term.sum.item() == pytest.approx(sums[key], rel=1e-12), key
+
+
+def test_each_document_has_a_prefix_of_its_own(tmp_path: Path) -> None:
+    """Of 1 to n - 1 of its n tokens, alike likely; the first of a row has that of the row alone."""
+    sizes = [3, 5, 2] * 4
+    write(tmp_path, sizes)
+    packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH * 3, seed=1)
+    samples, counts = np.arange(len(packed)), {size + 2: np.zeros(size + 1) for size in sizes}
+    for draw in range(400):
+        times = 1 - random_streams.uniforms(random_streams.row_keys(draw, samples), 0, 1)[:, 0]
+        keys = random_streams.row_keys(1000 + draw, samples)
+        layout = prefix_batch(packed, samples, keys, 0, times).layout
+        assert layout.prefix is not None and layout.documents is not None
+        prefix, documents = layout.prefix.numpy(), layout.documents.numpy()
+        for row, length in enumerate(packed.row_lengths[samples]):
+            for document in range(documents[row, length - 1] + 1):
+                inside = np.flatnonzero(documents[row, :length] == document)
+                (value,) = set(prefix[row, inside])
+                counts[len(inside)][value - 1] += 1
+                if not document:
+                    assert value == 1 + int((1 - times[row]) * (len(inside) - 1))
+    for count in counts.values():
+        assert stats.chisquare(count).pvalue > 1e-3
 
 
 def model_of(name: str) -> torch.nn.Module:

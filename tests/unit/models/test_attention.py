@@ -50,9 +50,22 @@ RANKS = torch.tensor(
 KERNELS = pytest.mark.parametrize("context", [ForwardContext, double_backward])
 
 
+# That of each token's document.
+PREFIXES = torch.tensor(
+    [[2, 2, 2, 1, 1, 1, 1], [0, 0, 5, 5, 5, 5, 5], [1, 0, 1, 1, 0, 1, 1], [4] * 7]
+)
+
+
 def layouts() -> dict[str, Layout]:
     """Return layouts of ROWS rows by name."""
-    return {
+    by_document = {
+        f"{reach} by document, {padding}, packed": Layout(
+            PADDING[padding], DOCUMENTS["packed"], REACH[reach], PREFIXES
+        )
+        for reach in ("prefix", "by row")
+        for padding in PADDING
+    }
+    return by_document | {
         f"{reach}, {padding}, {documents}": Layout(
             PADDING[padding], DOCUMENTS[documents], REACH[reach], PREFIX, RANKS
         )
@@ -87,7 +100,8 @@ def sees(layout: Layout, row: int, query: int, key: int) -> bool:
         return key >= query
     if reach == "ranked":
         return bool(layout.ranks[row, key] <= layout.ranks[row, query])
-    in_prefix = reach == "prefix" and position < layout.prefix[row]
+    prefix = layout.prefix[row, key] if layout.prefix.dim() == 2 else layout.prefix[row]
+    in_prefix = reach == "prefix" and position < prefix
     return key <= query or bool(in_prefix)
 
 
@@ -205,7 +219,7 @@ def test_packed_rows_are_rows_alone(reach: str, soft: bool) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "prefix, at the end, packed",
+        "prefix by document, at the end, packed",
         "by row, at the end, one document",
         "ranked, at the end, one document",
     ],

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (
     Pictures,
+    draw_costs,
     draw_curves,
-    draw_flops,
     draw_metrics,
     draw_scores,
+    drawn_costs,
     require_logged,
     separate_overlapping,
 )
@@ -56,7 +58,7 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
     assert list(along.styles()) == ["$hard$", "_soft"]
     assert draw_curves(along, "valid.accuracy", tmp_path / "curves.png") == []
     assert draw_scores(along, metric, tmp_path / "scores.png") == []
-    assert draw_flops(along, metric, tmp_path / "flops.png") == []
+    assert draw_costs(along, metric, tmp_path / "flops.png", "flops") == []
     draw_curves(Pictures(settings, "range"), "train.loss", tmp_path / "range.png")
     for name in ("curves", "scores", "flops", "range"):
         image = pixels(tmp_path / f"{name}.png")
@@ -66,7 +68,23 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
         assert round(picture.info["dpi"][0]) == 150
 
 
-@pytest.mark.parametrize("draw", [draw_scores, draw_flops])
+def test_costs_that_are_drawn(tmp_path):
+    """Words if they differ between settings, and only those settings that have them."""
+    for name, words in (("a", 1000), ("b", 1000)):
+        make_run(tmp_path / name, label=name, results={"words_seen": words})
+    metric = choose_metric([], None)
+    settings = group(find_runs([tmp_path]))
+    assert drawn_costs(settings, metric) == ["flops"]
+    make_run(tmp_path / "c", label="c", results={"words_seen": 3000})
+    make_run(tmp_path / "d", label="d")
+    settings = group(find_runs([tmp_path]))
+    assert drawn_costs(settings, metric) == ["flops", "words"]
+    (note,) = draw_costs(Pictures(settings), metric, tmp_path / "words.png", "words")
+    assert "d: not in the plot over words" in note
+    assert pixels(tmp_path / "words.png").var() > 100
+
+
+@pytest.mark.parametrize("draw", [draw_scores, partial(draw_costs, cost="flops")])
 def test_controls_are_grey_lines_across_and_no_points(draw, settings, tmp_path):
     """The control has neither a place on the axis nor one of the colours."""
     metric = choose_metric([run for s in settings for run in s.runs], None)
@@ -176,7 +194,7 @@ def test_a_key_with_names_and_missing_flops(tmp_path):
     runs = find_runs([tmp_path / "r"])
     pictures, metric = Pictures(group(runs, [KEY]), along=KEY), choose_metric(runs, None)
     assert draw_scores(pictures, metric, tmp_path / "x.png") == []
-    (note,) = draw_flops(pictures, metric, tmp_path / "y.png")
+    (note,) = draw_costs(pictures, metric, tmp_path / "y.png", "flops")
     assert "seta" in note and "FLOPs" in note
 
 

@@ -136,6 +136,9 @@ def test_cost_includes_pretraining(tmp_path):
     run = read_run(make_run(tmp_path / "a", results={"pretraining": before}))
     assert run.costs["flops"] == 6e12 and run.costs["own_flops"] == 1e12
     assert run.costs["seconds"] == 160.0 and run.costs["own_seconds"] == 60.0
+    assert run.costs["words"] is None
+    results = {"words_seen": 5, "pretraining": before | {"words": 700}}
+    assert read_run(make_run(tmp_path / "c", results=results)).costs["words"] == 705
     lacking = read_run(make_run(tmp_path / "b", results={"pretraining": {"seconds": 1.0}}))
     assert lacking.costs["flops"] is None
 

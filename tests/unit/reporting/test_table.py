@@ -147,6 +147,29 @@ def test_costs_with_and_without_pretraining(tmp_path):
     assert [line["seconds"] for line in table.records] == [60.0, 7260.0]
 
 
+def test_words_have_a_column_where_a_run_saw_some(tmp_path):
+    """Those before it included; "-" for a run of an earlier version."""
+    make_run(tmp_path / "a", label="none", results={"words_seen": 0})
+    assert "words" not in table_of(tmp_path).head
+    before = {"seconds": 1.0, "flops": 5e12, "updates": 1, "words": 7412345, "run": "x"}
+    make_run(tmp_path / "b", label="tuned", results={"pretraining": before, "words_seen": 0})
+    make_run(tmp_path / "c", label="unknown")
+    assert cells(table_of(tmp_path), "words") == ["0", "7,412,345", "-"]
+
+
+def test_seeds_of_a_number_of_words_are_one_setting(tmp_path):
+    """Their numbers of updates follow from it; those of a run without it are a setting."""
+    for seed, updates in ((1, 400), (2, 401)):
+        trainer = {"max_update": updates, "max_words": 1e6}
+        schedule = {"_name": "linear", "total_updates": updates}
+        make_run(tmp_path / str(seed), seed=seed, trainer=trainer, schedule=schedule)
+    assert len(table_of(tmp_path).rows) == 1
+    trainer = {"max_update": 402, "max_words": 0.0}
+    schedule = {"_name": "linear", "total_updates": 402}
+    make_run(tmp_path / "3", trainer=trainer, schedule=schedule)
+    assert len(table_of(tmp_path).rows) == 2
+
+
 def test_flops_by_rule_have_a_column_where_a_run_has_them(tmp_path):
     """The run's own, without pretraining; "-" for a setting whose task has no rule."""
     make_run(tmp_path / "a", label="none")
