@@ -46,7 +46,9 @@ from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_tex
 FREE = ("engine.", "trainer.")
 # Parts of a run that `train --reset` names, and the options that may change with each.
 RESETS = {
-    "schedule": re.compile(r"schedule\..+|optimizer\.lr|criterion\.total_updates"),
+    "schedule": re.compile(
+        r"schedule\..+|optimizer\.lr|criterion\.total_updates|task\.phase_updates"
+    ),
     "optimizer": re.compile(r"optimizer\..+"),
     "data": re.compile(
         r"task\.(\w*batch_size|batches_per_update|tokens_per_sample|valid_size|\w*epochs)"

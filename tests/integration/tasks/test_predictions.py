@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, weighted_loss
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.predictions import MaskedDiffusion, MaskedDiffusionConfig
 from metaseq_lm.data.corpus.predictions import PredictionBatch, prediction_batch
 from metaseq_lm.data.labelled.files import Sentence
@@ -123,17 +122,6 @@ def test_diffusion_by_a_loop(shifted: bool, model: list[str], moons: Path, tmp_p
     torch.testing.assert_close(loss, total / count, rtol=1e-12, atol=1e-12)
     differ = gradient(loss, parts.model) - gradient(total / count, parts.model)
     assert differ.abs().max() < 1e-10
-
-
-@pytest.mark.parametrize("name", [MNTP, DIFFUSION])
-def test_only_causal_rows_are_a_causal_lm(name: str, moons: Path, tmp_path: Path) -> None:
-    """With a share of 1 the loss is that of causal_lm on the same rows."""
-    parts = open_parts(moons, tmp_path, name, "task.causal_share=1", "criterion.read=causal")
-    batch = first_batch(parts)
-    term = CausalLM()(parts.model, batch)["next_token"]
-    assert batch.sizes["causal_targets"] == batch.sizes["targets"]
-    expected = term.sum / batch.sizes["targets"]
-    torch.testing.assert_close(loss_of(parts, batch), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_prefix_is_seen_and_later_tokens_are_not(moons: Path, tmp_path: Path) -> None:
