@@ -164,7 +164,7 @@ BATCHES: dict[str, tuple[Criterion, Callable[..., PredictionBatch]]] = {
     "masked_next_token": (MaskedNextToken(), partial(next_token_batch, masking=MASKING)),
     "masked_diffusion": (
         MaskedDiffusion(MaskedDiffusionConfig(shifted=True)),
-        partial(denoising_batch, masking=MASKING, noise=Noise(is_shifted=True, causal_share=0.5)),
+        partial(denoising_batch, masking=MASKING, noise=Noise(is_shifted=True)),
     ),
 }
 
@@ -177,13 +177,11 @@ def alone(batch: PredictionBatch, row: int, document: int, lengths: np.ndarray) 
     at = torch.flatten(inside.nonzero())
     chosen = (batch.sources // width == row) & inside[batch.sources % width] & (batch.targets >= 0)
     prefix = None if layout.prefix is None else layout.prefix[row, at[:1]]
-    reach = layout.reach if isinstance(layout.reach, str) else layout.reach[[row]]
     return batch.replace(
         tokens=batch.tokens[[row]][:, at],
-        layout=Layout(reach=reach, prefix=prefix),
+        layout=Layout(reach=layout.reach, prefix=prefix),
         sources=batch.sources[chosen] % width - at[0],
         targets=batch.targets[chosen],
-        is_causal=batch.is_causal[chosen],
         weights=None if batch.weights is None else batch.weights[chosen],
     )
 
@@ -193,17 +191,15 @@ def alone(batch: PredictionBatch, row: int, document: int, lengths: np.ndarray) 
 def test_predictions_in_packed_rows_are_those_of_documents_alone(
     name: str, task: str, tmp_path: Path
 ) -> None:
-    """Prefixes, masked and causal rows: each document as if nothing were beside it."""
+    """Each document as if nothing were beside it."""
     write(tmp_path, SIZES)
     packed = PackedDocuments(tmp_path, "train", VOCABULARY, LENGTH, seed=1)
     samples = np.arange(len(packed))
     keys = random_streams.row_keys(1, samples)
-    times = np.where(samples % 3 == 1, 0, (samples + 0.5) / len(samples))
-    if task == "prefix_lm":
-        times = np.maximum(times, 0.1)
+    times = (samples + 0.5) / len(samples)
     criterion, build = BATCHES[task]
-    shares = {"causal_share": 0.5} if task == "masked_next_token" else {}
-    batch = build(packed, samples=samples, keys=keys, times=times, **shares)
+    drawn = {} if task == "masked_next_token" else {"times": times}
+    batch = build(packed, samples=samples, keys=keys, **drawn)
     assert batch.layout.documents is not None
     lengths, model = packed.row_lengths[samples], model_of(name)
     together = criterion(model, batch)
