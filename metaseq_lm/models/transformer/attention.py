@@ -7,8 +7,8 @@ they use a boolean mask, since the number of documents would have to be read fro
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
 and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
-both ModernBERT and ModernBertDecoder of the transformers library have it. Tokens with ranks see at
-most w // 2 on each side.
+both ModernBERT and ModernBertDecoder of the transformers library have it. With ranks, tokens of the
+same rank count as seen on both sides, those of a lower one as seen in one direction.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -191,11 +191,10 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     """Return the visibility by reach and distance (0 for any), boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
-    after = before.mT
-    around = torch.ones_like(before)
+    around = near = torch.ones_like(before)
     if distance:
         around, near = near_mask((at[:, None] - at)[None], distance)
-        before, after = before & near, after & near
+    before, after = before & near, before.mT & near
     if layout.prefix is None:
         prefix = before
     else:
@@ -205,8 +204,8 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
         prefix = before | (around & (key < limit))
     ranked = before
     if layout.ranks is not None:
-        ranks = layout.ranks.reshape(-1, length)
-        ranked = around & (ranks[:, None, :] <= ranks[:, :, None])
+        query, key = layout.ranks.reshape(-1, length, 1), layout.ranks.reshape(-1, 1, length)
+        ranked = (around & (key == query)) | (near & (key < query))
     by_reach = (around, before, after, prefix, ranked)
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
