@@ -3,7 +3,8 @@
 A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
 the kernels take, once per forward pass of a stack and width of window. Packed rows are unpacked on
 a CPU, a document a row, so that attention costs the square of the documents' lengths; elsewhere
-they use a boolean mask, since the number of documents would have to be read from the device.
+they use a boolean mask, since the number of documents would have to be read from the device. The
+FLOPs that are counted are those of whole rows in both cases.
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
 and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
@@ -27,6 +28,7 @@ from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
+from metaseq_lm.runs.flops import attention_flops, count_more
 
 BOTH, CAUSAL, ANTICAUSAL, PREFIX, RANKED = range(len(REACHES))
 
@@ -346,9 +348,11 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
         mixed: Tensor = dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         return mixed
     if (unpacking := visibility.unpacking) is not None:
-        rows = len(q)
+        rows, in_rows = len(q), attention_flops(q.shape, k.shape, v.shape)
         q, k, v = map(unpacking.unpack, (q, k, v))
-        return unpacking.pack(fused_attention(q, k, v, unpacking.visibility), rows)
+        mixed = fused_attention(q, k, v, unpacking.visibility)
+        count_more(mixed, in_rows - attention_flops(q.shape, k.shape, v.shape))
+        return unpacking.pack(mixed, rows)
     return fused_attention(q, k, v, visibility)
 
 
