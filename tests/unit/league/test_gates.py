@@ -297,6 +297,13 @@ RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("plateau", FLAG, "copying of unmasked targets reach 3.67"),
     ),
+    "an objective of a mixture by word frequencies alone": (
+        lambda row: make.change(
+            make.change(row, make.with_logged(**{"easy.mlm": 3.75, "causal_lm.next_token": 2})),
+            make.with_values(task__objectives=["causal_lm weight=[1,0]", "masked_lm name=easy"]),
+        ),
+        *("plateau", FLAG, "valid.easy.mlm is 3.75 nats at best; word frequencies and the copying"),
+    ),
     "the share of fakes alone": (
         lambda row: make.change(row, make.with_logged(discriminator=0.43, fakes=0.15)),
         *("plateau", FLAG, "valid.discriminator is 0.43 nats at best; the share of fakes alone"),
@@ -667,6 +674,18 @@ def test_rows_of_a_bad_baseline_are_refused(
 def test_a_row_without_a_baseline_says_so(baseline: Row, row: Row) -> None:
     finding = only(standing(replace(baseline, budget=2e10), row).findings, "baseline")
     assert finding.action == NOTE and "causal" in finding.reason
+
+
+@pytest.mark.parametrize(
+    "entry", ["masked_lm weight=[0,0]", "masked_lm task.leave_unmasked_prob=0.2 weight=[0,1]"]
+)
+def test_objectives_that_are_only_validated_have_no_ceiling(
+    entry: str, baseline: Row, row: Row
+) -> None:
+    row = make.change(row, make.with_logged(**{"masked_lm.mlm": 5.0}))
+    row = make.change(row, make.with_values(task__objectives=["causal_lm", entry]))
+    gates = {finding.gate for finding in standing(baseline, row).findings}
+    assert ("ceiling" in gates) == ("[0,1]" in entry)
 
 
 def test_data_that_are_not_known_have_no_ceiling(baseline: Row, row: Row) -> None:
