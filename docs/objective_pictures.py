@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 import torch
 from objective_catalogue import CATALOGUE, Objective, Picture
-from objective_views import View, make_data, open_run, views
+from objective_views import View, make_data, open_runs, views
 
 from metaseq_lm import plugins
 
@@ -121,13 +121,13 @@ def legend(top: float, has_marks: bool) -> tuple[list[str], float]:
 
 
 def lines_of(options: tuple[str, ...], longest: int = 54) -> list[str]:
-    """Return options as lines of at most `longest` letters, if each fits."""
+    """Return options as lines of at most `longest` letters, broken at spaces and between texts."""
     lines: list[str] = []
-    for option in options:
-        if lines and len(lines[-1]) + len(option) < longest:
-            lines[-1] += f" {option}"
+    for word in " ".join(options).replace('","', '", "').split():
+        if lines and len(lines[-1]) + len(word) < longest:
+            lines[-1] += f" {word}"
         else:
-            lines.append(option)
+            lines.append(word)
     return lines
 
 
@@ -192,11 +192,11 @@ def drawn_pictures(folder: Path) -> Iterator[tuple[Objective, Picture, str, str]
     data = make_data(folder)
     for objective in CATALOGUE:
         for picture in objective.pictures:
-            run = open_run(objective, picture, data[picture.corpus])
+            runs = open_runs(objective, picture, data[picture.corpus])
             with torch.no_grad():
-                for parameter in run.model.parameters():
+                for parameter in runs[0].model.parameters():
                     parameter.zero_()
-                shown = views(run, picture)
+                shown = views(runs, picture)
             yield objective, picture, draw(shown, picture.options), described(shown)
 
 
