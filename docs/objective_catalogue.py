@@ -110,12 +110,13 @@ CATALOGUE = (
         ("task=prefix_lm", "criterion=prefix_lm", MODERN),
         ("task.sample_break_mode", "task.tokens_per_sample", "criterion.read"),
         pictures=(
-            Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=11),
+            Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=8),
             Picture(
                 "prefix_lm_documents",
                 (Panel("two documents in a row"),),
                 ("task.sample_break_mode=documents",),
                 DOCUMENTS,
+                seed=7,
             ),
         ),
     ),
@@ -236,7 +237,7 @@ CATALOGUE = (
                     Panel("a masked row", part=2),
                 ),
                 mixture("causal_lm", "prefix_lm", "masked_lm task.mask_prob=0.4"),
-                seed=11,
+                seed=8,
             ),
         ),
     ),
