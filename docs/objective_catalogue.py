@@ -20,12 +20,14 @@ class Panel:
     Attributes:
         title: What it shows; {weight} in it is the weight of the row's losses.
         net: The net whose attention it is.
-        row: The number of the row in the batch.
+        row: The number of the row in the batch, or among those of its objective in a mixture.
+        part: The number of its objective in a mixture.
     """
 
     title: str
     net: str = ENCODER
     row: int = 0
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,16 @@ def masked(*options: str) -> tuple[str, ...]:
     return (*options, "task.random_token_prob=0", "task.leave_unmasked_prob=0")
 
 
+def mixture(*entries: str, phases: str = "") -> tuple[str, ...]:
+    """Return options of a mixture of objectives."""
+    objectives = ",".join(f'"{entry}"' for entry in entries)
+    return (f"task.objectives=[{objectives}]", *([f"task.phases={phases}"] if phases else []))
+
+
 MODERN, TWO_SIDED = "model=modern", "model=modern_electra"
+MIXTURE = ("task=mixture", "criterion=mixture")
 DIFFUSION = ("task=masked_diffusion", "criterion=masked_diffusion", MODERN)
+DUAL = mixture("masked_diffusion criterion.shifted=true", "causal_lm")
 SPANS = ("task=span_corruption", "criterion=span_corruption")
 # Of a sentence of 8 tokens 3 are noise, in 2 spans.
 NOISE = ("task.noise_density=0.4", "task.mean_span=1.5")
@@ -99,7 +109,16 @@ CATALOGUE = (
         "prefix_lm",
         ("task=prefix_lm", "criterion=prefix_lm", MODERN),
         ("task.sample_break_mode", "task.tokens_per_sample", "criterion.read"),
-        pictures=(Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=11),),
+        pictures=(
+            Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=8),
+            Picture(
+                "prefix_lm_documents",
+                (Panel("two documents in a row"),),
+                ("task.sample_break_mode=documents",),
+                DOCUMENTS,
+                seed=7,
+            ),
+        ),
     ),
     Objective(
         "masked_lm",
@@ -143,25 +162,29 @@ CATALOGUE = (
         ("task=masked_next_token", "criterion=masked_next_token", MODERN),
         (
             *("task.mask_prob", "task.random_token_prob", "task.leave_unmasked_prob"),
-            *("task.mask_unit", "task.causal_share", "criterion.read"),
+            "task.mask_unit",
         ),
         {"15 %": (), "30 %": ("task.mask_prob=0.3",)},
         (Picture("masked_next_token", (Panel("a masked row"),), masked("task.mask_prob=0.4")),),
     ),
     Objective(
         "gpt_bert",
-        ("task=masked_next_token", "criterion=masked_next_token", MODERN),
-        ("task.causal_share", "task.mask_prob", "criterion.read"),
+        (*MIXTURE, MODERN),
+        ("task.objectives", "criterion.read"),
         {
-            "1/16 causal, 15 %": ("task.causal_share=0.0625",),
-            "1/16 causal, 30 %": ("task.causal_share=0.0625", "task.mask_prob=0.3"),
-            "1/2 causal, 30 %": ("task.causal_share=0.5", "task.mask_prob=0.3"),
+            "1/16 causal, 15 %": mixture("masked_next_token weight=15", "causal_lm weight=1"),
+            "1/16 causal, 30 %": mixture(
+                "masked_next_token weight=15 task.mask_prob=0.3", "causal_lm weight=1"
+            ),
+            "1/2 causal, 30 %": mixture("masked_next_token task.mask_prob=0.3", "causal_lm"),
         },
         (
             Picture(
                 "gpt_bert",
-                (Panel("a masked row"), Panel("a causal row", row=1)),
-                masked("task.causal_share=0.5", "task.mask_prob=0.4"),
+                (Panel("a masked row"), Panel("a causal row", part=1)),
+                mixture(
+                    " ".join(["masked_next_token", *masked("task.mask_prob=0.4")]), "causal_lm"
+                ),
             ),
         ),
     ),
@@ -169,10 +192,13 @@ CATALOGUE = (
         "masked_diffusion",
         DIFFUSION,
         (
-            *("task.times", "task.weights", "task.causal_share", "criterion.shifted"),
-            *("criterion.read", "criterion.score_samples", "criterion.score_seed"),
+            *("task.times", "task.weights", "criterion.shifted"),
+            *("criterion.score_samples", "criterion.score_seed"),
         ),
-        {"diffusion": (), "1/2 causal": ("task.causal_share=0.5",)},
+        {
+            "diffusion": (),
+            "1/2 causal": (*MIXTURE, *DUAL),
+        },
         (
             Picture(
                 "masked_diffusion",
@@ -184,8 +210,34 @@ CATALOGUE = (
             ),
             Picture(
                 "masked_diffusion_causal",
-                (Panel("a masked row"), Panel("a causal row", row=1)),
-                ("task.causal_share=0.5", "criterion.shifted=true"),
+                (Panel("a masked row"), Panel("a causal row", part=1)),
+                (*MIXTURE, *DUAL),
+            ),
+        ),
+    ),
+    Objective(
+        "mixture",
+        (*MIXTURE, MODERN),
+        ("task.objectives", "task.phases", "task.phase_updates", "criterion.read"),
+        {
+            "1/4 causal, 3/4 masked": mixture("causal_lm weight=1", "masked_lm weight=3"),
+            "causal, then masked": mixture(
+                "causal_lm weight=[1,0]", "masked_lm weight=[0,1]", phases="[1,3]"
+            ),
+            "4 causal, 16 masked, 4 causal": mixture(
+                "causal_lm weight=[1,0,1]", "masked_lm weight=[0,1,0]", phases="[4,16,4]"
+            ),
+        },
+        (
+            Picture(
+                "mixture",
+                (
+                    Panel("a causal row"),
+                    Panel("a row with a prefix", part=1),
+                    Panel("a masked row", part=2),
+                ),
+                mixture("causal_lm", "prefix_lm", "masked_lm task.mask_prob=0.4"),
+                seed=8,
             ),
         ),
     ),

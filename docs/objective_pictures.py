@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 import torch
 from objective_catalogue import CATALOGUE, Objective, Picture
-from objective_views import View, make_data, open_run, views
+from objective_views import View, make_data, open_runs, views
 
 from metaseq_lm import plugins
 
@@ -52,7 +52,9 @@ def draw(shown: list[View], options: tuple[str, ...]) -> str:
         parts += drawn
     drawn, top = legend(top + 4, has_marks=any(item.marked.any() for item in shown))
     parts += drawn
-    for line in textwrap.wrap(" ".join(options), LONGEST_LINE, break_long_words=False):
+    for line in textwrap.wrap(
+        " ".join(options).replace('","', '", "'), LONGEST_LINE, break_long_words=False
+    ):
         parts.append(text(8, top + 8, line, "side", anchor=None, size=11))
         top += 16
     top += 4
@@ -183,11 +185,11 @@ def drawn_pictures(folder: Path) -> Iterator[tuple[Objective, Picture, str, str]
     data = make_data(folder)
     for objective in CATALOGUE:
         for picture in objective.pictures:
-            run = open_run(objective, picture, data[picture.corpus])
+            runs = open_runs(objective, picture, data[picture.corpus])
             with torch.no_grad():
-                for parameter in run.model.parameters():
+                for parameter in runs[0].model.parameters():
                     parameter.zero_()
-                shown = views(run, picture)
+                shown = views(runs, picture)
             yield objective, picture, draw(shown, picture.options), described(shown)
 
 

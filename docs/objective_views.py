@@ -45,6 +45,7 @@ from metaseq_lm.models.transformer.attention import (
 )
 from metaseq_lm.models.transformer.encoder import Embeddings
 from metaseq_lm.tasks import TextTask
+from metaseq_lm.tasks.mixture import MixtureTask
 from metaseq_lm.training.parts import build_model, build_task, prepare_config
 
 LINES = {
@@ -96,7 +97,7 @@ class View:
 
 @dataclass(frozen=True)
 class Run:
-    """The first batch of a run, and what reads it."""
+    """The first batch of a run, or that of one objective of a mixture, and what reads it."""
 
     task: TextTask
     model: nn.Module
@@ -123,10 +124,13 @@ def make_data(folder: Path) -> dict[str, Path]:
     return made
 
 
-def open_run(objective: Objective, picture: Picture, data: Path, *options: str) -> Run:
-    """Return the run of a picture on a data folder, with `options` besides its own."""
+def open_runs(objective: Objective, picture: Picture, data: Path, *options: str) -> list[Run]:
+    """Return the run of a picture on a data folder, with `options` besides its own.
+
+    Of a mixture these are runs of its objectives, with one model and rows of the same batch.
+    """
     length = f"task.tokens_per_sample={LONGEST[picture.corpus]}"
-    rows = 1 + max(panel.row for panel in picture.panels)
+    rows = len({(panel.part, panel.row) for panel in picture.panels})
     usual = ("task.sample_break_mode=eos", f"task.batch_size={rows}", f"seed={picture.seed}")
     config = load_config(
         [f"data={data}", length, *usual, *objective.options, *SMALL, *picture.options, *options]
@@ -134,8 +138,12 @@ def open_run(objective: Objective, picture: Picture, data: Path, *options: str) 
     config = prepare_config(config)
     task = build_task(config)
     model = build_model(task, config, "cpu")
-    (batch,) = task.build_streams("train")["train"].micro_batches(0, Shard())
-    return Run(task, model, task.criterion, batch)
+    batches = task.build_streams("train")["train"].micro_batches(0, Shard())
+    if isinstance(task, MixtureTask):
+        parts = [(task.tasks[batch.objective], batch.batch) for batch in batches]
+    else:
+        parts = [(task, batch) for batch in batches]
+    return [Run(part, model, part.criterion, batch) for part, batch in parts]
 
 
 def read(run: Run) -> tuple[dict[str, Reading], Any]:
@@ -280,7 +288,7 @@ def target_names(run: Run, net: str) -> Sequence[str]:
     return labels if labels and net == ENCODER else symbol_names(run)
 
 
-def views(run: Run, picture: Picture) -> list[View]:
-    """Return what the panels of a picture show of a run."""
-    readings, _ = read(run)
-    return [view(run, panel, readings) for panel in picture.panels]
+def views(runs: Sequence[Run], picture: Picture) -> list[View]:
+    """Return what the panels of a picture show of runs."""
+    readings = [read(run)[0] for run in runs]
+    return [view(runs[panel.part], panel, readings[panel.part]) for panel in picture.panels]

@@ -66,9 +66,12 @@ def test_the_index_says_the_sizes_of_the_laptop_division() -> None:
         ("masked_lm", "30 % falling to 15 %", 0.225),
         ("masked_lm", "30, 15, 5 % by phases", 0.8 * 0.3 + 0.15 * 0.15 + 0.05 * 0.05),
         ("masked_next_token", "15 %", 0.15 * 38 / LENGTH),
-        ("gpt_bert", "1/16 causal, 15 %", (39 / 8 + 7 / 8 * 0.15 * 38) / LENGTH),
+        ("gpt_bert", "1/16 causal, 15 %", 1 / 8 + 7 / 8 * 0.15 * 38 / LENGTH),
         ("masked_diffusion", "diffusion", 0.5 * 38 / LENGTH),
-        ("masked_diffusion", "1/2 causal", (39 / 2 + 38 / 4) / LENGTH),
+        ("masked_diffusion", "1/2 causal", 1 / 2 + 38 / 4 / LENGTH),
+        ("mixture", "1/4 causal, 3/4 masked", 1 / 4 + 3 / 4 * 0.15),
+        ("mixture", "causal, then masked", 1 / 4 + 3 / 4 * 0.15),
+        ("mixture", "4 causal, 16 masked, 4 causal", 1 / 3 + 2 / 3 * 0.15),
     ],
 )
 def test_costs_are_those_of_the_rule_on_the_page(

@@ -22,10 +22,11 @@ from objective_catalogue import (
     GENERATOR,
     TOWERS,
     Objective,
+    Panel,
     Picture,
 )
 from objective_pictures import PAGES, drawn_pictures, with_text
-from objective_views import Run, make_data, open_run, read, target_names, view
+from objective_views import Reading, Run, make_data, open_runs, read, target_names, view
 from torch import Tensor, nn
 
 from metaseq_lm.models.transformer.attention import Visibility
@@ -166,25 +167,32 @@ def place_of(graph: Graph, net: str, states: Tensor, at: int) -> tuple[int, int]
 
 def compare(objective: Objective, picture: Picture, data: dict[str, Path]) -> None:
     """Raise AssertionError unless a picture shows what derivatives say."""
-    run = open_run(objective, picture, data[picture.corpus], "engine.precision=fp64")
-    with watched(run.model) as graph:
-        readings, terms = read(run)
-    loss = sum(term.sum * term.weight for term in terms.values() if term.is_loss)
-    torch.manual_seed(0)
-    for panel in picture.panels:
-        item, reading = view(run, panel, readings), readings[panel.net]
-        real = [
-            part[panel.row] != run.task.vocabulary.pad for part in (reading.tokens, reading.keys)
-        ]
-        seen, targets = seen_by_loss(graph, panel.net, panel.row, loss)
-        assert item.targets == words(run, panel.net, targets), panel.title
-        for query, keys in seen.items():
-            assert torch.equal(item.seen[query], keys[real[1]]), (panel.title, query)
-            assert not keys[~real[1]].any()
-        if panel.net != TOWERS:
-            by_states = seen_by_states(graph, panel.net, panel.row)[real[0]]
-            assert torch.equal(item.seen, by_states[:, real[1]]), panel.title
-            assert not by_states[:, ~real[1]].any()
+    runs = open_runs(objective, picture, data[picture.corpus], "engine.precision=fp64")
+    for part, run in enumerate(runs):
+        with watched(run.model) as graph:
+            readings, terms = read(run)
+        loss = sum(term.sum * term.weight for term in terms.values() if term.is_loss)
+        torch.manual_seed(0)
+        for panel in picture.panels:
+            if panel.part == part:
+                compare_panel(run, panel, readings, graph, loss)
+
+
+def compare_panel(
+    run: Run, panel: Panel, readings: dict[str, Reading], graph: Graph, loss: Tensor
+) -> None:
+    """Raise AssertionError unless a panel shows what derivatives of the loss say."""
+    item, reading = view(run, panel, readings), readings[panel.net]
+    real = [part[panel.row] != run.task.vocabulary.pad for part in (reading.tokens, reading.keys)]
+    seen, targets = seen_by_loss(graph, panel.net, panel.row, loss)
+    assert item.targets == words(run, panel.net, targets), panel.title
+    for query, keys in seen.items():
+        assert torch.equal(item.seen[query], keys[real[1]]), (panel.title, query)
+        assert not keys[~real[1]].any()
+    if panel.net != TOWERS:
+        by_states = seen_by_states(graph, panel.net, panel.row)[real[0]]
+        assert torch.equal(item.seen, by_states[:, real[1]]), panel.title
+        assert not by_states[:, ~real[1]].any()
 
 
 def words(run: Run, net: str, targets: dict[int, int]) -> dict[int, str]:
