@@ -281,7 +281,8 @@ def masked_stream(
     def schedule(update: int) -> Collate:
         return partial(collate, replace(masking, rate=rates.at(update)))
 
-    options = stream.order, stream.collate, stream.seed, lengths, stream.widths
+    usual = partial(collate, replace(masking, rate=rates.mean))
+    options = stream.order, usual, stream.seed, lengths, stream.widths
     return ScheduledStream(split, *options, schedule=schedule)
 
 
