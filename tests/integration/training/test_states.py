@@ -1,5 +1,6 @@
 """Frozen states: those of the run's encoder, of each layer, with the reach of its objective."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,26 @@ def test_states_are_those_of_the_encoder(
     assert small.means(rows, order)[1] == pytest.approx(means[1][order], abs=1e-6)
     again = small.at_targets(rows, np.arange(6)[::-1])[0]
     assert np.sort(again, axis=0) == pytest.approx(np.sort(at_words[0], axis=0), abs=1e-6)
+
+
+def test_a_criterion_may_say_the_layout(moons: Path, tmp_path: Path) -> None:
+    parts = open_case(moons, tmp_path, ("masked_lm", 0))
+    rows, first = SomeRows(parts), np.array([0])
+
+    def by_groups(tokens: torch.Tensor, layout: Layout) -> Layout:
+        ranks = (torch.arange(tokens.shape[1]) // 3).expand(tokens.shape)
+        return replace(layout, reach="ranked", ranks=ranks)
+
+    before = EncoderStates(parts).means(rows, first)[-1]
+    parts.task.criterion.layout = by_groups
+    found = EncoderStates(parts).means(rows, first)[-1]
+    length = LENGTHS[0]
+    tokens = torch.from_numpy(rows.tokens[:1, :length].copy())
+    tokens[:, 0] = parts.task.vocabulary.cls(parts.task.text_token)
+    with torch.no_grad():
+        wanted = parts.model.eval().encoder(tokens, by_groups(tokens, Layout()))[0]
+    assert found[0] == pytest.approx(wanted[1 : length - 1].mean(0).numpy(), abs=1e-6)
+    assert np.abs(found - before).max() > 1e-6
 
 
 def test_a_causal_model_sees_the_left_only(moons: Path, tmp_path: Path) -> None:
