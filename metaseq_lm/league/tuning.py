@@ -113,7 +113,7 @@ def describe_other_choices(plan: Plan, trials: Iterable[Trials]) -> list[str]:
     if other:
         sentences.append(f"Another metric would have chosen other values: {'; '.join(other)}.")
     if same:
-        sentences.append(f"It would have chosen the same: {', '.join(same)}.")
+        sentences.append(f"The same values would have been chosen: {', '.join(same)}.")
     for metric, names in unknown.items():
         sentences.append(
             f"What {metric} would have chosen is not known of {', '.join(names)}: their trials are "

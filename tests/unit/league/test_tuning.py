@@ -170,7 +170,7 @@ def test_what_metrics_of_other_objectives_would_have_chosen_is_said() -> None:
     assert describe_other_choices(plan, trials) == [
         "Another metric would have chosen other values: dense at 3.0e7 by valid.loss "
         "optimizer.lr=0.0001, not optimizer.lr=0.001.",
-        "It would have chosen the same: agreed at 3.0e7 by valid.loss.",
+        "The same values would have been chosen: agreed at 3.0e7 by valid.loss.",
         "What topic.accuracy would have chosen is not known of masked: their trials are not scored "
         "by it.",
     ]
