@@ -9,6 +9,7 @@ a noise model are then uniform.
 
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -24,6 +25,7 @@ PAGES = HERE / "objectives"
 WIDTH, LEFT, RIGHT = 400, 80, 84
 GAP = 6  # between the keys of an encoder and those of a decoder
 WIDE = "#<>M"  # letters
+LONGEST_LINE = 54  # letters of a line of options
 STYLE = """
       .card { fill: #ffffff }
       .seen { fill: #b3bce8 } .used { fill: #5c6bc0 } .hidden { fill: #eceff4 }
@@ -50,7 +52,9 @@ def draw(shown: list[View], options: tuple[str, ...]) -> str:
         parts += drawn
     drawn, top = legend(top + 4, has_marks=any(item.marked.any() for item in shown))
     parts += drawn
-    for line in lines_of(options):
+    for line in textwrap.wrap(
+        " ".join(options).replace('","', '", "'), LONGEST_LINE, break_long_words=False
+    ):
         parts.append(text(8, top + 8, line, "side", anchor=None, size=11))
         top += 16
     top += 4
@@ -118,17 +122,6 @@ def legend(top: float, has_marks: bool) -> tuple[list[str], float]:
         parts.append(box(style, x, y + 1, 12, 12, 2))
         parts.append(text(x + 17, y + 11, words, "side", anchor=None))
     return parts, top + 22 + 19 * has_marks
-
-
-def lines_of(options: tuple[str, ...], longest: int = 54) -> list[str]:
-    """Return options as lines of at most `longest` letters, broken at spaces and between texts."""
-    lines: list[str] = []
-    for word in " ".join(options).replace('","', '", "').split():
-        if lines and len(lines[-1]) + len(word) < longest:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
 
 
 def box(style: str, x: float, y: float, width: float, height: float, radius: float = 3) -> str:

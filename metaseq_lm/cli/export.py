@@ -5,6 +5,7 @@ examples:
   metaseq-lm export runs/electra --part generator --out exported/generator
   metaseq-lm export runs/bam --head RTE --out exported/rte --check
   metaseq-lm export runs/cola --out exported/cola --check --push me/bert-cola
+  metaseq-lm export runs/gpt-bert criterion.read=causal_lm --out exported/gpt --check
 A post-LN encoder becomes a BERT, RoBERTa or ELECTRA, a pre-LN one a MegatronBERT; with it goes the
 head of a language model, a classifier or a span model (task.joint=false task.answerability=false).
 """
@@ -17,6 +18,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
 
 HELP = "export a checkpoint as a transformers folder"
+OVERRIDES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     plugins.load_all(args.user_dir)
     stored = checkpoint.load(source)
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    config = manifests.usable_config(stored.path, stored.manifest, args.user_dir)
+    config = manifests.reopened_config(stored.path, stored.manifest, args.user_dir, args.overrides)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
     show(f"{out}: exported from {stored.path}")
     if part.unused:
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             show(check(part, tokenizer, out))
             if part.main and KEY not in stored.manifest:
                 run = (str(stored.path), args.data, args.user_dir)
-                show(check_objective(part, out, *run, args.head))
+                show(check_objective(part, out, *run, args.head, args.overrides))
         except MetaseqError as error:
             shutil.rmtree(out, ignore_errors=True)
             raise type(error)(f"{error}; the folder was removed") from error

@@ -320,6 +320,10 @@ class Stream:
         """Return the stream that the batches of an update come from; most do not change."""
         return self
 
+    def typical(self) -> "Stream":
+        """Return a stream whose batches cost what those of this one do in the mean over a run."""
+        return self
+
     @property
     def smallest_batch(self) -> int:
         """The fewest rows that a global batch of this stream has."""
@@ -388,12 +392,17 @@ class ScheduledStream(Stream):
 
     Args:
         schedule: Returns the collate function of an update, a pure function of its number.
+
+    Its own collate function makes batches of the mean cost.
     """
 
     schedule: Callable[[int], Collate] = field(kw_only=True)
 
     def at_update(self, update: int) -> Stream:
         return replace(self, collate=self.schedule(update))
+
+    def typical(self) -> Stream:
+        return Stream(self.name, self.order, self.collate, self.seed, self.lengths, self.widths)
 
 
 def sorted_pass(

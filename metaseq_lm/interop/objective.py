@@ -5,7 +5,7 @@ side by side, and each head takes its own columns of them. The criterion does no
 takes the encoder apart, or computes something else with it, gets other numbers or an error.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,13 @@ SPAN = ("start", "end")
 
 
 def check_objective(
-    part: Part, folder: Path, path: str, data: str | None, user_dir: str | None, labelled: str
+    part: Part,
+    folder: Path,
+    path: str,
+    data: str | None,
+    user_dir: str | None,
+    labelled: str,
+    overrides: Sequence[str] = (),
 ) -> str:
     """Return a line with the largest difference of scores and losses on some validation rows.
 
@@ -48,13 +54,14 @@ def check_objective(
         data: Data folder to use instead of the run's.
         user_dir: Plug-in that the run needs.
         labelled: The set whose head was exported, of several.
+        overrides: key=value changes of the run's configuration.
 
     Raises:
         MetaseqError: They differ, or the objective cannot use a model of this class.
     """
     name = part.foreign.architecture.name
     try:
-        parts = open_run(path, data, user_dir, ENGINE)
+        parts = open_run(path, data, user_dir, [*overrides, *ENGINE])
         parts = replace(parts, task=task_read_as(parts.task))
         passes = first_rows(parts, labelled)
     except MetaseqError as error:

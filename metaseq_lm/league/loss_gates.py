@@ -5,6 +5,7 @@ and the binary cross-entropy of discriminators (DETECTION) with the share of fak
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from metaseq_lm.reporting.runs import Run, is_number
 # Terms that are the mean cross-entropy of a token over the vocabulary, in nats.
 TERMS = ("mlm", "next_token", "forward", "backward")
 PLATEAU = 0.05  # nats
+USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
 DETECTION, FAKES = "discriminator", "fakes"  # the term of a discriminator, and the share of fakes
 DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
 LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
@@ -38,14 +40,44 @@ def by_share(
 
 
 def best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the smallest validation of each term of TERMS that the runs of a row have."""
+    """Return the smallest validation of each term of TERMS that the runs of a row have.
+
+    In a mixture of objectives a term is called OBJECTIVE.TERM; those of one that is only validated
+    do not count.
+    """
     terms: dict[str, list[float]] = {}
     for run in row.scored:
-        for term in TERMS:
+        logged = {key for line in run.log if line["kind"] == "valid" for key in line}
+        for term in sorted(logged):
             values = run.series(f"valid.{term}")[1]
-            if values:
+            if values and term.rpartition(".")[2] in TERMS and is_trained(run, term):
                 terms.setdefault(term, []).append(min(values))
     return terms
+
+
+def entry_of(run: Run, term: str) -> str:
+    """Return the entry of task.objectives that a term OBJECTIVE.TERM is of, "" for other terms."""
+    objective = term.rpartition(".")[0]
+    for entry in run.values.get("task.objectives") or [] if objective else []:
+        name = re.search(r" name=(\S+)", entry)
+        if objective == (name[1] if name else entry.split()[0]):
+            return str(entry)
+    return ""
+
+
+def is_trained(run: Run, term: str) -> bool:
+    """Return whether the objective of a term has a weight above 0 in a phase."""
+    weights = re.search(r" weight=\[?([^\s\]]+)", entry_of(run, term))
+    return weights is None or any(float(weight) > 0 for weight in weights[1].split(","))
+
+
+def unmasked_share(run: Run, term: str) -> float:
+    """Return the share of the targets of a term that are left as they are."""
+    share = run.values.get("task.leave_unmasked_prob")
+    if entry := entry_of(run, term):
+        option_text = re.search(r" task\.leave_unmasked_prob=(\S+)", entry)
+        share = float(option_text[1]) if option_text else USUAL_UNMASKED * term.endswith(".mlm")
+    return float(share or 0)
 
 
 def ceiling(row: Row, context: Context) -> Iterator[Finding]:
@@ -74,7 +106,7 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
     if context.unigram is None:
         return
     for term, values in best_terms(row).items():
-        share = max(float(run.values.get("task.leave_unmasked_prob") or 0) for run in row.scored)
+        share = max(unmasked_share(run, term) for run in row.scored)
         level = (1 - share) * context.unigram
         reason = (
             f"valid.{term} is {number(float(np.mean(values)))} nats at best; word frequencies "

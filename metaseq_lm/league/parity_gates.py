@@ -120,12 +120,12 @@ def same_defaults(row: Row, context: Context) -> Iterator[Finding]:
     base = context.baseline_of(row)
     if base is None or not (row.scored and base.scored):
         return
-    own = context.options.get(row.objective, frozenset())
-    own |= context.options.get(base.objective, frozenset())
+    stated = context.options.get(row.objective, frozenset())
+    stated |= context.options.get(base.objective, frozenset())
     changed = []
     for key in row.scored[0].compared_keys:
         group, _, name = key.partition(".")
-        is_common = group in SECTIONS and name not in ("", "_name") and not {key, group} & own
+        is_common = group in SECTIONS and name not in ("", "_name") and not {key, group} & stated
         if not is_common or key == UPDATES or key not in base.scored[0].values:
             continue
         runs = [*base.scored, *row.scored]

@@ -108,8 +108,7 @@ def describe_other_choices(plan: Plan, trials: Iterable[Trials]) -> list[str]:
             elif chosen == best:
                 same.append(f"{where} by {metric}")
             else:
-                here, there = values_text(best), values_text(chosen)
-                other.append(f"{where} by {metric} {there}, not {here}")
+                other.append(f"{where} by {metric} {values_text(chosen)}, not {values_text(best)}")
     sentences = []
     if other:
         sentences.append(f"Another metric would have chosen other values: {'; '.join(other)}.")

@@ -1,4 +1,10 @@
-"""FLOPs of a run. Each shape of batch is counted once, then looked up."""
+"""FLOPs of a run. Each shape of batch is counted once, then looked up.
+
+So what is counted must depend on shapes only. Attention counts all pairs of tokens of a row, as in
+flops_rules.py, also where a CPU computes those inside the documents of packed rows alone.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -60,21 +66,22 @@ LSTMS = {
 }
 
 
-def _attention(
+def attention_flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], *rest: Any, **kwargs: Any
 ) -> int:
+    """Return the FLOPs of attention of queries to keys and values, given their shapes."""
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
 def _attention_backward(grad: Any, *inputs: Any, **kwargs: Any) -> int:
-    return 2 * _attention(*inputs)
+    return 2 * attention_flops(*inputs)
 
 
 # Torch's counter does not know the CPU's fused attention. Backward is twice forward, as without
 # fusion: what a kernel computes again to save memory, which torch counts, depends on the device.
 ATTENTION = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): rule
-    for suffix, rule in (("", _attention), ("_backward", _attention_backward))
+    for suffix, rule in (("", attention_flops), ("_backward", _attention_backward))
     for kernel in (
         "flash_attention_for_cpu",
         "flash_attention",
@@ -98,6 +105,7 @@ class Counter(TorchDispatchMode):
     indivisible: ClassVar[set[Any]] = {torch.ops.aten.silu_backward.default}
     paused: ClassVar[bool] = False
     stepping: ClassVar[bool] = False  # whether an optimizer is at work
+    active: ClassVar[list[Counter]] = []  # the counters at work
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -109,7 +117,16 @@ class Counter(TorchDispatchMode):
         self.total = 0
         self.steps = 0  # of these, what optimizers computed
 
-    def _add(self, flops: int) -> None:
+    def __enter__(self) -> Counter:
+        Counter.active.append(self)
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        Counter.active.pop()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def add(self, flops: int) -> None:
+        """Add FLOPs to the total."""
         self.total += flops
         self.steps += flops * Counter.stepping
 
@@ -121,7 +138,7 @@ class Counter(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             with FlopCounterMode(display=False, custom_mapping=RULES) as counter:
                 result = func(*args, **kwargs)
-            self._add(counter.get_total_flops())
+            self.add(counter.get_total_flops())
             return result
         if func not in self.indivisible:
             with self:
@@ -132,7 +149,7 @@ class Counter(TorchDispatchMode):
         result = func(*args, **kwargs)
         rule = self.rules.get(func.overloadpacket)
         if rule is not None:
-            self._add(rule(*args, **kwargs, out_val=result))
+            self.add(rule(*args, **kwargs, out_val=result))
         return result
 
 
@@ -141,6 +158,17 @@ class Counter(TorchDispatchMode):
 set_code_exec_strategy(
     Counter.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 )
+
+
+def count_more(output: Tensor, flops: int) -> None:
+    """Count FLOPs that `output` did not take, and twice as many in its derivative."""
+    if not Counter.active:
+        return
+    counter = Counter.active[-1]
+    if not Counter.paused:
+        counter.add(flops)
+    if output.requires_grad:
+        output.register_hook(lambda grad: counter.add(2 * flops))
 
 
 @contextlib.contextmanager

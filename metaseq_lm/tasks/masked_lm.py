@@ -305,7 +305,8 @@ def masked_stream(
     def schedule(update: int) -> Collate:
         return partial(collate, replace(masking, rate=rates.at(update)))
 
-    return ScheduledStream(**vars(stream), schedule=schedule)
+    usual = partial(collate, replace(masking, rate=rates.mean))
+    return ScheduledStream(**(vars(stream) | {"collate": usual}), schedule=schedule)
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)

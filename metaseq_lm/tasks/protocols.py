@@ -204,8 +204,14 @@ def kinds_of(task: Task) -> Kinds:
 
 
 def kind_streams_of(task: Task) -> dict[str, Stream]:
-    """Return the streams of the kinds of updates; the default are those of training."""
-    return task.kind_streams() if isinstance(task, HasKindStreams) else task.build_streams("train")
+    """Return the streams of the kinds of updates; the default are those of training.
+
+    What changes over a run costs in them what it does in the mean.
+    """
+    streams = task.build_streams("train")
+    if isinstance(task, HasKindStreams):
+        streams = task.kind_streams()
+    return {n: s.typical() if hasattr(s, "typical") else s for n, s in streams.items()}
 
 
 def facts_of(task: Task) -> dict[str, Any]:

@@ -110,6 +110,9 @@ class MixedStream(Stream):
         parts = {name: part.at_update(update) for name, part in self.parts.items()}
         return replace(self, parts=parts, update=update)
 
+    def typical(self) -> Stream:
+        return replace(self, parts={name: part.typical() for name, part in self.parts.items()})
+
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         samples, weights = self.order.batch(number), self.weights(self.update)
         width = self.width(number, samples)

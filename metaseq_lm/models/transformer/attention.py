@@ -3,12 +3,13 @@
 A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
 the kernels take, once per forward pass of a stack and width of window. Packed rows are unpacked on
 a CPU, a document a row, so that attention costs the square of the documents' lengths; elsewhere
-they use a boolean mask, since the number of documents would have to be read from the device.
+they use a boolean mask, since the number of documents would have to be read from the device. The
+FLOPs that are counted are those of whole rows in both cases.
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
 and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
-both ModernBERT and ModernBertDecoder of the transformers library have it. Tokens with ranks see at
-most w // 2 on each side.
+both ModernBERT and ModernBertDecoder of the transformers library have it. With ranks, tokens of the
+same rank count as seen on both sides, those of a lower one as seen in one direction.
 
 Shapes: N rows (copies and rows of the batch flattened), S length, D width, H heads.
 """
@@ -27,6 +28,7 @@ from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
+from metaseq_lm.runs.flops import attention_flops, count_more
 
 BOTH, CAUSAL, ANTICAUSAL, PREFIX, RANKED = range(len(REACHES))
 
@@ -191,11 +193,10 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
     """Return the visibility by reach and distance (0 for any), boolean (N or 1, query S, key S)."""
     at = torch.arange(length, device=device)
     before = (at[:, None] >= at)[None]
-    after = before.mT
-    around = torch.ones_like(before)
+    around = near = torch.ones_like(before)
     if distance:
         around, near = near_mask((at[:, None] - at)[None], distance)
-        before, after = before & near, after & near
+    before, after = before & near, before.mT & near
     if layout.prefix is None:
         prefix = before
     else:
@@ -205,8 +206,8 @@ def reach_mask(layout: Layout, length: int, device: torch.device, distance: int 
         prefix = before | (around & (key < limit))
     ranked = before
     if layout.ranks is not None:
-        ranks = layout.ranks.reshape(-1, length)
-        ranked = around & (ranks[:, None, :] <= ranks[:, :, None])
+        query, key = layout.ranks.reshape(-1, length, 1), layout.ranks.reshape(-1, 1, length)
+        ranked = (around & (key == query)) | (near & (key < query))
     by_reach = (around, before, after, prefix, ranked)
     if isinstance(layout.reach, str):
         return by_reach[REACHES.index(layout.reach)]
@@ -347,9 +348,11 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
         mixed: Tensor = dropout(scores.softmax(-1, dtype=v.dtype)) @ v
         return mixed
     if (unpacking := visibility.unpacking) is not None:
-        rows = len(q)
+        rows, in_rows = len(q), attention_flops(q.shape, k.shape, v.shape)
         q, k, v = map(unpacking.unpack, (q, k, v))
-        return unpacking.pack(fused_attention(q, k, v, unpacking.visibility), rows)
+        mixed = fused_attention(q, k, v, unpacking.visibility)
+        count_more(mixed, in_rows - attention_flops(q.shape, k.shape, v.shape))
+        return unpacking.pack(mixed, rows)
     return fused_attention(q, k, v, visibility)
 
 

@@ -1,5 +1,9 @@
-"""Next-latent prediction and the joint-embedding term, by loops and by differences of losses."""
+"""Next-latent prediction and the joint-embedding term, by loops and by differences of losses; the
+objective of the tutorial.
+"""
 
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,15 +11,19 @@ import battery
 import numpy as np
 import pytest
 import torch
+from markdown_blocks import blocks
 from torch import Tensor
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import TokenBatch, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch, weighted_loss
 from metaseq_lm.core.random_streams import key, row_keys
+from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.models.transformer.configs import ModernConfig
+from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.run import TrainingRun
 
@@ -236,8 +244,9 @@ def test_predictions_depend_on_the_context_alone(moons: Path, tmp_path: Path) ->
 
 
 def test_blocks_have_the_sizes_of_the_code() -> None:
-    from user_dir.joint_embedding import blocks
+    from user_dir import joint_embedding
 
+    blocks = joint_embedding.blocks
     keys = row_keys(key("blocks"), np.arange(4000))
     context, hidden = blocks(np.full(4000, 102), 110, keys)
     assert not (context & hidden).any() and context[:, 0].all() and not hidden[:, 0].any()
@@ -284,6 +293,71 @@ def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None
     found = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
     torch.testing.assert_close(found, average, rtol=0, atol=1e-14)
     assert not torch.equal(found, seen[-1])
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """What the file of the tutorial defines; what it registers is forgotten again."""
+    for registry in ALL.values():
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
+    page = battery.ROOT / "docs" / "tutorials" / "new_attention.md"
+    (source,) = (block.text for block in blocks(page) if block.test == "file groups.py")
+    monkeypatch.setitem(sys.modules, "groups", types.ModuleType("groups"))
+    namespace = vars(sys.modules["groups"])
+    exec(compile(source, "groups.py", "exec"), namespace)
+    return namespace
+
+
+class SomeRows:
+    """A corpus of two rows of 8 and 5 tokens."""
+
+    def rows(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        at, lengths = np.arange(width), np.array([8, 5])[samples]
+        tokens = np.random.default_rng(4).integers(3, 11, (2, width))[samples]
+        return np.where(at < lengths[:, None], tokens, 0), lengths
+
+
+def build_model() -> ModernLM:
+    config = ModernConfig(*(2, 8, 12, 2), local_window=6, max_positions=12)
+    model = ModernLM(config, 11).double()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.5, generator=generator)
+    return model
+
+
+def test_groups_of_one_are_a_causal_lm(groups: dict) -> None:
+    criterion, model = groups["GroupLM"](groups["GroupsConfig"](size=1)), build_model()
+    batch = groups["group_batch"](criterion, SomeRows(), np.array([0, 1]), None, 9)
+    assert batch.sizes == {"targets": 7 + 4, "rows": 2}
+    losses = [weighted_loss(one(model, batch), batch.sizes, {}) for one in (criterion, CausalLM())]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_depend_on_the_groups_before(size: int, groups: dict) -> None:
+    """Log-probabilities add up to the loss, and one moves with the tokens before its group."""
+    criterion, model = groups["GroupLM"](groups["GroupsConfig"](size=size)), build_model()
+    batch = groups["group_batch"](criterion, SomeRows(), np.array([0, 1]), None, 9)
+    assert batch.sizes == {"targets": (8 - size) + (5 - size), "rows": 2}
+    padding = batch.layout.padding_of(batch.tokens)
+    scored = {"scored": ~padding, "mask_id": 1, "batch_tokens": 99}
+
+    def log_probs(tokens: Tensor) -> Tensor:
+        rows = ScoredBatch(tokens=tokens, layout=Layout(padding), **scored)
+        return criterion.token_log_probs(model, rows)
+
+    before = log_probs(batch.tokens)
+    loss = criterion(model, batch)["next_token"].sum
+    torch.testing.assert_close(-before.sum(), loss, rtol=1e-12, atol=1e-12)
+    for place in range(8):
+        tokens = batch.tokens.clone()
+        tokens[0, place] = 3 + (tokens[0, place] - 2) % 8
+        moved = (log_probs(tokens)[0, :8] != before[0, :8]).tolist()
+        for other in range(8):
+            sees = other // size > place // size
+            assert moved[other] == (sees or (other == place and place >= size))
 
 
 def test_the_plug_ins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

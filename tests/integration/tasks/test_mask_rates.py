@@ -12,10 +12,11 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.training.parts import build_task
+from metaseq_lm.training.price import estimate_price
 
 CASES = [
     *(("masked_lm", 0), ("masked_lm", 2), ("bert_pretraining", 0), ("bert_pretraining", 1)),
-    *(("electra_rtd", 0), ("span_boundary", 0)),
+    *(("electra_rtd", 0), ("span_boundary", 0), ("joint_embedding", 0)),
 ]
 
 
@@ -47,6 +48,21 @@ def test_the_rate_follows_the_update(case: battery.Case, moons: Path, tmp_path: 
     )
     assert 2.5 < first / second < 3.5
     assert share("valid", 0) < 0.2
+
+
+def test_a_budget_counts_the_mean_rate(moons: Path, tmp_path: Path) -> None:
+    """An update at the first rate costs a third more than one at the last."""
+    rows = ["task.sample_break_mode=none", "task.tokens_per_sample=34", "model.encoder_layers=1"]
+    costs = {}
+    for name, more in {
+        "mean": ["task.mask_prob=0.375"],
+        "first": ["task.mask_prob=0.5"],
+        "falling": ["task.mask_rates=[0.5,0.25]"],
+        "phases": ["task.mask_rates=[0.5,0.25]", "task.mask_phases=[0.5,0.5]"],
+    }.items():
+        config = battery.configure(moons, tmp_path, ("masked_lm", 0), *rows, *more)
+        costs[name] = estimate_price(config).flops
+    assert costs["mean"] == costs["falling"] == costs["phases"] < 0.9 * costs["first"]
 
 
 def test_energies_need_one_rate(moons: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from metaseq_lm.cli import main
 from metaseq_lm.core.batch import weighted_loss
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
@@ -232,6 +233,10 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path)
     for read, message in (("mlm", "Objectives: causal_lm, masked_lm, other"), ("other", "not tra")):
         with pytest.raises(UsageError, match=message):
             open_run(str(tmp_path), overrides=[f"criterion.read={read}"])
+    words = ["export", str(tmp_path), "--out", str(tmp_path / "out"), "criterion.read=causal_lm"]
+    assert main(words) == 0
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == ["MegatronBertForCausalLM"]
     manifest = manifests.read_manifest(manifests.resolve(str(tmp_path)))
     assert reach_of_manifest(manifest) == "both"
     manifest["config"]["criterion"]["read"] = "causal_lm"

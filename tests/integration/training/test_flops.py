@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import Layout, Term, Terms, TokenBatch
+from metaseq_lm.core.config import section
 from metaseq_lm.core.registry import ALL, Entry
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.transformer.encoder import ModernLM
+from metaseq_lm.models.transformer.flops_rules import ModernSizes
 from metaseq_lm.optim.groups import NamedParameters
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
@@ -96,6 +101,33 @@ def test_attention_counts_whatever_computes_it() -> None:
     with unfused.count(q):
         (torch.softmax(q @ k.mT / 8**0.5, -1) @ v).sum().backward()
     assert fused.total == unfused.total == 3 * 2 * (2 * 3 * 5 * 7 * 8) * 2
+
+
+@pytest.mark.parametrize("reach", ["both", "causal", "prefix"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_packed_rows_count_attention_of_whole_rows(reach: str, recompute: bool) -> None:
+    """As flops_rules.py does, whatever the documents, though a CPU computes less for short ones."""
+    torch.manual_seed(1)
+    sizes = {"encoder_layers": 3, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24}
+    config = section("model", _name="modern", **sizes, encoder_attention_heads=2, local_window=8)
+    model, tokens = ModernLM(config, 40), torch.randint(5, 40, (4, 32))
+    numbers = torch.arange(32) * torch.tensor([2, 3, 4, 7])[:, None] // 32
+    padding = (torch.arange(32) >= torch.tensor([32, 30, 28, 32])[:, None]).contiguous()
+    spent = set()
+    for documents in (None, numbers, torch.arange(32).expand(4, 32) // 4):
+        layout = Layout(padding, documents, reach, torch.ones(4, dtype=torch.long))
+        batch = TokenBatch(tokens=tokens, layout=layout, sizes={"rows": 4}, rows=np.arange(4))
+
+        def loss(batch: TokenBatch) -> Terms:
+            return {"loss": Term(model(batch.tokens, batch.layout).square().sum(), "rows")}
+
+        engine = Engine({}, recompute=recompute)
+        with Counter() as counter:
+            engine.begin(0)
+            engine.gradients(loss, [batch], list(model.parameters()))
+        spent.add(counter.total)
+    row = ModernSizes.of(config, 40, 32)
+    assert spent == {4 * 3 * (row.blocks() + row.inputs() + row.softmax_head(1.0))}
 
 
 def test_counting_changes_nothing(moons: Path, tmp_path: Path) -> None:

@@ -229,6 +229,9 @@ def test_each_document_has_a_prefix_of_its_own(tmp_path: Path) -> None:
         layout = prefix_batch(packed, samples, keys, 0, times).layout
         assert layout.prefix is not None and layout.documents is not None
         prefix, documents = layout.prefix.numpy(), layout.documents.numpy()
+        for row in samples[:, None]:  # however the batch is cut
+            one = prefix_batch(packed, row, keys[row], prefix.shape[1], times[row]).layout
+            assert one.prefix is not None and np.array_equal(one.prefix, prefix[row])
         for row, length in enumerate(packed.row_lengths[samples]):
             for document in range(documents[row, length - 1] + 1):
                 inside = np.flatnonzero(documents[row, :length] == document)

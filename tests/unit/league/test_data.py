@@ -82,8 +82,8 @@ def test_another_text_of_the_same_name_is_refused(files: dict[str, str], tmp_pat
 def test_a_probe_may_be_mended_before_its_sets_are_there(
     files: dict[str, str], tmp_path: Path
 ) -> None:
-    Path(files["probe"]).write_text("1\tthe\n\n")
-    with pytest.raises(MetaseqError, match=r"probe.conllu:1"):
+    Path(files["probe"]).write_text(SENTENCE.replace("DET", "_").replace("NOUN", "_"))
+    with pytest.raises(MetaseqError, match=r"probe.conllu: each tag is '_'"):
         data.make_data(plan_of_text(files), tmp_path / "data")
     corpus = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
     Path(files["probe"]).write_text(SENTENCE * 3)

@@ -47,6 +47,13 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("plateau", FLAG, "copying of unmasked targets reach 3.67"),
     ),
+    "an objective of a mixture by word frequencies alone": (
+        lambda row: make.change(
+            make.change(row, make.with_logged(**{"easy.mlm": 3.75, "causal_lm.next_token": 2})),
+            make.with_values(task__objectives=["causal_lm weight=[1,0]", "masked_lm name=easy"]),
+        ),
+        *("plateau", FLAG, "valid.easy.mlm is 3.75 nats at best; word frequencies and the copying"),
+    ),
     "the share of fakes alone": (
         lambda row: make.change(row, make.with_logged(discriminator=0.43, fakes=0.15)),
         *("plateau", FLAG, "valid.discriminator is 0.43 nats at best; the share of fakes alone"),
@@ -182,6 +189,18 @@ def test_a_discriminator_is_judged_where_it_is_the_best(row: Row) -> None:
         line |= {"discriminator": loss, "fakes": share}
     loss, level = best_detection(run)
     assert loss == 0.3 and level == pytest.approx(0.8 * np.log(1 / 0.8) + 0.2 * np.log(5))
+
+
+@pytest.mark.parametrize(
+    "entry", ["masked_lm weight=[0,0]", "masked_lm task.leave_unmasked_prob=0.2 weight=[0,1]"]
+)
+def test_objectives_that_are_only_validated_have_no_ceiling(
+    entry: str, baseline: Row, row: Row
+) -> None:
+    row = make.change(row, make.with_logged(**{"masked_lm.mlm": 5.0}))
+    row = make.change(row, make.with_values(task__objectives=["causal_lm", entry]))
+    gates = {finding.gate for finding in standing(baseline, row).findings}
+    assert ("ceiling" in gates) == ("[0,1]" in entry)
 
 
 def test_data_that_are_not_known_have_no_ceiling(baseline: Row, row: Row) -> None:

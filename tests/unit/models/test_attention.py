@@ -274,8 +274,10 @@ def test_an_unknown_reach_is_named() -> None:
         Layout(reach="ranked")
 
 
+@pytest.mark.parametrize("distance", [0, 3])
 @pytest.mark.parametrize("reach", ["both", "causal", "anticausal", "prefix"])
-def test_ranks_stand_for_every_reach(reach: str) -> None:
+def test_ranks_stand_for_every_reach(reach: str, distance: int) -> None:
+    """In local layers, but for the prefix: tokens after it see it at the whole distance."""
     at = torch.arange(LENGTH).expand(ROWS, -1)
     ranks = {
         "both": torch.zeros_like(at),
@@ -283,9 +285,10 @@ def test_ranks_stand_for_every_reach(reach: str) -> None:
         "anticausal": -at,
         "prefix": (at - PREFIX[:, None] + 1).clamp(min=0),
     }
-    ranked = reach_mask(Layout(reach="ranked", ranks=ranks[reach]), LENGTH, at.device)
-    wanted = reach_mask(Layout(reach=reach, prefix=PREFIX), LENGTH, at.device)
-    assert torch.equal(ranked, wanted.expand(ROWS, -1, -1))
+    ranked = reach_mask(Layout(reach="ranked", ranks=ranks[reach]), LENGTH, at.device, distance)
+    wanted = reach_mask(Layout(reach=reach, prefix=PREFIX), LENGTH, at.device, distance)
+    is_equal = torch.equal(ranked, wanted.expand(ROWS, -1, -1))
+    assert is_equal is not (reach == "prefix" and distance > 0)
 
 
 @pytest.mark.parametrize("name", ["causal, no padding, one document", "both, no padding, packed"])

@@ -196,8 +196,8 @@ def sees(layout: Layout, row: int, query: int, key: int) -> bool:
             return False
         first = numbers.index(numbers[key])
     if layout.reach == "ranked":
-        is_lower = layout.ranks[row, key] <= layout.ranks[row, query]
-        return abs(query - key) <= DISTANCE and bool(is_lower)
+        above = int(layout.ranks[row, query] - layout.ranks[row, key])
+        return above >= 0 and abs(query - key) <= DISTANCE - (above > 0)
     in_prefix = layout.prefix is not None and key - first < int(layout.prefix[row])
     if layout.reach == "both" or (layout.reach == "prefix" and in_prefix):
         return abs(query - key) <= DISTANCE
