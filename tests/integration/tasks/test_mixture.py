@@ -277,7 +277,7 @@ def test_runs_with_a_share_of_causal_rows_are_opened(
         (["maskd_lm"], [], "Did you mean 'masked_lm'"),
         (["masked_lm task.mask_prb=0.3"], [], "Did you mean 'task.mask_prob'"),
         (["masked_lm task.mask_prob=2"], [], "entry 'masked_lm task.mask_prob=2': .*at most 1"),
-        (["masked_lm wieght=2"], [], "Did you mean 'weight'"),
+        (["masked_lm weeight=2"], [], "Did you mean 'weight'"),
         (["masked_lm weight=-1"], [], "weight=-1"),
         (["masked_lm optimizer.lr=1"], [], "'optimizer.lr' is no part of an entry"),
         (["masked_lm task.batch_size=2"], [], "task.batch_size is that of all objectives"),
