@@ -48,8 +48,9 @@ class MixtureConfig(LanguageModelingConfig):
 
     objectives: list[str] = option(
         [],
-        f"objectives, each as text: {ENTRY}; the weights, one for each phase or one for all, are "
-        "divided by their sum",
+        "objectives, each as text: TASK [criterion=CRITERION] [name=NAME] [weight=W | "
+        "weight=[W,...]] [task.OPTION=VALUE ...] [criterion.OPTION=VALUE ...]; the weights, one "
+        "for each phase or one for all, are divided by their sum",
     )
     phases: list[float] = option(
         [], "lengths of the phases in proportion to each other, such as [4,16,4]", above=0

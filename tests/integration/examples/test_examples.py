@@ -10,10 +10,16 @@ import pytest
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.registry import TASKS
+from metaseq_lm.league.plan import read_plan
+from metaseq_lm.tasks import check_pair
+from metaseq_lm.tasks.protocols import Prepares
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 CONFIGS = sorted(EXAMPLES.rglob("config/*.yaml"))
-SWEEPS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "config")
+OTHERS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.parent.name != "config")
+PLANS = [path for path in OTHERS if "\nobjectives:" in path.read_text()]
+SWEEPS = [path for path in OTHERS if path not in PLANS]
 
 
 @cache
@@ -27,7 +33,7 @@ def name(path: Path) -> str:
 
 
 def test_examples_have_configs_and_sweeps() -> None:
-    assert len(CONFIGS) > 30 and len(SWEEPS) > 8
+    assert len(CONFIGS) > 30 and len(SWEEPS) > 8 and len(PLANS) > 2
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
@@ -53,3 +59,12 @@ def test_each_sweep_composes(path: Path, tmp_path: Path, capsys: pytest.CaptureF
     words = ["sweep", str(path), str(tmp_path), "--out", str(out), "--dry-run", "--seeds", "1"]
     assert main(words) == 0
     assert "metaseq-lm train" in capsys.readouterr().out and not out.exists()
+
+
+@pytest.mark.parametrize("path", PLANS, ids=name)
+def test_each_objective_of_a_plan_composes(path: Path) -> None:
+    plan, _ = read_plan(path)
+    for objective in plan.objectives:
+        config = load_config([*plan.options, *objective.options])
+        task = TASKS.entry(config.task._name).value
+        check_pair(task.prepare(config) if issubclass(task, Prepares) else config)

@@ -52,7 +52,8 @@ def first_batch(parts: Parts) -> TokenBatch:
         (batch,) = stream.micro_batches(0, Shard())
         return parts.engine.to_device([batch])[0]
     samples = np.append(len(stream.lengths) - 1, np.arange(5))
-    batch = stream.gather(3, samples, np.arange(6), int(stream.lengths[samples].max()))
+    rows, width = np.arange(6), int(stream.lengths[samples].max())
+    batch = stream.gather(3, samples, rows, width, rows)
     assert batch.padding is not None
     return parts.engine.to_device([batch])[0]
 

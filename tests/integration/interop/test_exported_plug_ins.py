@@ -64,7 +64,7 @@ class Causal(MaskedLMTask):
         def collate(samples, keys, width):
             return language_batch(corpus, samples, width)
 
-        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, corpus, collate)}
 '''
 # Every weight has its usual name, and something else is computed with it.
 LAST_FIRST = '''

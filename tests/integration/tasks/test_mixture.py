@@ -20,7 +20,7 @@ from metaseq_lm.interop.claims import claimed
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.mixture import MixtureTask
-from metaseq_lm.tasks.protocols import task_read_as
+from metaseq_lm.tasks.protocols import reach_of, task_read_as
 from metaseq_lm.tasks.sentence_prediction import reach_of_manifest
 from metaseq_lm.training.parts import Parts, build_parts, check_parts, prepare_config
 from metaseq_lm.training.price import dry_run, estimate_price
@@ -44,7 +44,7 @@ SCHEDULE = ["schedule=linear", "schedule.total_updates=7"]
 def configure(data: Path, save: Path, *more: str) -> RunConfig:
     places = [f"data={data}", f"save_dir={save}", *ROWS]
     last = ["trainer.save_interval_updates=0", "trainer.validate_interval_updates=0"]
-    return load_config([*places, *battery.TINY, *last, *more], compositions=battery.COMPOSED)
+    return load_config([*places, *battery.TINY, *last, *more])
 
 
 def mixture(*entries: str) -> list[str]:
@@ -229,7 +229,8 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path)
         assert score is not None and expected is not None
         assert score.log_probs.tolist() == expected.log_probs.tolist()
         reach = "causal" if name == "causal_lm" else "both"
-        assert EncoderStates(parts).reach == reach == claimed(parts.config, "run").reach
+        read = EncoderStates(parts).task
+        assert reach_of(read) == reach == claimed(parts.config, "run").reach
     for read, message in (("mlm", "Objectives: causal_lm, masked_lm, other"), ("other", "not tra")):
         with pytest.raises(UsageError, match=message):
             open_run(str(tmp_path), overrides=[f"criterion.read={read}"])
@@ -291,7 +292,7 @@ def test_runs_with_a_share_of_causal_rows_are_opened(
         (["causal_lm weight=[1,0]"], ["task.phases=[1,0]"], "above 0"),
         (["causal_lm"], ["criterion.read=causal"], "Did you mean 'causal_lm'"),
         (["prefix_lm"], ["task.batch_warmup_updates=3"], "no option task.batch_warmup_updates"),
-        (["prefix_lm"], ["task.sample_break_mode=documents"], "Choices: eos, none"),
+        (["span_corruption"], ["task.sample_break_mode=documents"], "Choices: eos, none"),
         (["span_corruption task.inputs_length=9"], [], "ask for task.tokens_per_sample="),
         (["causal_lm", "span_corruption"], ["task.tokens_per_sample=34"], "model.max_positions"),
         (["causal_lm"], ["model=bilstm_lm", "~"], "bilstm_lm"),

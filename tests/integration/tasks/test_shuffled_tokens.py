@@ -27,6 +27,8 @@ CASES = [
         ("masked_diffusion", 0),
         ("mixture", 0),
         ("meta_pseudo_label_soft", 0),
+        ("next_latent", 0),
+        ("joint_embedding", 0),
     ),
 ]
 
