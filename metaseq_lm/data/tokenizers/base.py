@@ -134,7 +134,8 @@ class Tokenizer(ABC):
         """Return ids and sizes as `encode_packed` does, and how many words begin in each token.
 
         A word is what stands between white space, as in `str.split`. It begins in the first token
-        that covers one of its characters, and nowhere if it has no token. int32 (tokens,).
+        that covers one of its characters; one without a token, such as a lone accent that is
+        stripped, in the token after it, or the last of its line. int32 (tokens,).
         """
         values, sizes = self.encode_packed(lines)
         words = self._words_by_symbols(values, sizes)
@@ -157,8 +158,7 @@ class Tokenizer(ABC):
 
     def words_by_offsets(self, line: str) -> np.ndarray:
         """Return how many words begin in each token of a line, int32 (tokens,)."""
-        _, starts, ends = self.encode_with_offsets(line)
-        return words_in_tokens(line, np.array(starts, np.int64), np.array(ends, np.int64))
+        return words_in_tokens(line, np.array(self.encode_with_offsets(line)[2], np.int64))
 
     def _words_by_symbols(self, values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         inside, opens, closes = self._spaces
@@ -215,16 +215,14 @@ def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tu
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
-def words_in_tokens(text: str, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def words_in_tokens(text: str, ends: np.ndarray) -> np.ndarray:
     """Return how many words of a text begin in each token, int32 (tokens,).
 
-    `starts` and `ends` (tokens,) are those of `encode_with_offsets`; see `encode_with_words`.
+    `ends` (tokens,) are those of `encode_with_offsets`; see `encode_with_words`.
     """
-    spans = np.array([match.span() for match in re.finditer(r"\S+", text)], np.int64).reshape(-1, 2)
-    at = np.searchsorted(ends, spans[:, 0], side="right")
-    inside = at < len(starts)
-    inside[inside] = starts[at[inside]] < spans[inside, 1]
-    return np.bincount(at[inside], minlength=len(starts)).astype(np.int32)
+    words = [match.start() for match in re.finditer(r"\S+", text)] if len(ends) else []
+    at = np.searchsorted(ends, words, side="right")
+    return np.bincount(np.minimum(at, len(ends) - 1), minlength=len(ends)).astype(np.int32)
 
 
 def characters_of_bytes(text: str) -> np.ndarray:

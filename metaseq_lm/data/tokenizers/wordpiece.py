@@ -107,14 +107,16 @@ class WordPiece(PackedTokenizer):
         packed = list(map(self._words.__getitem__, chain.from_iterable(split)))
         counts = np.fromiter(map(len, packed), np.int64, len(packed)) // self.dtype.itemsize
         values = np.frombuffer(b"".join(packed), self.dtype)
-        words = np.zeros(len(values), np.int32)
-        words[(np.cumsum(counts) - counts)[counts > 0]] = 1
         pieces = np.fromiter(map(len, split), np.int64, len(split))
         sizes = np.add.reduceat(counts, np.cumsum(pieces) - pieces) if split else pieces
-        ends = np.cumsum(sizes)
-        for line, parts, first, end in zip(lines, split, ends - sizes, ends):
-            if [part for part in parts if part] != line.split():  # other white space
-                words[first:end] = self.words_by_offsets(line)
+        ends, line = np.cumsum(sizes), np.repeat(np.arange(len(split)), pieces)
+        is_word = np.fromiter(map(bool, chain.from_iterable(split)), bool, len(packed))
+        first = np.minimum(np.cumsum(counts) - counts, ends[line] - 1)
+        words = np.bincount(first[is_word & (sizes[line] > 0)], minlength=len(values))
+        words = words.astype(np.int32)
+        for text, parts, begin, end in zip(lines, split, ends - sizes, ends):
+            if [part for part in parts if part] != text.split():  # other white space
+                words[begin:end] = self.words_by_offsets(text)
         return values, sizes, words
 
     def _encode(self, text: str) -> bytes:
