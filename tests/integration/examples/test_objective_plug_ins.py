@@ -69,7 +69,7 @@ def gradient(loss: Tensor, parts: Parts) -> Tensor:
 
 
 def documents_of(batch: TokenBatch) -> list[tuple[int, list[int]]]:
-    """Return the row of each document, and the places of its tokens."""
+    """Return the row of each document, and the positions of its tokens."""
     layout, parts = batch.layout, []
     padding = layout.padding_of(batch.tokens)
     numbers = torch.zeros_like(batch.tokens) if layout.documents is None else layout.documents
@@ -103,19 +103,19 @@ class Written:
         model, options = self.parts.model, self.parts.task.criterion.config
         states, tokens = self.states(), self.batch.tokens
         count, total = 0, torch.zeros((), dtype=torch.float64)
-        for row, places in documents_of(self.batch):
-            for t, place in enumerate(places[:-1]):
+        for row, positions in documents_of(self.batch):
+            for t, position in enumerate(positions[:-1]):
                 count += 1
-                logits = model.predict(states[row, place], head="lm")
-                total = total + F.cross_entropy(logits, tokens[row, places[t + 1]])
-                state = states[row, place]
-                for at in places[t + 1 : t + 1 + options.horizon]:
+                logits = model.predict(states[row, position], head="lm")
+                total = total + F.cross_entropy(logits, tokens[row, positions[t + 1]])
+                state = states[row, position]
+                for at in positions[t + 1 : t + 1 + options.horizon]:
                     token = model.encoder.embeddings.tokens.weight[tokens[row, at]]
                     state = model.heads["dynamics"](state, token)
                     error = (state - self.future[row, at]).abs()
                     smooth = torch.where(error < 1, error.square() / 2, error - 0.5).mean()
                     total = total + options.latent_weight * smooth / options.horizon
-                    if at == places[-1]:
+                    if at == positions[-1]:
                         continue
                     wanted, given = map(self.log_probs, (self.future[row, at], state))
                     kl = (wanted.exp() * (wanted - given)).sum()
@@ -290,9 +290,9 @@ def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None
     for i, weight in enumerate(seen):
         decay = 0.996 + 0.004 * i / 9 if i else 0.0
         average = decay * average + (1 - decay) * weight
-    found = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
-    torch.testing.assert_close(found, average, rtol=0, atol=1e-14)
-    assert not torch.equal(found, seen[-1])
+    stored = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
+    torch.testing.assert_close(stored, average, rtol=0, atol=1e-14)
+    assert not torch.equal(stored, seen[-1])
 
 
 @pytest.fixture
@@ -351,13 +351,13 @@ def test_groups_depend_on_the_groups_before(size: int, groups: dict) -> None:
     before = log_probs(batch.tokens)
     loss = criterion(model, batch)["next_token"].sum
     torch.testing.assert_close(-before.sum(), loss, rtol=1e-12, atol=1e-12)
-    for place in range(8):
+    for changed in range(8):
         tokens = batch.tokens.clone()
-        tokens[0, place] = 3 + (tokens[0, place] - 2) % 8
+        tokens[0, changed] = 3 + (tokens[0, changed] - 2) % 8
         moved = (log_probs(tokens)[0, :8] != before[0, :8]).tolist()
         for other in range(8):
-            sees = other // size > place // size
-            assert moved[other] == (sees or (other == place and place >= size))
+            sees = other // size > changed // size
+            assert moved[other] == (sees or (other == changed and changed >= size))
 
 
 def test_the_plug_ins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
