@@ -24,10 +24,11 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import ModernLM
+from metaseq_lm.runs.flops import Counter
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.run import TrainingRun
 
-NEXT_LATENT, JOINT = "next_latent", "joint_embedding"
+CAUSAL, NEXT_LATENT, JOINT = "causal_lm", "next_latent", "joint_embedding"
 MODELS = pytest.mark.parametrize("model", [[], battery.MODERN], ids=["classic", "modern"])
 ROWS = ["task.sample_break_mode=none", "task.tokens_per_sample=9", "task.batch_size=6"]
 PACKED = ["task.sample_break_mode=documents", "task.tokens_per_sample=24", "task.batch_size=3"]
@@ -169,6 +170,23 @@ def test_gradients_of_next_latents_are_differences(moons: Path, tmp_path: Path) 
     assert slope(parts, written.loss, along) == pytest.approx((grad @ along).item(), rel=1e-6)
     moving = slope(parts, lambda: loss_of(parts, batch), along)
     assert moving != pytest.approx((grad @ along).item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("horizon", [1, 2])
+def test_flops_of_next_latents(horizon: int, moons: Path, tmp_path: Path) -> None:
+    """Those of causal LM, and for each step the dynamics, and a head whose weights are constant."""
+    counts = []
+    for name, more in ((NEXT_LATENT, [*WEIGHTS, f"criterion.horizon={horizon}"]), (CAUSAL, [])):
+        parts = open_parts(moons, tmp_path / name, name, *ROWS, *more)
+        batch = first_batch(parts)
+        with Counter() as counter:
+            gradient(loss_of(parts, batch), parts)
+        counts.append(counter.total)
+    width, inner, tokens = 8, 5, batch.tokens.numel()
+    head = width * width + width * len(parts.task.vocabulary)
+    dynamics = 2 * width * inner + inner * inner + inner * width
+    # Backward is twice the forward pass; of the head the half of that.
+    assert counts[0] - counts[1] == 2 * tokens * horizon * (3 * dynamics + 2 * head)
 
 
 def test_an_evaluation_has_the_loss_of_the_objective_alone(moons: Path, tmp_path: Path) -> None:
