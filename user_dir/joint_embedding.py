@@ -76,7 +76,7 @@ class Predictor(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         width = config.encoder_embed_dim
-        self.places = None if config.style.rotary else Embedding(config.max_positions, width)
+        self.positions = None if config.style.rotary else Embedding(config.max_positions, width)
         self.mask = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=0.02))
         self.stack = Stack(config.resized(width // 2, LAYERS, width))
         self.out = Linear(width // 2, width)
@@ -85,8 +85,8 @@ class Predictor(nn.Module):
     def forward(self, x: Tensor, batch: JointBatch) -> Tensor:
         """Return states (B, S, D), predicted where `batch.hidden`, given the context's states x."""
         x = torch.where(batch.hidden.unsqueeze(-1), self.mask, x)
-        if self.places is not None:
-            x = x + self.places.weight[: x.shape[1]]
+        if self.positions is not None:
+            x = x + self.positions.weight[: x.shape[1]]
         layout = replace(batch.layout, padding=~(batch.context | batch.hidden))
         return self.out(self.stack(x, layout))
 

@@ -24,10 +24,11 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import ModernLM
+from metaseq_lm.runs.flops import Counter
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.run import TrainingRun
 
-NEXT_LATENT, JOINT = "next_latent", "joint_embedding"
+CAUSAL, NEXT_LATENT, JOINT = "causal_lm", "next_latent", "joint_embedding"
 MODELS = pytest.mark.parametrize("model", [[], battery.MODERN], ids=["classic", "modern"])
 ROWS = ["task.sample_break_mode=none", "task.tokens_per_sample=9", "task.batch_size=6"]
 PACKED = ["task.sample_break_mode=documents", "task.tokens_per_sample=24", "task.batch_size=3"]
@@ -70,7 +71,7 @@ def gradient(loss: Tensor, parts: Parts) -> Tensor:
 
 
 def documents_of(batch: TokenBatch) -> list[tuple[int, list[int]]]:
-    """Return the row of each document, and the places of its tokens."""
+    """Return the row of each document, and the positions of its tokens."""
     layout, parts = batch.layout, []
     padding = layout.padding_of(batch.tokens)
     numbers = torch.zeros_like(batch.tokens) if layout.documents is None else layout.documents
@@ -104,19 +105,19 @@ class Written:
         model, options = self.parts.model, self.parts.task.criterion.config
         states, tokens = self.states(), self.batch.tokens
         count, total = 0, torch.zeros((), dtype=torch.float64)
-        for row, places in documents_of(self.batch):
-            for t, place in enumerate(places[:-1]):
+        for row, positions in documents_of(self.batch):
+            for t, position in enumerate(positions[:-1]):
                 count += 1
-                logits = model.predict(states[row, place], head="lm")
-                total = total + F.cross_entropy(logits, tokens[row, places[t + 1]])
-                state = states[row, place]
-                for at in places[t + 1 : t + 1 + options.horizon]:
+                logits = model.predict(states[row, position], head="lm")
+                total = total + F.cross_entropy(logits, tokens[row, positions[t + 1]])
+                state = states[row, position]
+                for at in positions[t + 1 : t + 1 + options.horizon]:
                     token = model.encoder.embeddings.tokens.weight[tokens[row, at]]
                     state = model.heads["dynamics"](state, token)
                     error = (state - self.future[row, at]).abs()
                     smooth = torch.where(error < 1, error.square() / 2, error - 0.5).mean()
                     total = total + options.latent_weight * smooth / options.horizon
-                    if at == places[-1]:
+                    if at == positions[-1]:
                         continue
                     wanted, given = map(self.log_probs, (self.future[row, at], state))
                     kl = (wanted.exp() * (wanted - given)).sum()
@@ -170,6 +171,23 @@ def test_gradients_of_next_latents_are_differences(moons: Path, tmp_path: Path) 
     assert slope(parts, written.loss, along) == pytest.approx((grad @ along).item(), rel=1e-6)
     moving = slope(parts, lambda: loss_of(parts, batch), along)
     assert moving != pytest.approx((grad @ along).item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("horizon", [1, 2])
+def test_flops_of_next_latents(horizon: int, moons: Path, tmp_path: Path) -> None:
+    """Those of causal LM, and for each step the dynamics, and a head whose weights are constant."""
+    counts = []
+    for name, more in ((NEXT_LATENT, [*WEIGHTS, f"criterion.horizon={horizon}"]), (CAUSAL, [])):
+        parts = open_parts(moons, tmp_path / name, name, *ROWS, *more)
+        batch = first_batch(parts)
+        with Counter() as counter:
+            gradient(loss_of(parts, batch), parts)
+        counts.append(counter.total)
+    width, inner, tokens = 8, 5, batch.tokens.numel()
+    head = width * width + width * len(parts.task.vocabulary)
+    dynamics = 2 * width * inner + inner * inner + inner * width
+    # Backward is twice the forward pass; of the head the half of that.
+    assert counts[0] - counts[1] == 2 * tokens * horizon * (3 * dynamics + 2 * head)
 
 
 def test_an_evaluation_has_the_loss_of_the_objective_alone(moons: Path, tmp_path: Path) -> None:
@@ -291,9 +309,9 @@ def test_the_average_rises_from_the_encoder(moons: Path, tmp_path: Path) -> None
     for i, weight in enumerate(seen):
         decay = 0.996 + 0.004 * i / 9 if i else 0.0
         average = decay * average + (1 - decay) * weight
-    found = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
-    torch.testing.assert_close(found, average, rtol=0, atol=1e-14)
-    assert not torch.equal(found, seen[-1])
+    stored = battery.weights_of(run)[name.replace("encoder", "heads.average.net")]
+    torch.testing.assert_close(stored, average, rtol=0, atol=1e-14)
+    assert not torch.equal(stored, seen[-1])
 
 
 @pytest.fixture
@@ -352,13 +370,13 @@ def test_groups_depend_on_the_groups_before(size: int, groups: dict) -> None:
     before = log_probs(batch.tokens)
     loss = criterion(model, batch)["next_token"].sum
     torch.testing.assert_close(-before.sum(), loss, rtol=1e-12, atol=1e-12)
-    for place in range(8):
+    for changed in range(8):
         tokens = batch.tokens.clone()
-        tokens[0, place] = 3 + (tokens[0, place] - 2) % 8
+        tokens[0, changed] = 3 + (tokens[0, changed] - 2) % 8
         moved = (log_probs(tokens)[0, :8] != before[0, :8]).tolist()
         for other in range(8):
-            sees = other // size > place // size
-            assert moved[other] == (sees or (other == place and place >= size))
+            sees = other // size > changed // size
+            assert moved[other] == (sees or (other == changed and changed >= size))
 
 
 def test_the_plug_ins_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

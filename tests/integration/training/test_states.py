@@ -107,14 +107,14 @@ def test_a_criterion_may_say_the_layout(moons: Path, tmp_path: Path) -> None:
 
     before = EncoderStates(parts).means(rows, first)[-1]
     parts.task.criterion.layout = by_groups
-    found = EncoderStates(parts).means(rows, first)[-1]
+    after = EncoderStates(parts).means(rows, first)[-1]
     length = LENGTHS[0]
     tokens = torch.from_numpy(rows.tokens[:1, :length].copy())
     tokens[:, 0] = parts.task.vocabulary.cls(parts.task.text_token)
     with torch.no_grad():
         wanted = parts.model.eval().encoder(tokens, by_groups(tokens, Layout()))[0]
-    assert found[0] == pytest.approx(wanted[1 : length - 1].mean(0).numpy(), abs=1e-6)
-    assert np.abs(found - before).max() > 1e-6
+    assert after[0] == pytest.approx(wanted[1 : length - 1].mean(0).numpy(), abs=1e-6)
+    assert np.abs(after - before).max() > 1e-6
 
 
 def test_a_causal_model_sees_the_left_only(moons: Path, tmp_path: Path) -> None:
