@@ -3,17 +3,22 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+from real_runs import Started
+
 from metaseq_lm.cli import main
+from metaseq_lm.sweeps import launching
+from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import outcome_file
+from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import State, states
+from metaseq_lm.sweeps.submit import Batch, job_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -31,7 +36,8 @@ TINY = [
     "engine.threads=1",
     "trainer.log_interval=1",
 ]
-LONG = [*TINY, "trainer.max_update=800"]  # some seconds: time enough to be interrupted
+LONG = [*TINY, "trainer.max_update=120"]
+SLOW = ["--user-dir", str(ROOT / "tests" / "support" / "slow_updates.py")]  # of some seconds
 SHORT = [*TINY, "trainer.max_update=3"]
 
 
@@ -40,19 +46,9 @@ def sweep(*arguments: str | Path) -> int:
     return main(["sweep", *map(str, arguments)])
 
 
-def start_sweep(*arguments: str | Path, **options: Any) -> subprocess.Popen:
-    """Run the command in a process group of its own, as a shell does."""
-    command = [sys.executable, "-m", "metaseq_lm", "sweep", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
-    return subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **options,
-    )
+def start_sweep(output: Path, *arguments: str | Path) -> Started:
+    """Run the command in a process group of its own, as a shell does; it prints into a file."""
+    return Started(["sweep", *map(str, arguments)], output)
 
 
 def states_of(out: Path) -> dict[str, State]:
@@ -60,14 +56,41 @@ def states_of(out: Path) -> dict[str, State]:
     return {state.run: state for state in states(SweepFolder(out))}
 
 
-def record_outcome(out: Path, run: str, state: str, message: str = "", code: int = 0) -> None:
-    """Write down a local job of a run that ended so, as if a sweep had launched it."""
+def record_outcome(
+    out: Path, run: str, state: str, message: str = "", code: int = 0, source: str = "0" * 16
+) -> None:
+    """Write down a local job of a run that ended so, as if a sweep had launched it from the
+    snapshot `source`.
+    """
     folder = SweepFolder(out)
     place = folder.new_jobs_folder()
     entry = {"run": run, "executor": "local", "job": "1", "folder": f"jobs/{place.name}"}
-    folder.append("submit", **entry, code="0" * 16, host=socket.gethostname(), start=1)
+    folder.append("submit", **entry, code=source, host=socket.gethostname(), start=1)
     outcome = {"state": state, "stage": "", "exit_code": code, "message": message}
     outcome_file(place, "1").write_text(json.dumps(outcome))
+
+
+def train_in_process(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None
+) -> None:
+    """Let sweeps train their runs in the process of the test, one after the other.
+
+    `before` is called before each stage.
+    """
+
+    def work(
+        batches: Sequence[Batch], launch: Launch, report: Callable[[SweepFolder, Run], None]
+    ) -> None:
+        for batch in batches:
+            for run in batch.runs:
+                for _, _, arguments in job_of(batch.folder, run, launch, batch.code).stages:
+                    before()
+                    assert main(["train", *arguments, "--quiet"]) == 0
+                out, source = batch.folder.path, batch.code.folder.name
+                record_outcome(out, run.name, "finished", source=source)
+                report(batch.folder, run)
+
+    monkeypatch.setattr(launching, "run_locally", work)
 
 
 def submitted(out: Path) -> list[str]:
@@ -75,19 +98,14 @@ def submitted(out: Path) -> list[str]:
     return [row["run"] for row in SweepFolder(out).rows() if row["kind"] == "submit"]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 180) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 180, interval: float = 0.1) -> Any:
     """Wait for a true value and return it; fails after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := condition():
             return value
-        time.sleep(0.1)
+        time.sleep(interval)
     raise AssertionError(f"not within {seconds} s: {condition}")
-
-
-def updates(out: Path, run: str) -> int:
-    """Return the updates that a run has logged; 0 before the first."""
-    return states_of(out)[run].update if (out / "sweep.json").exists() else 0
 
 
 def processes(*words: str) -> list[int]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sweeping import SHORT, states_of, submitted, sweep
+from sweeping import SHORT, states_of, submitted, sweep, train_in_process
 
 CONFIG = "defaults: [base, _self_]\ntrainer: {max_update: 2}\n"
 OPTIONS = [option for option in SHORT if not option.startswith("trainer.max_update")]
@@ -25,8 +25,18 @@ def checkout(moons: Path, tmp_path: Path) -> Path:
     return place
 
 
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training starts no process, but loads the plug-in as another one would."""
+    train_in_process(monkeypatch, forget_plug_in)
+
+
+def forget_plug_in() -> None:
+    sys.modules.pop("plug", None)
+
+
 def launch(place: Path, out: Path, *more: str) -> int:
-    sys.modules.pop("plug", None)  # each command is a process of its own
+    forget_plug_in()  # each command is a process of its own
     paths = [place / "sweep.yaml", place / "data", "--user-dir", place / "plug.py"]
     return sweep(*paths, "--out", out, *OPTIONS, *more)
 

@@ -1,5 +1,5 @@
 """Stages of a sweep: repeated for each value, chosen by name, added later; and seeds
-added later.
+added later. Runs are trained in the process of the test.
 """
 
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweeping import SHORT, states_of, submitted, sweep
+from sweeping import SHORT, states_of, submitted, sweep, train_in_process
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.definition import normalise
@@ -20,6 +20,12 @@ STAGES: list[dict[str, Any]] = [
     {"name": "multi", "overrides": ["task.teachers=[{single-CoLA},{single-SST-2}]"]},
     {"name": "tuned", "overrides": ["init_from={multi}/checkpoints/last"]},
 ]
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training starts no process."""
+    train_in_process(monkeypatch)
 
 
 def run_of(tmp_path: Path, wanted: tuple[str, ...] = (), **content: Any) -> Run:

@@ -48,3 +48,13 @@ def test_movable_options_may_change_on_resume_and_others_not(moons: Path, tmp_pa
     RunFolder(moved)
     with pytest.raises(UsageError, match="another run .seed is 1 there, 2 here"):
         RunFolder(replace(config, seed=2))
+
+
+def test_a_configuration_is_written_when_it_differs(moons: Path, tmp_path: Path) -> None:
+    config = configure(moons, tmp_path, ("masked_lm", 0))
+    folder, file = RunFolder(config), tmp_path / "config.yaml"
+    file.unlink()
+    folder.write_config(config)
+    assert not file.exists()
+    folder.write_config(replace(config, label="other"))
+    assert "label: other" in file.read_text()
