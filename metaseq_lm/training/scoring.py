@@ -120,7 +120,7 @@ class SentenceScorer:
             lasts = [0 if d is None or not d.any() else d.nonzero()[0][-1] + 1 for d in scored]
             rows = [None if row is None else row[:last] for row, last in zip(rows, lasts)]
             scored = [None if d is None else d[:last] for d, last in zip(scored, lasts)]
-        scores = self._scores(rows, scored, comparison_scorer(self.run.task))
+        scores = self._scores(rows, scored, comparison_scorer(self.task))
         return [
             None if good is None or bad is None else (good, bad)
             for good, bad in zip(scores[::2], scores[1::2])

@@ -215,18 +215,21 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path)
         0.4 * valid["causal_lm.loss"] + 0.6 * valid["masked_lm.loss"]
     )
     assert valid["other.loss"] != valid["masked_lm.loss"] and "other.accuracy" in valid
-    sentence = Sentence("0 1 1 0", "1")
+    good, bad = Sentence("0 1 1 0", "1"), Sentence("0 1 0 0", "2")
     for overrides, name in (
         ([], "masked_lm"),
         (["criterion.read=masked_lm"], "masked_lm"),
         (["criterion.read=causal_lm"], "causal_lm"),
     ):
         parts = open_run(str(tmp_path), overrides=overrides)
-        (score,) = SentenceScorer(parts).score([sentence])
+        scorer = SentenceScorer(parts)
+        (score,), (changed,) = scorer.score([good]), scorer.score_changed([(good, bad)])
         single = open_parts(moons, tmp_path, f"task={name}", f"criterion={name}")
         single.model.load_state_dict(run.model.state_dict())
-        (expected,) = SentenceScorer(single).score([sentence])
-        assert score is not None and expected is not None
+        scorer = SentenceScorer(single)
+        (expected,), (pair,) = scorer.score([good]), scorer.score_changed([(good, bad)])
+        assert score is not None and expected is not None and changed is not None
+        assert pair is not None and changed[0].log_probs == pair[0].log_probs
         assert score.log_probs.tolist() == expected.log_probs.tolist()
         reach = "causal" if name == "causal_lm" else "both"
         read = EncoderStates(parts).task
