@@ -44,6 +44,7 @@ SET_BY_LEAGUE = {
     "task.shuffle_tokens": "give `controls: {shuffled: ...}`",
     "trainer.max_flops": "give the plan's `budgets`",
     "trainer.max_update": "runs end with their budget",
+    "trainer.max_words": "runs end with their budget",
     "trainer.final_suites": "give `comparison: {suites: ...}`",
 }
 

@@ -31,6 +31,7 @@ from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
+from metaseq_lm.training.words import numbers_of_words
 
 
 @dataclass
@@ -80,9 +81,10 @@ class Parts:
 def prepare_config(config: RunConfig) -> RunConfig:
     """Return the configuration, completed by what other runs, the task and the data decide.
 
-    The data folder must exist.
+    The data folder must exist. Raises UsageError for trainer.save_words that are no numbers.
     """
     require_data_folder(config.data)
+    numbers_of_words(config.trainer.save_words)
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
     config = task_class.prepare(config) if issubclass(task_class, Prepares) else config

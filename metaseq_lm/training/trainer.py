@@ -193,10 +193,10 @@ class Trainer:
         due = self.stopped_by or self._is_due(options.validate_interval_updates)
         due = due or (options.validate_first and not self.update)
         improved = False
-        is_saved = self._is_due(options.save_interval_updates)
-        is_saved = is_saved or bool(self.words.names_at(self.update))
+        save_due = self._is_due(options.save_interval_updates)
+        save_due = save_due or bool(self.words.names_at(self.update))
         if options.valid_split and due and self._validated_at != self.update:
-            if is_saved:
+            if save_due:
                 self.save(False)  # a job may have too little time left for the validation
             improved = self._validate()
         waited = self.best.waited if options.valid_split else 0
@@ -204,7 +204,7 @@ class Trainer:
             self.stopped_by = "patience"
             metric = options.best_checkpoint_metric
             self._event(f"no better {metric} in {options.patience} validations")
-        if improved or self.stopped_by or is_saved:
+        if improved or self.stopped_by or save_due:
             self.save(improved, required=bool(self.stopped_by))
 
     def progress_text(self) -> str:

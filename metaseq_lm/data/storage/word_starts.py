@@ -52,6 +52,8 @@ class WordStarts:
         mapped = np.memmap(path, "u1", "r", HEADER.size, (bits,)) if bits else np.zeros(0, "u1")
         self._bits = np.asarray(mapped)
         self._extra = np.fromfile(path, "<i8", offset=HEADER.size + bits)
+        if extra and (np.diff(self._extra, prepend=0, append=tokens - 1) < 0).any():
+            raise MetaseqError(f"{path}: damaged: its further words do not rise; copy it again")
 
     def count(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return how many words begin in runs of tokens, int64 (runs,).

@@ -73,6 +73,8 @@ def test_total_reads_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (lambda b: b[:8] + b"\x02" + b[9:], "not a record of words of version 1"),
         (lambda b: b[:20], "not a record|do not belong"),
         (lambda b: b[:24] + b"\xff" * 8 + b[32:], "do not belong together"),
+        (lambda b: b[:-8] + b"\x09" + b"\0" * 7, "further words do not rise"),
+        (lambda b: b[:-1] + b"\xff", "further words do not rise"),
     ],
 )
 def test_damaged_files(tmp_path: Path, change, message: str) -> None:
