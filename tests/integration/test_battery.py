@@ -8,9 +8,9 @@ from pathlib import Path
 
 import battery
 import pytest
+import real_runs
 import torch
 
-from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
@@ -49,9 +49,8 @@ def test_micro_batches_change_nothing(
         if "meta_pseudo_label" in str(battery.CASES[case[0]][case[1]]) or case[0] == "token_labels"
         else 4
     )
-    config = battery.configure(
-        moons, tmp_path, case, *battery.dropped(f"engine.micro_batch_size={rows}")
-    )
+    more = battery.dropped(f"engine.micro_batch_size={rows}", *battery.few_rows(case))
+    config = battery.configure(moons, tmp_path, case, *more)
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
 
 
@@ -115,7 +114,7 @@ def stop_and_go_on(
 
     def config(name: str, last: int, *threads: str) -> RunConfig:
         calendar = ["trainer.save_interval_updates=0", "trainer.validate_interval_updates=4"]
-        more = [*calendar, *options, *threads]
+        more = [*calendar, *battery.few_rows(case), *options, *threads]
         return battery.configure(data, place / name, case, f"trainer.max_update={last}", *more)
 
     straight = battery.train_uncounted(config("straight", 9))
@@ -139,24 +138,20 @@ def losses(log: str) -> list[tuple]:
 def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
     """kill -9 of the real program in the middle, then the same command again."""
     case = ("meta_pseudo_label_soft", 0)
-    name, number = case
-    arguments = [*battery.CASES[name][number], *battery.TINY, f"criterion={name}"]
-    steps = ["trainer.max_update=24", "trainer.save_interval_updates=4"]
-
-    def command(save: str) -> list[str]:
-        program = [sys.executable, "-m", "metaseq_lm", "train", str(moons)]
-        return [*program, "--save-dir", str(tmp_path / save), *arguments, *steps]
-
-    killed = subprocess.Popen(command("killed"), stderr=subprocess.DEVNULL)
-    checkpoints = tmp_path / "killed" / "checkpoints"
-    deadline = time.monotonic() + 120
-    while not (checkpoints / "last").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
-    for save in ("killed", "straight"):
-        assert main(command(save)[3:]) == 0
-    final = "checkpoints/update_000000024/model.safetensors"
+    steps = ["trainer.max_update=8", "trainer.save_interval_updates=2"]
+    killed, straight = (
+        real_runs.command(moons, tmp_path / name, *steps, case=case)
+        for name in ("killed", "straight")
+    )
+    run = real_runs.Started(killed, tmp_path / "err", {"METASEQ_LM_SLOW_UPDATE": "0.1"})
+    last = tmp_path / "killed" / "checkpoints" / "last"
+    real_runs.until(last.exists, real_runs.LONG, "a checkpoint")
+    run.kill_all()
+    assert run.code == -signal.SIGKILL
+    for command in (killed, straight):
+        run = real_runs.Started(command, tmp_path / "err")
+        assert run.wait() == 0, run.text()
+    final = "checkpoints/update_000000008/model.safetensors"
     assert (tmp_path / "killed" / final).read_bytes() == (
         tmp_path / "straight" / final
     ).read_bytes()

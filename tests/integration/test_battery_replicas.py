@@ -26,7 +26,7 @@ def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
     """Train the cases of this number of processes; return the weights of each replica."""
     more = battery.dropped("engine.micro_batch_size=2")
     runs = [
-        (case, parallel, [*more, f"engine.parallel={parallel}"])
+        (case, parallel, [*more, *battery.few_rows(case), f"engine.parallel={parallel}"])
         for case, parallel in battery.REPLICATED[processes]
     ]
     nodes = processes // 2

@@ -16,9 +16,9 @@ that blocks of the results print are compared with their pages by test_printed_n
 """
 
 import re
+import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from argparse import SUPPRESS
 from configparser import ConfigParser
@@ -29,6 +29,7 @@ import pytest
 import yaml
 from imported import imported
 from markdown_blocks import ROOT, blocks, calls, name, share
+from sweeping import train_in_process
 
 from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
@@ -41,6 +42,7 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "metaseq_lm" / "methods").rglob("README.md")),
 ]
+DOCUMENTATION = ["examples/electra/documentation.py", "text"]
 AFTER = re.compile(r"<!-- test: after (\S+) -->")
 
 
@@ -99,7 +101,21 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {}
 
 
-def play(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the program of DOCUMENTATION writes, of the tables every tenth row, of the text a
+    tenth.
+    """
+    folder = tmp_path_factory.mktemp("documentation") / "text"
+    run_program([str(ROOT / DOCUMENTATION[0]), str(folder)])
+    for file in folder.iterdir():
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        part = lines[: len(lines) // 10] if file.suffix == ".txt" else lines[::10]
+        file.write_text("".join(part), encoding="utf-8")
+    return folder
+
+
+def play(page: Path, folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks of a page in a folder."""
     monkeypatch.chdir(folder)
     namespace: dict[str, Any] = {"__name__": "tutorial"}
@@ -115,21 +131,35 @@ def play(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             program, *arguments = shlex.split(line, comments=True) or [""]
             if program == "metaseq-lm":
                 assert main(arguments) == 0, f"{block.place}: {line}"
+            elif program == "python" and arguments == DOCUMENTATION:
+                shutil.copytree(text, "text")
             elif program == "python":
-                subprocess.run([sys.executable, *arguments], check=True)
+                run_program(arguments)
             else:
                 assert not program, f"{block.place}: the test cannot run {program}"
+
+
+def run_program(words: list[str]) -> None:
+    """Run a program of the examples in this process, which has imported torch already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", words)
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, words
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
 def test_tutorials_run(
     page: Path,
     played: dict[str, Path],
+    text: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tutorial's commands, one after the other, at a tiny size."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    train_in_process(monkeypatch)
     source = page.read_text(encoding="utf-8")
     chain = [ROOT / "docs" / other for other in AFTER.findall(source)] + [page]
     for before, this in zip([None, *chain], chain):
@@ -141,7 +171,7 @@ def test_tutorials_run(
             share(folder)
         else:
             shutil.copytree(played[name(before)], folder, symlinks=True)
-        play(this, folder, monkeypatch)
+        play(this, folder, text, monkeypatch)
         played[name(this)] = folder
 
 

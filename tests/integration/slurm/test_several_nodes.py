@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from sweeping import LONG, processes, result_of, states_of, submitted, sweep, updates, wait_until
+from real_runs import reached
+from sweeping import LONG, SLOW, processes, result_of, states_of, submitted, sweep, wait_until
 
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps.states import State
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm")]
 TWO_NODES = ("--executor", "slurm", "--time", "30", "--nodes", "2")
-RUN = [*LONG, "trainer.save_interval_updates=50"]
+RUN = [*LONG, "trainer.save_interval_updates=10"]
 SECONDS = 240
 
 
@@ -44,7 +45,7 @@ class Watched:
                 self.seen.append((state.state, state.requeued))
             if state.state in wanted:
                 return state
-            time.sleep(0.2)
+            time.sleep(0.4)
         raise AssertionError(f"{self.seen} within {SECONDS} s")
 
 
@@ -58,10 +59,10 @@ def replicas(out: Path) -> dict[str, int]:
 
 
 def start(moons: Path, out: Path, *more: str) -> Watched:
-    assert sweep(moons, "--out", out, *TWO_NODES, *more, *RUN) == 0
+    assert sweep(moons, "--out", out, *TWO_NODES, *more, *RUN, *SLOW) == 0
     watched = Watched(out, "seed=1")
     assert watched.until("running").update == 0
-    wait_until(lambda: updates(out, "seed=1") >= 120, SECONDS)
+    wait_until(lambda: reached(out / "seed=1") >= 30, SECONDS)
     return watched
 
 
@@ -90,9 +91,9 @@ def test_a_killed_process_of_the_second_node(moons: Path, tmp_path: Path, one_no
     state = watched.until("failed", "finished")
     assert watched.seen[-2:] == [("running", 0), ("failed", 0)] and time.monotonic() < before + 60
     assert f"replica 1 failed: process {victim} on 127.0.0.1" in state.reason
-    assert "was killed by SIGKILL" in state.reason and state.update >= 120
+    assert "was killed by SIGKILL" in state.reason and state.update >= 30
     wait_until(lambda: not processes(str(out)), 30)
-    assert sweep("resubmit", "--failed", out) == 0
+    assert sweep("resubmit", "--failed", out, *SLOW) == 0
     watched.until("finished")
     assert submitted(out) == ["seed=1", "seed=1"] and result_of(out / "seed=1") == one_node
 
@@ -108,7 +109,7 @@ def test_a_lost_node(moons: Path, tmp_path: Path, one_node: tuple) -> None:
     node = f"NodeName={names.split()[1]}"
     # It comes back by itself: its slurmd is well.
     subprocess.run(["scontrol", "update", node, "State=DOWN", "Reason=test"], check=True)
-    assert watched.until("pending").update >= 120
+    assert watched.until("pending").update >= 30
     wait_until(lambda: "requeued after NODE_FAIL" in states_of(out)["seed=1"].reason)
     watched.until("running")
     watched.until("finished")

@@ -9,15 +9,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from real_runs import reached
 from sweeping import (
     LONG,
     SHORT,
+    SLOW,
     processes,
     result_of,
     states_of,
     submitted,
     sweep,
-    updates,
     wait_until,
 )
 
@@ -40,8 +41,8 @@ def job(out: Path, run: str) -> str:
 
 
 def wait_for(out: Path, run: str, *wanted: str, seconds: float = 90) -> None:
-    """Wait until a run is in one of the `wanted` states."""
-    wait_until(lambda: states_of(out)[run].state in wanted, seconds)
+    """Wait until a run is in one of the `wanted` states; each look starts programs of Slurm."""
+    wait_until(lambda: states_of(out)[run].state in wanted, seconds, interval=0.5)
 
 
 def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
         most = max(most, now.count("running"))
         return not {"running", "pending"} & set(now)
 
-    wait_until(over, 120)
+    wait_until(over, 120, interval=0.3)
     assert most == 2
     found = states_of(out)
     failed = [name for name, state in found.items() if state.state == "failed"]
@@ -100,8 +101,8 @@ def test_a_preempted_run_ends_like_an_undisturbed_one(
     moons: Path, tmp_path: Path, undisturbed: tuple
 ) -> None:
     out = tmp_path / "out"
-    assert sweep(moons, "--out", out, "--seeds", "1,2", *ON_SLURM, *LONG) == 0
-    wait_until(lambda: updates(out, "seed=1") >= 40)
+    assert sweep(moons, "--out", out, "--seeds", "1,2", *ON_SLURM, *LONG, *SLOW) == 0
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     preempt(job(out, "seed=1"))
     for run in ("seed=1", "seed=2"):
         wait_for(out, run, "finished")
@@ -115,8 +116,8 @@ def test_a_preempted_run_ends_like_an_undisturbed_one(
 def test_a_signal_to_the_training_alone(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
     """The training saves and exits with 75; the job is requeued although it saw no signal."""
     out = tmp_path / "out"
-    assert sweep(moons, "--out", out, *ON_SLURM, *LONG) == 0
-    wait_until(lambda: updates(out, "seed=1") >= 40)
+    assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     (training,) = processes(str(out), "--save-dir", "-c")
     os.kill(training, signal.SIGUSR1)
     wait_for(out, "seed=1", "finished")
@@ -128,16 +129,16 @@ def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tupl
     """One run is ended by scancel, the others, of which two never started, by `sweep cancel`."""
     out = tmp_path / "out"
     seeds = ("--seeds", "1,2,3,4", "--max-parallel", "2")
-    assert sweep(moons, "--out", out, *seeds, *ON_SLURM, *LONG) == 0
-    wait_until(lambda: updates(out, "seed=1") >= 40)
+    assert sweep(moons, "--out", out, *seeds, *ON_SLURM, *LONG, *SLOW) == 0
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     subprocess.run(["scancel", job(out, "seed=1")], check=True)
     assert sweep("cancel", out) == 0
     for run in ("seed=1", "seed=2", "seed=3", "seed=4"):
         wait_for(out, run, "cancelled")
     wait_until(lambda: not processes(str(out)), 60)
     found = states_of(out)
-    assert 0 < found["seed=1"].update < 800 and found["seed=4"].update == 0
-    assert sweep("resubmit", "--failed", out) == 0
+    assert 0 < found["seed=1"].update < 120 and found["seed=4"].update == 0
+    assert sweep("resubmit", "--failed", out, *SLOW) == 0
     assert submitted(out)[4:] == ["seed=1", "seed=2", "seed=3", "seed=4"]
     wait_for(out, "seed=1", "finished")
     assert result_of(out / "seed=1") == undisturbed
@@ -146,8 +147,8 @@ def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tupl
 
 def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert sweep(moons, "--out", out, *ON_SLURM, *LONG) == 0
-    wait_until(lambda: updates(out, "seed=1") >= 40)
+    assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     (wrapper,) = processes(str(out), "process_job", "-c", "submitit.core._submit", "!srun")
     os.kill(wrapper, signal.SIGKILL)
     wait_for(out, "seed=1", "failed")
@@ -170,7 +171,7 @@ def test_a_run_that_times_out_too_often(moons: Path, tmp_path: Path) -> None:
     """A limit of one minute, no requeue allowed: saved, and shown as a time-out."""
     out = tmp_path / "out"
     limits = ("--executor", "slurm", "--time", "1", "--max-timeouts", "0")
-    endless = [*SHORT, "trainer.max_update=100000000"]
+    endless = [*SHORT, *SLOW, "trainer.max_update=100000000"]
     assert sweep(moons, "--out", out, *limits, *endless) == 0
     wait_for(out, "seed=1", "timeout", seconds=150)
     state = states_of(out)["seed=1"]

@@ -10,24 +10,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from real_runs import reached
 from sweeping import (
+    LONG,
     ROOT,
     SHORT,
-    TINY,
+    SLOW,
     processes,
     result_of,
     start_sweep,
     states_of,
     submitted,
     sweep,
-    updates,
     wait_until,
 )
 
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps.job import Snapshot
 
-LONG = [*TINY, "trainer.max_update=500"]  # time enough to be interrupted, without Slurm's delays
 # Words of the command lines of submitit's process, and of the training below it.
 WRAPPER = ("submitit.core._submit", "-c")
 TRAINING = ("--save-dir", "-c")
@@ -49,10 +49,10 @@ def launched(output: str) -> list[str]:
 def test_a_failing_run_and_what_is_launched_again(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Four runs, two at a time; one fails until what it starts from is there."""
+    """Two runs at a time; one fails until what it starts from is there."""
     source = tmp_path / "source"
     out = tmp_path / "out"
-    grid = ["--grid", f"init_from=null,{source}", "--seeds", "1,2", "--max-parallel", "2"]
+    grid = ["--grid", f"init_from=null,{source}", "--max-parallel", "2"]
     command = [moons, "--out", out, *grid, *SHORT]
     assert sweep(*command) == 1
     shown = capsys.readouterr().out
@@ -65,36 +65,34 @@ def test_a_failing_run_and_what_is_launched_again(
             change(words[0])
             most = max(most, len(running))
     assert most == 2 and not running
-    assert "4 runs: 2 finished, 2 failed" in shown
+    assert "2 runs: 1 finished, 1 failed" in shown
     found = states_of(out)
-    failed = [name for name, state in found.items() if state.state == "failed"]
-    assert len(failed) == 2 and all("source" in name for name in failed)
-    assert (
-        "exit code 2" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
-    )
-    good = next(name for name in found if name not in failed)
+    (failed,) = (name for name, state in found.items() if state.state == "failed")
+    assert "source" in failed
+    assert "exit code 2" in found[failed].reason and "no such checkpoint" in found[failed].reason
+    (good,) = found.keys() - {failed}
     assert (found[good].update, found[good].max_update) == (3, 3)
 
     shutil.copytree(out / good, source)
     capsys.readouterr()
     assert sweep("resubmit", "--failed", out) == 0
-    assert launched(capsys.readouterr().out) == failed
-    assert submitted(out)[4:] == failed
+    assert launched(capsys.readouterr().out) == [failed]
+    assert submitted(out)[2:] == [failed]
     assert sweep(*command) == 0
     assert "nothing to launch" in capsys.readouterr().out
     assert sweep("status", out) == 0
-    assert "4 runs: 4 finished" in capsys.readouterr().out
+    assert "2 runs: 2 finished" in capsys.readouterr().out
     assert sweep("resubmit", "--failed", out) == 0
-    assert len(submitted(out)) == 6
+    assert len(submitted(out)) == 3
 
 
 def test_a_local_sweep_shows_updates_and_the_remaining_time(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("metaseq_lm.sweeps.submit.PROGRESS", 0.3)
-    assert sweep(moons, "--out", tmp_path / "out", *TINY, "trainer.max_update=400") == 0
+    assert sweep(moons, "--out", tmp_path / "out", *LONG, *SLOW) == 0
     shown = capsys.readouterr().out
-    running = re.findall(r"seed=1 +train +running +(\d+)/400 .* s left", shown)
+    running = re.findall(r"seed=1 +train +running +(\d+)/120 .* s left", shown)
     assert running and "?" not in shown
     assert list(map(int, running)) == sorted(map(int, running))
 
@@ -118,19 +116,19 @@ def test_interrupted_and_gone_on_with(
 ) -> None:
     """Ctrl-C reaches the whole process group; the runs save all the same."""
     out = tmp_path / "out"
-    command = [moons, "--out", out, *LONG]
-    process = start_sweep(*command)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
+    command = [moons, "--out", out, *LONG, *SLOW]
+    process = start_sweep(tmp_path / "shown", *command)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
-        process.send_signal(number)
-    shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 75, shown
+        process.send(number)
+    assert process.wait() == 75, process.text()
+    shown = process.text()
     assert "Traceback" not in shown and "the same command goes on" in shown
     assert not processes(str(out))
     state = states_of(out)["seed=1"]
-    assert state.state == "interrupted" and 0 < state.update < 500
+    assert state.state == "interrupted" and 0 < state.update < state.max_update
     assert sweep(*command) == 0
     assert result_of(out / "seed=1") == undisturbed
 
@@ -141,13 +139,12 @@ def test_a_preempted_job_is_requeued_once(
 ) -> None:
     """USR2 sent to submitit's process, or only to the training below it."""
     out = tmp_path / "out"
-    process = start_sweep(moons, "--out", out, *LONG)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
+    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     words = WRAPPER if who == "wrapper" else TRAINING
     (target,) = processes(str(out), *words)
     os.kill(target, signal.SIGUSR2)
-    shown, _ = process.communicate(timeout=90)
-    assert process.returncode == 0, shown
+    assert process.wait() == 0, process.text()
     state = states_of(out)["seed=1"]
     assert (state.state, state.requeued) == ("finished", 1)
     assert submitted(out) == ["seed=1"]
@@ -156,16 +153,15 @@ def test_a_preempted_job_is_requeued_once(
 
 def test_cancel_leaves_no_process(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
     out = tmp_path / "out"
-    command = [moons, "--out", out, "--seeds", "1,2", *LONG]
-    process = start_sweep(*command)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
+    command = [moons, "--out", out, "--seeds", "1,2", *LONG, *SLOW]
+    process = start_sweep(tmp_path / "shown", *command)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     assert sweep("cancel", out) == 0
     assert not processes(str(out))
-    shown, _ = process.communicate(timeout=10)
-    assert process.returncode == 75, shown
+    assert process.wait(10) == 75, process.text()
     found = states_of(out)
     assert (found["seed=1"].state, found["seed=2"].state) == ("cancelled", "waiting")
-    assert sweep("resubmit", "--failed", out) == 1  # seed=2 was never launched
+    assert sweep("resubmit", "--failed", out, *SLOW) == 1  # seed=2 was never launched
     assert submitted(out) == ["seed=1", "seed=1"]
     assert result_of(out / "seed=1") == undisturbed
 
@@ -173,11 +169,10 @@ def test_cancel_leaves_no_process(moons: Path, tmp_path: Path, undisturbed: tupl
 def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
     """kill -9 of the waiting command: the run notices, saves and ends."""
     out = tmp_path / "out"
-    command = [moons, "--out", out, *LONG]
-    process = start_sweep(*command)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
-    process.kill()
-    process.communicate()
+    command = [moons, "--out", out, *LONG, *SLOW]
+    process = start_sweep(tmp_path / "shown", *command)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
+    process.send(signal.SIGKILL)
     wait_until(lambda: not processes(str(out)), 30)
     # A process that is just ending has no command line any more, but is still there.
     wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
@@ -189,12 +184,11 @@ def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbe
 
 def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start_sweep(moons, "--out", out, *LONG)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
+    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     (wrapper,) = processes(str(out), *WRAPPER)
     os.kill(wrapper, signal.SIGKILL)
-    shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, shown
+    assert process.wait() == 1, process.text()
     wait_until(lambda: not processes(str(out)), 30)
     wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
     assert states_of(out)["seed=1"].state == "lost"
@@ -202,25 +196,23 @@ def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
 
 def test_a_killed_training_is_a_failure(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start_sweep(moons, "--out", out, *LONG)
-    wait_until(lambda: updates(out, "seed=1") >= 20)
+    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
     (training,) = processes(str(out), *TRAINING)
     os.kill(training, signal.SIGKILL)
-    shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 1, shown
+    assert process.wait() == 1, process.text()
     state = states_of(out)["seed=1"]
     assert state.state == "failed" and "SIGKILL" in state.reason
 
 
 def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process = start_sweep(moons, "--out", out, *LONG)
+    process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
     wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
-    second = start_sweep(moons, "--out", out, *LONG)
-    shown, _ = second.communicate(timeout=60)
-    assert second.returncode == 1 and "another 'sweep' command" in shown
+    second = start_sweep(tmp_path / "second", moons, "--out", out, *LONG, *SLOW)
+    assert second.wait() == 1 and "another 'sweep' command" in second.text()
     assert sweep("cancel", out) == 0
-    process.communicate(timeout=60)
+    assert process.wait() == 75
 
 
 def test_stages_follow_each_other(moons: Path, tmp_path: Path) -> None:
@@ -275,7 +267,9 @@ def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "metaseq_lm", tree / "metaseq_lm", ignore=kept)
     shutil.copytree(ROOT / "user_dir", tree / "user_dir", ignore=kept)
     command = [moons, "--out", out, "--seeds", "1,2", "--user-dir", tree / "user_dir", *SHORT]
-    process = start_sweep(*command, cwd=tree, env={"PYTHONPATH": str(tree)})
+    program = [sys.executable, "-m", "metaseq_lm", "sweep", *map(str, command)]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    process = subprocess.Popen(program, env=environment, cwd=tree)
     wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
     for file in (
         "metaseq_lm/cli/train.py",
@@ -283,8 +277,7 @@ def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
         "user_dir/__init__.py",
     ):
         (tree / file).write_text("raise SystemExit(9)\n")
-    shown, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, shown
+    assert process.wait(timeout=240) == 0
     (code,) = (out / "code").iterdir()
     assert (out / "seed=2" / "code").resolve() == code
     assert not [p for p in code.rglob("*") if "raise SystemExit(9)" in text_of(p)]
