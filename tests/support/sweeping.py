@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ SHORT = [*TINY, "trainer.max_update=3"]
 
 def sweep(*arguments: str | Path) -> int:
     """Run the command in this process."""
+    # A resubmission loads the plug-in from the sweep's snapshot, another file of the same name.
+    sys.modules.pop("slow_updates", None)
     return main(["sweep", *map(str, arguments)])
 
 
