@@ -1,53 +1,74 @@
 """What every registered criterion must satisfy on several processes; runs beside test_battery."""
 
+import functools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import battery
 import pytest
 import real_runs
 import torch
 
-Replicas = dict[int, list[dict]]
+Weights = dict[tuple[battery.Case, str], dict[str, torch.Tensor]]
+# Gives the weights of each replica of the cases of so many processes that rest in this place.
+Replicas = Callable[[int, str], list[Weights]]
 
 
 @pytest.fixture(scope="module")
-def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
-    """The weights of cases of several micro-batches each, by number of processes and replica.
+def replicas(
+    request: pytest.FixtureRequest, moons: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Replicas:
+    """Train the selected cases of a number of processes together, when one of them is asked for."""
+    selected: dict[tuple[int, str], list[battery.Case]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.function is test_replicas_change_nothing:
+            processes, parallel, case = item.callspec.params["run"]
+            selected.setdefault((processes, parallel), []).append(case)
 
-    Not parametrized: pytest would train everything again for each test.
-    """
-    return {
-        n: trained_on(n, moons, tmp_path_factory.mktemp("replicas")) for n in battery.REPLICATED
-    }
+    @functools.cache
+    def trained(processes: int, parallel: str) -> list[Weights]:
+        out = tmp_path_factory.mktemp("replicas")
+        return trained_on(processes, parallel, selected[processes, parallel], moons, out)
+
+    return trained
 
 
-def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
-    """Train the cases of this number of processes; return the weights of each replica."""
-    more = battery.dropped("engine.micro_batch_size=2")
-    runs = [
-        (case, parallel, [*more, *battery.few_rows(case), f"engine.parallel={parallel}"])
-        for case, parallel in battery.REPLICATED[processes]
-    ]
+def trained_on(
+    processes: int, parallel: str, cases: Sequence[battery.Case], data: Path, out: Path
+) -> list[Weights]:
+    """Train cases with micro-batches of three rows; return the weights of each replica."""
+    more = battery.dropped("engine.micro_batch_size=3", f"engine.parallel={parallel}")
+    runs = [(case, parallel, [*more, *battery.few_rows(case)]) for case in cases]
     nodes = processes // 2
     function = battery.replicated if processes == 2 else battery.replicated_without_rows
     real_runs.on_replicas(processes, function, str(data), str(out), nodes, runs, seconds=900)
     return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(processes)]
 
 
+def param(processes: int, parallel: str, case: battery.Case) -> Any:
+    """Return the parameter of a run; one that four processes in hybrid groups cover is exhaustive:
+    there parameters rest in shards, and rows are divided by all.
+    """
+    covered = case in battery.TASKS and (processes, parallel) in [(2, "shard"), (4, "replicate")]
+    marks = [pytest.mark.exhaustive] * covered
+    name = f"{processes}-{parallel}-{case[0]}-{case[1]}"
+    return pytest.param((processes, parallel, case), marks=marks, id=name)
+
+
 @pytest.mark.parametrize(
-    "processes, case, parallel",
-    [(n, *run) for n, runs in battery.REPLICATED.items() for run in runs],
-    ids=lambda x: f"{x[0]}-{x[1]}" if isinstance(x, tuple) else str(x),
+    "run", [param(*where, case) for where, cases in battery.REPLICATED.items() for case in cases]
 )
 def test_replicas_change_nothing(
-    processes: int, case: battery.Case, parallel: str, whole: battery.Whole, replicas: Replicas
+    run: tuple[int, str, battery.Case], whole: battery.Whole, replicas: Replicas
 ) -> None:
-    """Six updates on 1, 2 and 4 processes end in the same weights, wherever the parameters rest.
+    """Five updates on 1, 2 and 4 processes end in the same weights, wherever the parameters rest.
 
     The first of four has no rows.
     """
-    first, *others = replicas[processes]
+    processes, parallel, case = run
+    first, *others = replicas(processes, parallel)
     for other in others:
         assert battery.difference(first[case, parallel], other[case, parallel]) == 0
     assert battery.difference(whole(case), first[case, parallel]) <= 1e-12

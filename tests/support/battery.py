@@ -336,12 +336,14 @@ def plug_in_of(case: Case) -> str | None:
 TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
 # Unrolled steps, and exact second derivatives of three of them.
 BILEVEL = [("meta_pseudo_label_soft", 0), ("bert_pretraining", 2)]
-# By number of processes, the cases and where their parameters rest. How four replicas share the
-# rows, of which one has none, is a matter of the task. Four processes pose as two nodes of two (see
+# By number of processes and where the parameters rest, the cases. How four replicas share the rows,
+# of which one has none, is a matter of the task. Four processes pose as two nodes of two (see
 # replicated).
 REPLICATED = {
-    2: [(case, "replicate") for case in ALL] + [(case, "shard") for case in FIRST],
-    4: [(case, parallel) for parallel in ("replicate", "hybrid") for case in [*TASKS, *BILEVEL]],
+    (2, "replicate"): ALL,
+    (2, "shard"): FIRST,
+    (4, "hybrid"): [*TASKS, *BILEVEL],
+    (4, "replicate"): [*TASKS, *BILEVEL],
 }
 
 

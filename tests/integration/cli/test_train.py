@@ -115,7 +115,7 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert re.search(
         r"an update costs \d\S* FLOPs and \d\S* s( \(.*\))?; [\d,]+ parameters .*\n"
         r".*: \d+ updates take \d\S* hours .*; "
-        r"memory: \d+\.\d MiB of a",
+        r"memory: \d+\.\d [MG]iB of a",
         capsys.readouterr().err,
     )
 
