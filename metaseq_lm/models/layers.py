@@ -61,10 +61,11 @@ class GELULinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         # Not cast by autocast: its cached copy would have no graph in other uses of the weight.
-        return F.linear(F.gelu(x), weight.to(x.dtype), bias.to(x.dtype))
+        bias = None if bias is None else bias.to(x.dtype)
+        return F.linear(F.gelu(x), weight.to(x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -90,8 +91,8 @@ def saves_memory(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.numel() >= MEMORY_SAVING_NUMEL
 
 
-def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return gelu(x) W^T + b for weights (out, in) or (C, out, in)."""
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return gelu(x) W^T + b, or without b, for weights (out, in) or (C, out, in)."""
     if weight.dim() == 3 or not (saves_memory(x) and torch.is_grad_enabled()):
         return linear(F.gelu(x), weight, bias)
     output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]

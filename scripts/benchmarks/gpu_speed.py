@@ -1,4 +1,5 @@
-"""Masked LM and ELECTRA of base size in bf16 on a GPU: tokens/s, and the share of what it can give.
+"""Masked LM and ELECTRA of base size, and ModernBERT's encoder, in bf16 on a GPU: tokens/s, and the
+share of what it can give.
 
 What it can give is measured in the same run: the FLOPs per second of a large bf16 matrix product.
 """
@@ -30,6 +31,7 @@ VARIANTS = {
 FAMILIES = {
     "gpu_mlm": ["task=masked_lm", "model=bert_base", "task.mask_rounding=nearest"],
     "gpu_electra": ["task=electra", "criterion=electra_rtd", "model=electra_base"],
+    "gpu_modern": ["task=masked_lm", "model=modern_base", "task.mask_rounding=nearest"],
 }
 
 

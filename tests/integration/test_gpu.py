@@ -24,6 +24,13 @@ CASES = [
     ("electra_rtd", 1),
     ("electric_nce", 0),
     ("electra_adversarial", 0),
+    # The modern backbone: packed documents, from both sides and with prefixes, SwiGLU, a
+    # discriminator, a decoder.
+    ("masked_lm", 5),
+    ("causal_lm", 2),
+    ("prefix_lm", 1),
+    ("electra_rtd", 5),
+    ("span_corruption", 3),
 ]
 IDS = [f"{name}-{number}" for name, number in CASES]
 

@@ -156,15 +156,16 @@ def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPa
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_gelu_linear_stores_its_input_alone(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
     monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
-    layer = Linear(32, 8).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    layer = Linear(32, 8, bias).to(torch.float64 if dtype == torch.float64 else torch.float32)
     x = torch.randn(3, 5, 32).to(dtype).requires_grad_()
-    inputs = [x, layer.weight, layer.bias]
+    inputs = [x, *layer.parameters()]
     along = torch.randn(3, 5, 8).to(dtype)
     results, sizes = [], []
     for function in (
@@ -181,11 +182,12 @@ def test_gelu_linear_stores_its_input_alone(
     assert sizes[0] == 0 and sizes[1] >= x.numel() * x.element_size()
 
 
-def test_gelu_linear_has_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_gelu_linear_has_second_derivatives(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "MEMORY_SAVING_NUMEL", 0)
-    layer = Linear(6, 4).double()
+    layer = Linear(6, 4, bias).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
-    inputs = [x, layer.weight, layer.bias]
-    ours = derivatives(layers.gelu_linear(*inputs), inputs)
+    inputs = [x, *layer.parameters()]
+    ours = derivatives(layers.gelu_linear(x, layer.weight, layer.bias), inputs)
     for one, other in zip(ours, derivatives(layer(F.gelu(x)), inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
