@@ -1,7 +1,9 @@
 """Fixtures that tests of several folders share: one thread, the registered methods, small data."""
 
 import functools
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import bam_bench
@@ -51,6 +53,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """Tiny models are fastest on one thread, and tests must not fight for cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """No file of a test has to outlive a power cut; test_durability.py has a disk of its own."""
+
+    def fsync(descriptor: int) -> None:
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,8 +21,8 @@ from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
-# Other tasks of a criterion keep their state in the same places.
-resumed = pytest.mark.parametrize(
+# Further cases keep their state in the same places; their replicas have micro-batches, too.
+first = pytest.mark.parametrize(
     "case",
     [
         pytest.param(case, marks=[pytest.mark.exhaustive] * (case not in battery.FIRST))
@@ -36,7 +36,7 @@ def test_every_registered_criterion_has_a_case() -> None:
     assert sorted(battery.CASES) == CRITERIONS.names()
 
 
-@cases
+@first
 def test_micro_batches_change_nothing(
     case: battery.Case, moons: Path, whole: battery.Whole, tmp_path: Path
 ) -> None:
@@ -44,11 +44,7 @@ def test_micro_batches_change_nothing(
 
     With dropout on: masks belong to rows, not to calls.
     """
-    rows = (
-        1
-        if "meta_pseudo_label" in str(battery.CASES[case[0]][case[1]]) or case[0] == "token_labels"
-        else 4
-    )
+    rows = 1 if battery.has_few_rows(case) else 4
     more = battery.dropped(f"engine.micro_batch_size={rows}", *battery.few_rows(case))
     config = battery.configure(moons, tmp_path, case, *more)
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
@@ -90,7 +86,7 @@ CUTS = (1, 5, 8)
 FEWER_CUTS = (2, 5)
 
 
-@resumed
+@first
 def test_resume_is_bitwise(case: battery.Case, moons: Path, tmp_path: Path) -> None:
     """Stopping after any of these updates and starting again equals going on, to the last bit.
 

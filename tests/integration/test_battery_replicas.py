@@ -38,13 +38,16 @@ def replicas(
 def trained_on(
     processes: int, parallel: str, cases: Sequence[battery.Case], data: Path, out: Path
 ) -> list[Weights]:
-    """Train cases with micro-batches of three rows; return the weights of each replica."""
-    more = battery.dropped("engine.micro_batch_size=3", f"engine.parallel={parallel}")
-    runs = [(case, parallel, [*more, *battery.few_rows(case)]) for case in cases]
-    nodes = processes // 2
-    function = battery.replicated if processes == 2 else battery.replicated_without_rows
-    real_runs.on_replicas(processes, function, str(data), str(out), nodes, runs, seconds=900)
-    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(processes)]
+    """Train cases with micro-batches of three rows, or one; return the weights of each replica.
+
+    The first of four has no rows.
+    """
+    runs = []
+    for case in cases:
+        rows = 1 if battery.has_few_rows(case) else 3
+        more = [f"engine.micro_batch_size={rows}", f"engine.parallel={parallel}"]
+        runs.append((case, parallel, battery.dropped(*more, *battery.few_rows(case))))
+    return real_runs.train_on_replicas(processes, processes // 2, runs, data, out, processes == 2)
 
 
 def param(processes: int, parallel: str, case: battery.Case) -> Any:
@@ -63,10 +66,7 @@ def param(processes: int, parallel: str, case: battery.Case) -> Any:
 def test_replicas_change_nothing(
     run: tuple[int, str, battery.Case], whole: battery.Whole, replicas: Replicas
 ) -> None:
-    """Five updates on 1, 2 and 4 processes end in the same weights, wherever the parameters rest.
-
-    The first of four has no rows.
-    """
+    """Five updates on 1, 2 and 4 processes end in the same weights, wherever parameters rest."""
     processes, parallel, case = run
     first, *others = replicas(processes, parallel)
     for other in others:
@@ -82,8 +82,7 @@ def test_batches_of_fewer_rows_than_processes(moons: Path, tmp_path: Path) -> No
     more = battery.dropped("task.batch_size=3", "task.valid_size=7", "engine.micro_batch_size=1")
     alone = battery.train_uncounted(battery.configure(moons, tmp_path / "alone", case, *more))
     runs = [(case, "shard", [*more, "engine.parallel=shard"])]
-    real_runs.on_replicas(4, battery.replicated, str(moons), str(tmp_path), 1, runs)
-    weights = torch.load(tmp_path / "weights.0.pt", weights_only=True)
+    weights = real_runs.train_on_replicas(4, 1, runs, moons, tmp_path)[0]
     assert battery.difference(alone, weights[case, "shard"]) <= 1e-12
     scores = [
         json.loads((tmp_path / name / "results.json").read_text())["metrics"]["valid"]

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -380,6 +379,11 @@ def configure(data: Path, save: Path, case: Case, *more: str) -> RunConfig:
     return load_config([*own, *places, *options])
 
 
+def has_few_rows(case: Case) -> bool:
+    """Return whether only micro-batches of one row divide the rows of a pass on two processes."""
+    return "meta_pseudo_label" in task_of(case) or case[0] == "token_labels"
+
+
 def few_rows(case: Case) -> list[str]:
     """Return the override for a validation of few rows; some tasks validate on all."""
     on_all = task_of(case).endswith(("=squad", "=wnli", "_vision"))
@@ -448,24 +452,22 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((a[n] - b[n]).abs().max().item() for n in a)
 
 
-def replicated(data: str, out: str, nodes: int, runs: Sequence[Run]) -> None:
-    """Train some runs as one of several replicas, which pose as so many nodes.
-
-    Replica r saves OUT/weights.r.pt, keyed by (case, label).
-    """
+def replicated(data: Path, out: Path, nodes: int, runs: Sequence[Run], rows_for_all: bool) -> None:
+    """Be one of the replicas of `real_runs.train_on_replicas`; replica r saves OUT/weights.r.pt."""
     os.environ["LOCAL_WORLD_SIZE"] = str(int(os.environ["WORLD_SIZE"]) // nodes)
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
-    for (name, number), folder, more in runs:
-        save = Path(out) / f"{name}-{number}-{folder}"
-        config = configure(Path(data), save, (name, number), *more)
-        weights[(name, number), folder] = train_uncounted(config)
-    torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
+    with contextlib.nullcontext() if rows_for_all else without_rows():
+        for case, label, more in runs:
+            config = configure(data, out / f"{case[0]}-{case[1]}-{label}", case, *more)
+            weights[case, label] = train_uncounted(config)
+    torch.save(weights, out / f"weights.{process_group.rank()}.pt")
     process_group.finish()
 
 
-def replicated_without_rows(*arguments: Any) -> None:
-    """Be one of several replicas of `replicated`, the first of which has no rows in any batch."""
+@contextlib.contextmanager
+def without_rows() -> Iterator[None]:
+    """Divide rows among all replicas but the first inside the block."""
     divide = Shard.parts
 
     def parts(shard: Shard, count: int) -> list[np.ndarray]:
@@ -474,4 +476,4 @@ def replicated_without_rows(*arguments: Any) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Shard, "parts", parts)
-        replicated(*arguments)
+        yield

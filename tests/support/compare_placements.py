@@ -121,19 +121,15 @@ def micro_batch(case: Case, processes: int) -> str:
     """Return the option for micro-batches that divide the rows of one of these processes, unevenly
     if possible.
     """
-    small = "meta_pseudo_label" in battery.task_of(case) or case[0] == "token_labels"
-    return f"engine.micro_batch_size={1 if small else {1: 5, 2: 3, 4: 1}[processes]}"
+    rows = 1 if battery.has_few_rows(case) else {1: 5, 2: 3, 4: 1}[processes]
+    return f"engine.micro_batch_size={rows}"
 
 
 def train_group(count: int, runs: Sequence[Run], data: Path, place: Path) -> Weights:
     """Train some runs on so many processes, which must agree to the last bit; return
     their weights.
     """
-    arguments = (str(data), str(place), min(count, 2), runs)
-    real_runs.on_replicas(count, battery.replicated, *arguments, seconds=10_000)
-    first, *others = (
-        torch.load(place / f"weights.{rank}.pt", weights_only=True) for rank in range(count)
-    )
+    first, *others = real_runs.train_on_replicas(count, min(count, 2), runs, data, place)
     for other in others:
         for run, weights in first.items():
             assert battery.difference(weights, other[run]) == 0, f"replicas differ: {run}"

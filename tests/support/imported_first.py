@@ -1,11 +1,13 @@
 """What the server of real_runs imports before it forks: all that a run needs, and its test."""
 
 import gc
+import os
 
 import numpy.ma  # noqa: F401
 import real_runs
 import safetensors.torch  # noqa: F401
 import sentencepiece.sentencepiece_model_pb2  # noqa: F401
+import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo  # the first optimizer would import it
 
@@ -19,4 +21,5 @@ from metaseq_lm.core import loading
 plugins.load_all()
 loading.load_config(["criterion=masked_lm", *real_runs.CASES["masked_lm"][0], *real_runs.TINY])
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # as conftest.py
 gc.freeze()  # a collection would write into pages that the processes share

@@ -17,13 +17,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from battery import CASES, TINY
+import battery
+import torch
+from battery import CASES, TINY, Case, Run
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = str(ROOT / "tests" / "support" / "faults")
@@ -219,6 +222,18 @@ def on_replicas(world: int, function: Callable, *arguments: Any, seconds: float 
         process.join(seconds)
         process.kill()
     assert [process.exitcode for process in processes] == [0] * world
+
+
+def train_on_replicas(
+    world: int, nodes: int, runs: Sequence[Run], data: Path, out: Path, rows_for_all: bool = True
+) -> list[dict[tuple[Case, str], dict[str, Tensor]]]:
+    """Train some runs in `world` replicas, which pose as so many nodes; return the weights of each
+    replica by (case, label).
+
+    Unless there are `rows_for_all`, the first replica has none in any batch.
+    """
+    on_replicas(world, battery.replicated, data, out, nodes, runs, rows_for_all, seconds=10_000)
+    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(world)]
 
 
 def as_replica(rank: int, world: int, port: int, function: Callable, arguments: tuple) -> None:

@@ -3,6 +3,7 @@ things may be.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,10 +31,15 @@ FORBIDDEN = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Yield the dotted names a file imports, relative ones made absolute."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -100,7 +106,7 @@ EXCHANGED = {
 
 def literals(path: Path) -> set[str]:
     """Return the string literals of a file."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(parsed(path))
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
@@ -151,7 +157,7 @@ def imported_modules() -> dict[str, set[str]]:
     known, edges = modules(), {}
     for name, path in known.items():
         edges[name] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 edges[name] |= {a.name for a in node.names if a.name in known}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -178,7 +184,7 @@ def test_only_the_composition_root_imports_by_name() -> None:
     """An import by a string would hide from the rule above."""
     importing = set()
     for name, path in modules().items():
-        for _, function in called(ast.parse(path.read_text(encoding="utf-8"))):
+        for _, function in called(parsed(path)):
             if function == "importlib.import_module":
                 importing.add(name)
     # `cli` imports its own modules, `declarations` those that options are declared with.
@@ -206,7 +212,7 @@ def test_public_functions_have_a_docstring() -> None:
     """
     wrong = []
     for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         assert ast.get_docstring(tree) or path.name in ("__init__.py", "__main__.py"), path
         for node in tree.body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
