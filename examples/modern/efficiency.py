@@ -9,15 +9,16 @@ that draws the seeds of every budget anew.
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.errors import UsageError, run_script
+from metaseq_lm.core.errors import MetaseqError, UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import read_plan
+from metaseq_lm.league.plan import archive_beside, read_plan
 from metaseq_lm.league.standings import Context
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import flops_text
@@ -44,11 +45,16 @@ def means(scores: Scores, draw: np.random.Generator | None = None) -> np.ndarray
 
 
 def flops_for(loss: float, budgets: np.ndarray, losses: np.ndarray) -> float:
-    """Return the FLOPs at which a ladder reaches a loss; nan where it does not between its ends."""
+    """Return the FLOPs at which a ladder reaches a loss; nan where it never does.
+
+    Of a loss that is reached at the first budget already, that budget: a bound.
+    """
     reached = np.nonzero(losses <= loss)[0]
-    if not len(reached) or reached[0] == 0:
+    if not len(reached):
         return float("nan")
     after = reached[0]
+    if after == 0:
+        return float(budgets[0])
     above, below = losses[after - 1], losses[after]
     share = (above - loss) / (above - below)
     low, high = np.log(budgets[after - 1 : after + 1])
@@ -83,26 +89,31 @@ def table_rows(context: Context) -> Iterator[list[str]]:
                 continue
             other = scores_of(context, name)
             value, low, high = ratios(base, other, rung)
-            here = other.get(budget, np.array([np.nan]))
+            # The first budget is enough, and less might be.
+            bound = "at least " if means(other)[0] <= loss.mean() else ""
+            here = other.get(budget)
             yield [
                 flops_text(budget),
                 f"{loss.mean():.3f} ± {loss.std(ddof=1):.3f}",
                 name,
-                f"{here.mean():.3f}",
-                "not on its ladder" if np.isnan(value) else f"{value:.2f}",
-                "" if np.isnan(low) else f"{low:.2f} to {high:.2f}",
+                "-" if here is None else f"{here.mean():.3f}",
+                "not on its ladder" if np.isnan(value) else f"{bound}{value:.2f}",
+                "" if bound or np.isnan(low) else f"{low:.2f} to {high:.2f}",
             ]
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         raise UsageError("give a plan with an archive beside it: efficiency.py PLAN.yaml")
-    league = read_archived(Contents(*read_plan(Path(sys.argv[1]))))
-    context = league.context()
+    plan = Path(sys.argv[1])
+    contents, archive = Contents(*read_plan(plan)), archive_beside(plan)
+    if archive is None:
+        raise MetaseqError(f"{plan}: there is no archive of its runs beside it")
+    context = read_archived(replace(contents, archive=str(archive))).context()
     head = ["FLOPs", f"{context.primary} of {context.baseline}", "recipe", "its loss there"]
     head += ["fewer FLOPs for that loss", "95 %"]
     cells = [[Cell(text, number=False) for text in row] for row in table_rows(context)]
-    show(to_text(Table(f"{league.contents.title}: FLOPs at equal loss", head, cells, [])))
+    show(to_text(Table(f"{contents.title}: FLOPs at equal loss", head, cells, [])))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ doi:10.1007/BF01068419).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, combinations
@@ -113,10 +113,14 @@ class Decision(Contrast):
     def seeds(self) -> int | None:
         """The seeds of each side that would decide, see `seeds_to_decide`.
 
-        None for a decided row, without a spread, or if MOST_SEEDS would not do.
+        Where only the number of seeds stands between a large difference and a verdict, those that
+        show it, see `seeds_to_show`. None for a decided row, without a spread, or if MOST_SEEDS
+        would not do.
         """
         if self.verdict != UNDECIDED or self.sd is None:
             return None
+        if self.is_large:
+            return seeds_to_show(self.difference, self.sd, self.rule)
         return seeds_to_decide(self.sd, self.rule)
 
     @property
@@ -140,6 +144,8 @@ class Decision(Contrast):
             return f"more than {MOST_SEEDS} seeds each would be needed"
         if seeds <= min(self.sizes):
             return f"{seeds} seeds each decide in 4 of 5 cases, here they did not"
+        if self.is_large:
+            return f"{seeds} seeds each would show a difference as large as this"
         return f"{seeds} seeds each would decide"
 
     @property
@@ -411,6 +417,21 @@ def seeds_to_decide(sd: float, rule: Rule) -> int | None:
         shown = power(n, rule.smallest_effect, sd, rule.level, rule.comparisons)
         return min(shown, equivalence_power(n, rule.smallest_effect, sd, rule.level)) >= POWER
 
+    return least_seeds(is_enough)
+
+
+def seeds_to_show(difference: float, sd: float, rule: Rule) -> int | None:
+    """Return the least seeds each that show a true difference with a probability of POWER.
+
+    None if more than MOST_SEEDS are needed.
+    """
+    return least_seeds(
+        lambda n: power(n, abs(difference), sd, rule.level, rule.comparisons) >= POWER
+    )
+
+
+def least_seeds(is_enough: Callable[[int], bool]) -> int | None:
+    """Return the least number of seeds that is enough; None if MOST_SEEDS are not."""
     if not is_enough(MOST_SEEDS):
         return None
     low, high = 1, MOST_SEEDS  # low is not enough, high is

@@ -49,6 +49,9 @@ class Launch:
         1, "CPUs of one run on each node, and its threads (default: 1)", at_least=1, at_most=1024
     )
     gpus: int = option(0, "GPUs of one run, on each node (default: 0)", at_least=0, at_most=64)
+    runs_per_gpu: int = option(
+        1, "local runs that share a GPU, with --gpus 1 (default: 1)", at_least=1, at_most=64
+    )
     mem: int | None = option(
         None, "memory of one run in GB, on each node", at_least=1, at_most=100_000, slurm_only=True
     )
@@ -92,6 +95,8 @@ class Launch:
                     "export it before you give this command (Slurm passes the environment on), or "
                     "'source' a file of yours"
                 )
+        if self.runs_per_gpu > 1 and (self.gpus != 1 or self.executor == "slurm"):
+            raise UsageError("--runs-per-gpu is for local runs with --gpus 1")
         self.setup = tuple(self.setup)
         check_options(Launch, self, name_option=flag_of)
 

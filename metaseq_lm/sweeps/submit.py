@@ -145,11 +145,13 @@ class LocalRuns:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.slots = list(range(launch.max_parallel or 1))
-        self.gpus = visible_gpus() if launch.gpus else []
-        if launch.gpus and len(self.gpus) < launch.gpus * len(self.slots):
+        gpus, count = visible_gpus() if launch.gpus else [], launch.gpus
+        self.gpus = [gpus[at : at + count] for at in range(0, len(gpus), max(1, count))]
+        if count and len(gpus) // count * launch.runs_per_gpu < len(self.slots):
+            shared = f", {launch.runs_per_gpu} on one," if launch.runs_per_gpu > 1 else ""
             raise UsageError(
-                f"{len(self.slots)} runs at a time with {launch.gpus} GPUs each need more than the "
-                f"{len(self.gpus)} GPUs here; lower --max-parallel or --gpus"
+                f"{len(self.slots)} runs at a time with {count} GPUs each{shared} need more than "
+                f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"
             )
         self.running: list[Active] = []
         self.stop: list[int] = []
@@ -192,18 +194,21 @@ class LocalRuns:
                 signal.signal(number, handler)
         return self.stop[0] if self.stop else 0
 
+    def gpus_of(self, slot: int) -> list[int]:
+        """Return the GPUs that the run of a slot sees; slots go round them where runs share one."""
+        return self.gpus[slot % len(self.gpus)] if self.gpus else []
+
     def _start(self, batch: Batch, run: Run) -> None:
         slot = self.slots.pop(0)
         folder, code = batch.folder, batch.code
         jobs_folder = folder.new_jobs_folder()
-        count = self.launch.gpus
         executor = submitit.LocalExecutor(
             jobs_folder, self.launch.max_timeouts, python=python(code)
         )
         executor.update_parameters(
             timeout_min=self.launch.time or YEAR,
-            gpus_per_node=count,
-            visible_gpus=self.gpus[slot * count : (slot + 1) * count],
+            gpus_per_node=self.launch.gpus,
+            visible_gpus=self.gpus_of(slot),
             signal_delay_s=30,
         )
         with terminal_signals_blocked():

@@ -26,7 +26,10 @@ from sweeping import (
 )
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.job import Snapshot
+from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.submit import LocalRuns
 
 # Words of the command lines of submitit's process, and of the training below it.
 WRAPPER = ("submitit.core._submit", "-c")
@@ -213,6 +216,25 @@ def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:
     assert second.wait() == 1 and "another 'sweep' command" in second.text()
     assert sweep("cancel", out) == 0
     assert process.wait() == 75
+
+
+def test_runs_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
+    runs = LocalRuns(Launch(gpus=1, runs_per_gpu=2, max_parallel=6))
+    assert [runs.gpus_of(slot) for slot in range(6)] == [[4], [7], [9], [4], [7], [9]]
+    runs = LocalRuns(Launch(gpus=2))
+    assert runs.gpus_of(0) == [4, 7]
+    assert LocalRuns(Launch(max_parallel=9)).gpus_of(8) == []
+    for wanted in (
+        Launch(gpus=1, runs_per_gpu=2, max_parallel=7),
+        Launch(gpus=1, max_parallel=4),
+        Launch(gpus=2, max_parallel=2),
+    ):
+        with pytest.raises(UsageError, match="the 3 GPUs here"):
+            LocalRuns(wanted)
+    for refused in ({"gpus": 2}, {"gpus": 0}, {"gpus": 1, "executor": "slurm"}):
+        with pytest.raises(UsageError, match="--runs-per-gpu"):
+            Launch(runs_per_gpu=2, **refused)
 
 
 def test_stages_follow_each_other(moons: Path, tmp_path: Path) -> None:
