@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare every byte with the manifest's checksums"
     )
+    parser.add_argument(
+        "--shifted-valid",
+        action="store_true",
+        help="other splits of a corpus are meant to be of another domain than train",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         from metaseq_lm.data.doctor.examine import examine
 
-        findings = chain(findings, *(examine(folder, args.verify) for folder in args.data))
+        findings = chain(
+            findings, *(examine(folder, args.verify, args.shifted_valid) for folder in args.data)
+        )
     rows = []
     for finding in findings:
         rows.append({"level": finding.level, "text": finding.text})

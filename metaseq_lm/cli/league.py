@@ -174,6 +174,7 @@ def report(place: Path | None, options: LeagueOptions) -> int:
 
 def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str]) -> int:
     """Run what is open of a league, then report; or show what it would take."""
+    from metaseq_lm.league.corpus import check_domain, read_corpus
     from metaseq_lm.league.expansion import Source
     from metaseq_lm.league.folder import LeagueFolder
     from metaseq_lm.league.forecast import forecast, measure_prices
@@ -197,6 +198,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         plan_hash = contents.plan.hash
         runner = Runner(contents.extended, request, folder.path, launch, plan_hash, check)
         runner.check_all()
+        check_domain(read_corpus(data, contents.plan.controls.shifted_valid), data)
         if options.dry_run:
             show(forecast(runner, contents))
             return 0

@@ -13,10 +13,10 @@ from pathlib import Path
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans
-from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
@@ -46,14 +46,14 @@ class LeagueRuns:
     Attributes:
         contents: The plan and what was added to it.
         runs: The runs, those of the archive too.
-        frequencies: What word frequencies alone reach; None if not known.
+        corpus: What is known of the data; None if nothing is.
         shipped: Label and budget of the runs that are those of the archive.
         incomplete: The same of runs of the archive that were begun here, but not with all seeds.
     """
 
     contents: Contents
     runs: tuple[Run, ...]
-    frequencies: Frequencies | None = None
+    corpus: Corpus | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
     incomplete: frozenset[tuple[str, float]] = frozenset()
 
@@ -112,14 +112,13 @@ class LeagueRuns:
 
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
-        comparison, frequencies = self.plan.comparison, self.frequencies
+        comparison = self.plan.comparison
         return Context(
             tuple(self.rows()),
             comparison.baseline,
             self.plan.metrics,
             len(self.plan.ladder.seeds),
-            frequencies.vocabulary if frequencies else 0,
-            frequencies.unigram if frequencies else None,
+            self.corpus,
             comparison.solved,
             self.plan.controls.shuffled,
             {objective.name: objective.keys for objective in self.plan.objectives},
@@ -219,7 +218,7 @@ class LeagueRuns:
                 f"Of {', '.join(guessed)} the larger value counts as the better one, which the "
                 "name does not say."
             )
-        if self.frequencies is None:
+        if self.corpus is None:
             notes.append(
                 "The word frequencies of the data are not known, so the gates ceiling and plateau "
                 "are silent."
@@ -282,14 +281,15 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     incomplete = (local - whole) & shipped.shipped
     runs = [run for run in runs if setting_of(run) not in incomplete]
     archived = [run for run in shipped.runs if setting_of(run) not in local - incomplete]
-    frequencies = shipped.frequencies
+    corpus = shipped.corpus
     with suppress(MetaseqError, OSError):  # the data may not be there
-        frequencies = read_frequencies(data_folder(contents.plan, folder.data))
+        shifted = contents.plan.controls.shifted_valid
+        corpus = read_corpus(data_folder(contents.plan, folder.data), shifted)
     prices = {**shipped.contents.prices, **contents.prices}
     return LeagueRuns(
         replace(contents, prices=prices),
         with_means(contents, [*archived, *runs]),
-        frequencies,
+        corpus,
         frozenset(map(setting_of, archived)),
         frozenset(incomplete),
     )
@@ -312,7 +312,8 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
 def read_archived(contents: Contents) -> LeagueRuns:
     """Return the runs of the archive beside a plan; none if there is none, or of another plan.
 
-    Without frequencies the gates of losses are silent. Raises UsageError for a run of another plan.
+    Without what is known of the corpus the gates of losses are silent. Raises UsageError for a run
+    of another plan.
     """
     file = Path(contents.archive) if contents.archive else None
     if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
@@ -329,14 +330,11 @@ def read_archived(contents: Contents) -> LeagueRuns:
             "are left out"
         )
         return LeagueRuns(contents, ())
-    frequencies = None
-    if "unigram" in about:
-        frequencies = Frequencies(int(about["vocabulary"]), float(about["unigram"]))
     prices = json.loads(about.get("prices", "{}"))
     contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
-    return LeagueRuns(contents, runs, frequencies, frozenset(map(setting_of, runs)))
+    return LeagueRuns(contents, runs, from_about(about), frozenset(map(setting_of, runs)))
 
 
 def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -360,8 +358,8 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     names = [objective.name for objective in contents.plan.objectives]
     prices = {name: contents.prices[name] for name in names if name in contents.prices}
     about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
-    if known := league.frequencies:
-        about |= {"vocabulary": str(known.vocabulary), "unigram": repr(known.unigram)}
+    if league.corpus:
+        about["corpus"] = league.corpus.as_text()
     archive.write(path, runs, about)
 
 

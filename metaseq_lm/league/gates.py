@@ -6,7 +6,7 @@ suites. docs/how_to/league.md lists them with what to do.
 
 from collections.abc import Callable, Iterator
 
-from metaseq_lm.league import control_gates, loss_gates, parity_gates, score_gates
+from metaseq_lm.league import control_gates, data_gates, loss_gates, parity_gates, score_gates
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
@@ -23,6 +23,9 @@ GATES: tuple[Gate, ...] = (
     parity_gates.identical_runs,
     parity_gates.shared_encoder,
     parity_gates.tuned,
+    data_gates.domain,
+    data_gates.leak,
+    data_gates.epochs,
     loss_gates.ceiling,
     loss_gates.plateau,
     loss_gates.undetected,
@@ -58,6 +61,8 @@ MEANINGS = {
     "tuning": "not tuned, or not as the others",
     "edge of the grid": "the chosen value is the least or the largest that was tried",
     "baseline": "the baseline has no number that it could be compared with",
+    "domain": "what is validated is of another domain than what is trained on",
+    "leak": "text that is validated stands in train, too",
     "ceiling": "the loss is no better than that of a uniform guess",
     "plateau": "the loss could be that of word frequencies, or of the share of fakes",
     "first best": "the first validation is the best one",

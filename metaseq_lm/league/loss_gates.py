@@ -85,13 +85,14 @@ def ceiling(row: Row, context: Context) -> Iterator[Finding]:
 
     A model whose predictions collapse onto a few tokens is above it, too.
     """
-    if not context.vocabulary:
+    if context.corpus is None:
         return
-    limit = float(np.log(context.vocabulary))
+    limit = float(np.log(context.corpus.vocabulary))
     for term, values in best_terms(row).items():
         reason = (
             f"valid.{term} is {number(float(np.mean(values)))} nats at best, no less than "
-            f"{number(limit)}, the loss of a uniform guess among {context.vocabulary:,} symbols"
+            f"{number(limit)}, the loss of a uniform guess among "
+            f"{context.corpus.vocabulary:,} symbols"
         )
         count = sum(value >= limit for value in values)
         yield from by_share("ceiling", count, len(values), (VOID, FLAG), reason)
@@ -103,11 +104,11 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
     Where masking leaves a share of the targets as they are, a model without context may copy these:
     the level is (1 - share) times the unigram's cross-entropy.
     """
-    if context.unigram is None:
+    if context.corpus is None:
         return
     for term, values in best_terms(row).items():
         share = max(unmasked_share(run, term) for run in row.scored)
-        level = (1 - share) * context.unigram
+        level = (1 - share) * context.corpus.unigram
         reason = (
             f"valid.{term} is {number(float(np.mean(values)))} nats at best; word frequencies "
             f"{'and the copying of unmasked targets ' if share else ''}reach {number(level)}"

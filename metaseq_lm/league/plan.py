@@ -127,11 +127,13 @@ class Controls:
         untrained: Whether the model without training is scored.
         shuffled: The budgets at which the objective is trained on shuffled tokens.
         seeds: The seeds of controls.
+        shifted_valid: Whether the valid split is meant to be of another domain than train.
     """
 
     untrained: bool
     shuffled: tuple[float, ...]
     seeds: tuple[int, ...]
+    shifted_valid: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ KEYS = (
     *("tuning", "controls", "comparison"),
 )
 TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen")
-CONTROL_KEYS = ("untrained", "shuffled", "seeds")
+CONTROL_KEYS = ("untrained", "shuffled", "seeds", "shifted_valid")
 COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
 )
@@ -340,6 +342,9 @@ def parse_plan(content: Mapping[str, Any]) -> Plan:
             untrained=parse_switch(controls.get("untrained", True), "controls.untrained"),
             shuffled=parse_budgets(shuffled, "controls.shuffled"),
             seeds=parse_seeds(controls.get("seeds", list(seeds[:3])), "controls.seeds"),
+            shifted_valid=parse_switch(
+                controls.get("shifted_valid", False), "controls.shifted_valid"
+            ),
         ),
         comparison=parse_comparison(content["comparison"]),
     )

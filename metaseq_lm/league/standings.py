@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
@@ -113,9 +114,7 @@ class Context:
         baseline: The name of the objective that the others are compared with.
         metrics: The names of the metrics, the primary one first.
         seeds: How many final runs the plan asks for a row.
-        vocabulary: The number of symbols of the data, 0 if not known.
-        unigram: The cross-entropy of the valid split under the word frequencies of the train split,
-            in nats a token; None if not known.
+        corpus: What is known of the data; None if nothing is.
         solved: The score from which on a seed counts as having solved a task.
         shuffled: The budgets at which the plan asks for controls on shuffled text.
         options: The keys that each objective sets itself, those of its grid too, by its name.
@@ -125,8 +124,7 @@ class Context:
     baseline: str
     metrics: tuple[str, ...]
     seeds: int
-    vocabulary: int = 0
-    unigram: float | None = None
+    corpus: Corpus | None = None
     solved: float = 0.9
     shuffled: tuple[float, ...] = ()
     options: Mapping[str, frozenset[str]] = field(default_factory=dict)

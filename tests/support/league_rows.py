@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.league.standings import Choice, Context, Row
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
@@ -102,7 +103,7 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
 def make_context(*rows: Row, **changes: Any) -> Context:
     """Return the context of rows, the first of which is the baseline."""
     context = Context(
-        rows, rows[0].objective, (BRACKETS, TOPIC), 8, vocabulary=SYMBOLS, unigram=UNIGRAM
+        rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=Corpus(SYMBOLS, UNIGRAM)
     )
     return replace(context, **changes)
 

@@ -30,6 +30,7 @@ from metaseq_lm.data.doctor.findings import (
     token_files,
     token_offsets,
 )
+from metaseq_lm.data.doctor.likeness import FOREIGN, SHIFTED, Likeness, compare
 from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -61,12 +62,16 @@ STANDS_ALONE = {PARALLEL, IMAGES}
 T = TypeVar("T")
 
 
-def examine(folder: Path, full: bool) -> Iterator[Finding]:
-    """Yield the findings on a data folder and the sets in it; `full` reads every checksum."""
+def examine(folder: Path, full: bool, shifted: bool = False) -> Iterator[Finding]:
+    """Yield the findings on a data folder and the sets in it.
+
+    `full` reads every checksum; `shifted` says that other splits of a corpus are meant to be of
+    another domain than train.
+    """
     if not folder.is_dir():
         yield Finding(ERROR, f"{folder}: no such folder")
         return
-    subject = Subject(folder, None, full)
+    subject = Subject(folder, None, full, shifted)
     set_folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
     if (folder / MANIFEST_FILE).is_file():
         yield from examine_set(subject)
@@ -151,14 +156,35 @@ def corpus(subject: Subject) -> Iterator[Finding]:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
     sets = yield from open_splits(names, lambda split: IndexedDataset(folder / split))
     hashes: dict[str, np.ndarray] = {}
+    sizes: dict[str, np.ndarray] = {}
     for split, data in sets.items():
         yield from token_file(data, subject.tokenizer)
         if data.dtype.kind in "iu":
             yield from text_form(data, subject.tokenizer)
-            filled = np.diff(token_offsets(data, data.documents)) > 0
-            hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
-            yield duplicates(str(folder / split), hashes[split])
-    yield from overlaps(folder, hashes)
+            tokens = np.diff(token_offsets(data, data.documents))
+            sizes[split] = tokens[tokens > 0]
+            hashes[split] = document_hashes(data, data.documents)[tokens > 0]
+            yield duplicates(str(folder / split), np.sort(hashes[split]))
+    yield from overlaps(folder, hashes, sizes=sizes)
+    if subject.tokenizer is not None and "train" in hashes:
+        for split in [split for split in hashes if split != "train"]:
+            likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
+            yield domain(f"{folder}: {split}", likeness, subject.shifted)
+
+
+def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:
+    """Return whether a split called `name` is of the domain of train."""
+    numbers = (
+        f"its token frequencies diverge by {likeness.divergence:.3f} nats, those of documents "
+        f"drawn from train by {likeness.usual:.3f}"
+    )
+    if likeness.shift <= SHIFTED:
+        return Finding(OK, f"{name} is of the domain of train: {numbers}")
+    if shifted:
+        return Finding(OK, f"{name} is of another domain than train, as is intended: {numbers}")
+    level, verb = (ERROR, "is") if likeness.shift > FOREIGN else (WARNING, "may be")
+    remedy = "hold out documents from everywhere in the text, or say --shifted-valid"
+    return Finding(level, f"{name} {verb} of another domain than train: {numbers}; {remedy}")
 
 
 def tokenizer_files(subject: Subject) -> Iterator[Finding]:

@@ -37,13 +37,15 @@ class Finding:
 class Subject:
     """A folder to check, and what is known of the data folder that it lies in.
 
-    `manifest` is None for a data folder without a readable one. `full` reads every checksum.
+    `manifest` is None for a data folder without a readable one. `full` reads every checksum. If
+    `shifted`, other splits of a corpus are meant to be of another domain than train.
     The check of a data folder sets the tokenizer or vocabulary, which its labelled sets share.
     """
 
     folder: Path
     manifest: Manifest | None
     full: bool = False
+    shifted: bool = False
     tokenizer: Tokenizer | None = None
     vocabulary: WordVocabulary | None = None
 
@@ -170,17 +172,25 @@ def duplicates(name: str, hashes: np.ndarray) -> Finding:
 
 
 def overlaps(
-    folder: Path, hashes: dict[str, np.ndarray], noun: str = "documents"
+    folder: Path,
+    hashes: dict[str, np.ndarray],
+    noun: str = "documents",
+    sizes: dict[str, np.ndarray] | None = None,
 ) -> Iterator[Finding]:
-    """Yield, for each two splits, how many rows (`noun`) of the later are in the earlier too."""
+    """Yield, for each two splits, how many rows (`noun`) of the later are in the earlier too.
+
+    With the tokens of each row in `sizes` their share decides: short lines, such as headings, are
+    in every split of a text.
+    """
     names = list(hashes)
     for i, later in enumerate(names):
         for earlier in names[:i]:
             shared = np.isin(hashes[later], hashes[earlier])
             count = int(np.count_nonzero(shared))
             share = count / max(len(shared), 1)
-            yield Finding(
-                WARNING if share > MANY_SHARED else OK,
-                f"{folder}: {count:,} of {len(shared):,} {noun} of {later} "
-                f"({100 * share:.1f} %) also stand in {earlier}",
-            )
+            text = f"{count:,} of {len(shared):,} {noun} of {later} ({100 * share:.1f} %)"
+            if sizes is not None:
+                share = sizes[later][shared].sum() / max(sizes[later].sum(), 1)
+                text += f", {100 * share:.1f} % of its tokens,"
+            level = WARNING if share > MANY_SHARED else OK
+            yield Finding(level, f"{folder}: {text} also stand in {earlier}")

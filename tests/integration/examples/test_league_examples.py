@@ -1,4 +1,4 @@
-"""What the scripts of examples/league and examples/modern compute: simulated verdicts, and FLOPs."""
+"""What the scripts of examples compute: simulated verdicts of leagues, FLOPs at equal loss."""
 
 import json
 import math

@@ -525,7 +525,7 @@ def test_the_verdict_takes_a_smaller_loss_for_the_better_one(played: Path) -> No
 
 def test_data_that_are_gone_are_said(played: Path) -> None:
     folder = LeagueFolder(played / "L")
-    runs = replace(read_league_runs(folder, folder.read()), frequencies=None)
+    runs = replace(read_league_runs(folder, folder.read()), corpus=None)
     assert any("ceiling and plateau" in note for note in runs.standings().notes)
 
 

@@ -205,5 +205,5 @@ def test_objectives_that_are_only_validated_have_no_ceiling(
 
 def test_data_that_are_not_known_have_no_ceiling(baseline: Row, row: Row) -> None:
     row = make.change(row, make.with_losses(lambda s: make.losses(s, 4.8, 5.1)))
-    gates = {f.gate for f in standing(baseline, row, vocabulary=0, unigram=None).findings}
+    gates = {f.gate for f in standing(baseline, row, corpus=None).findings}
     assert not gates & {"ceiling", "plateau"}

@@ -1,15 +1,15 @@
-"""Word frequencies: closed forms, and the unigram of a world."""
+"""What is known of a corpus: the cross-entropy of its word frequencies in closed form, and the unigram of a world."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from metaseq_lm.league.corpus import read_corpus
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.league.frequencies import read_frequencies
 
 
 def test_the_cross_entropy_of_counts_with_one_added(tmp_path: Path) -> None:
@@ -20,9 +20,9 @@ def test_the_cross_entropy_of_counts_with_one_added(tmp_path: Path) -> None:
     for split, tokens in (("train", [x, x, x, x + 1]), ("valid", [x, x + 2, vocabulary.sep])):
         with IndexedWriter(tmp_path / split, np.uint16) as writer:
             writer.add(np.array(tokens, np.uint16))
-    frequencies = read_frequencies(tmp_path)
-    assert frequencies.vocabulary == x + 3
-    assert frequencies.unigram == pytest.approx(-(np.log(4 / 7) + np.log(1 / 7)) / 2, abs=1e-12)
+    known = read_corpus(tmp_path)
+    assert known.vocabulary == x + 3
+    assert known.unigram == pytest.approx(-(np.log(4 / 7) + np.log(1 / 7)) / 2, abs=1e-12)
 
 
 def test_the_unigram_of_a_world(tmp_path: Path) -> None:
@@ -30,6 +30,6 @@ def test_the_unigram_of_a_world(tmp_path: Path) -> None:
     words = ["preprocess", "--world", "quad", *sizes, "--world-pairs", "10"]
     assert main([*words, "--destdir", str(tmp_path / "quad")]) == 0
     estimate = Manifest.load(tmp_path / "quad").details["world"]["constants"]["losses"]["unigram"]
-    frequencies = read_frequencies(tmp_path / "quad")
+    known = read_corpus(tmp_path / "quad")
     # That of the manifest has the counts of the split itself, so it is a little less.
-    assert 0 < frequencies.unigram - estimate["mean"] < 0.03
+    assert 0 < known.unigram - estimate["mean"] < 0.03

@@ -1,0 +1,105 @@
+"""What the gates of a league need to know of its corpus, kept beside its runs and in archives."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.doctor.likeness import FOREIGN, Likeness, compare, token_counts
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is known of a corpus.
+
+    Attributes:
+        vocabulary: The number of symbols, V. A uniform guess has a cross-entropy of ln V.
+        unigram: The cross-entropy of the valid split under the counts of the train split, in nats a
+            token: what a model can reach that ignores context.
+        words: The words of the train split; None if its manifest does not say.
+        valid: How the valid split compares with train; None in archives of earlier versions.
+        shifted: Whether that is meant to be of another domain.
+    """
+
+    vocabulary: int
+    unigram: float
+    words: int | None = None
+    valid: Likeness | None = None
+    shifted: bool = False
+
+    def as_text(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+
+def from_text(text: str) -> Corpus:
+    """Return a corpus of `Corpus.as_text`."""
+    values: dict[str, Any] = json.loads(text)
+    valid = values.pop("valid")
+    return Corpus(**values, valid=Likeness(**valid) if valid else None)
+
+
+def from_about(about: Mapping[str, str]) -> Corpus | None:
+    """Return what an archive says of the corpus; None if it does not."""
+    if "corpus" in about:
+        return from_text(about["corpus"])
+    if "unigram" in about:  # an archive of earlier versions
+        return Corpus(int(about["vocabulary"]), float(about["unigram"]))
+    return None
+
+
+def read_corpus(data: Path, shifted: bool = False) -> Corpus:
+    """Return what there is to know of a data folder of a corpus.
+
+    In the cross-entropy one is added to each symbol's count, so that a symbol that training does
+    not have costs no infinite loss. Special symbols do not count: they are no targets.
+
+    Args:
+        data: The folder, with `dict.txt` and the token files of train and valid.
+        shifted: Whether valid is meant to be of another domain.
+
+    Raises:
+        MetaseqError: A file is missing or damaged.
+    """
+    vocabulary = Vocabulary.load(data / "dict.txt")
+    train, valid = (IndexedDataset(data / name) for name in ("train", "valid"))
+    is_text = ~np.isin(np.arange(len(vocabulary)), vocabulary.specials)
+    seen, other = (token_counts(split, len(vocabulary)) for split in (train, valid))
+    log_shares = np.log((seen + 1) / (seen + 1)[is_text].sum())
+    counted = other * is_text
+    return Corpus(
+        len(vocabulary),
+        float(-(counted @ log_shares) / max(counted.sum(), 1)),
+        words_of(data),
+        compare(train, valid, vocabulary),
+        shifted,
+    )
+
+
+def words_of(data: Path) -> int | None:
+    """Return the words of the train split, None if the manifest does not say."""
+    try:
+        words = Manifest.load(data).splits["train"].get("words")
+    except (MetaseqError, KeyError):
+        return None
+    return None if words is None else int(words)
+
+
+def check_domain(corpus: Corpus, data: Path) -> None:
+    """Raise UsageError, before anything runs, if valid is of another domain than train."""
+    valid = corpus.valid
+    if valid is not None and valid.shift > FOREIGN and not corpus.shifted:
+        raise UsageError(
+            f"{data}: valid is of another domain than train: its token frequencies diverge by "
+            f"{valid.divergence:.3f} nats, those of documents drawn from train by "
+            f"{valid.usual:.3f}. Rates would be chosen, and losses compared, on text that no run "
+            "sees. Hold out documents from everywhere in the text, or write shifted_valid: true "
+            "among the controls of the plan"
+        )

@@ -1,0 +1,41 @@
+"""Gates on the data: is what is validated the domain, and not the text, that is trained on?"""
+
+from collections.abc import Iterator
+
+from metaseq_lm.data.doctor.findings import MANY_SHARED
+from metaseq_lm.data.doctor.likeness import SHIFTED
+from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
+
+LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
+
+
+def domain(row: Row, context: Context) -> Iterator[Finding]:
+    """The valid split is of another domain than train."""
+    valid = context.corpus.valid if context.corpus else None
+    if valid is None or valid.shift <= SHIFTED:
+        return
+    intended = ", as the plan says" if context.corpus and context.corpus.shifted else ""
+    yield Finding(
+        "domain",
+        NOTE if intended else FLAG,
+        f"valid is of another domain than train{intended}: token frequencies diverge by "
+        f"{valid.divergence:.3f} nats, of documents drawn from train by {valid.usual:.3f}",
+    )
+
+
+def leak(row: Row, context: Context) -> Iterator[Finding]:
+    """Documents of the valid split are in train, too."""
+    valid = context.corpus.valid if context.corpus else None
+    if valid is None or valid.shared <= MANY_SHARED:
+        return
+    reason = f"{100 * valid.shared:.1f} % of the tokens of valid are in documents of train"
+    yield Finding("leak", FLAG if valid.shared > LEAKED else NOTE, reason)
+
+
+def epochs(row: Row, context: Context) -> Iterator[Finding]:
+    """The runs see their text more than once."""
+    words = context.corpus.words if context.corpus else None
+    counts = [run.costs["words"] or 0.0 for run in row.scored]
+    if words and counts and min(counts) > words:
+        times = sum(counts) / len(counts) / words
+        yield Finding("epochs", NOTE, f"the runs see their text {times:.1f} times")
