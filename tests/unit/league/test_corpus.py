@@ -1,15 +1,15 @@
-"""What is known of a corpus: the cross-entropy of its word frequencies in closed form, and the unigram of a world."""
+"""What is known of a corpus: the cross-entropy of its word frequencies, and that of a world."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from metaseq_lm.league.corpus import read_corpus
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.league.corpus import read_corpus
 
 
 def test_the_cross_entropy_of_counts_with_one_added(tmp_path: Path) -> None:
