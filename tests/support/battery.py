@@ -220,7 +220,7 @@ CASES: dict[str, list[list[str]]] = {
         META,
         [*META, "criterion.fixed_y=true", "criterion.pretrain_step=sgd", UNDIVIDED],
         [*META, "criterion.finetune_step=adamw", "task.mlm_label_mask=x"],
-        [*META, "criterion.inner_steps=0"],
+        [*META, "criterion.inner_steps=0", "criterion.targets=flat"],
         [*META, *DIFFERENCES],
         [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
         [*META, *MODERN, "model.vocab_multiple=8"],

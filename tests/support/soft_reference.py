@@ -109,9 +109,43 @@ def pseudo_loss(bench: Bench, theta0: Weights, batch: CopiesBatch, c: int) -> Te
     soft_y = teacher.predict(hidden, head="y").softmax(-1)
     if bench.config.criterion.fixed_y:
         soft_y = F.one_hot(text, soft_y.shape[-1]).to(soft_y)
+    soft_y = taught(bench, soft_y, pads)
     logits = functional_call(student, theta0, (soft_x, Layout(pads)))
     losses = -(soft_y * logits.log_softmax(-1)).sum(-1)
     return losses[~pads].sum() / (soft_y.sum(-1)[~pads]).sum()
+
+
+def taught(bench: Bench, soft_y: Tensor, pads: Tensor) -> Tensor:
+    """Return what criterion.targets makes of the teacher's probabilities (B, S, V), row by row."""
+    kind, size = bench.config.criterion.targets, soft_y.shape[-1]
+    if kind == "uniform":
+        return torch.full_like(soft_y, 1 / size)
+    if kind == "unigram":
+        counts = soft_y.new_tensor(bench.task.vocabulary.counts)
+        special = [s for s in bench.task.vocabulary.specials if s != bench.task.vocabulary.unk]
+        counts[special] = 0
+        return (counts / counts.sum()).expand_as(soft_y)
+    rows = []
+    for row, padding in zip(soft_y, pads):
+        length = int((~padding).sum())
+        if kind == "shifted":
+            half = length // 2
+            row = torch.cat([row[half:length], row[:half], row[length:]])
+        if kind == "flat":
+            row = torch.stack([flat_row(p, bench.config.criterion.support) for p in row.detach()])
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def flat_row(probabilities: Tensor, support: float) -> Tensor:
+    """Return equal probabilities for the fewest tokens that hold `support`, the likeliest first."""
+    chosen: list[int] = []
+    while probabilities[chosen].sum() < support:
+        left = [t for t in range(len(probabilities)) if t not in chosen]
+        chosen.append(max(left, key=lambda t: probabilities[t].item()))
+    flat = torch.zeros_like(probabilities)
+    flat[chosen] = 1 / len(chosen)
+    return flat
 
 
 def auxiliary_loss(bench: Bench, batch: CopiesBatch, c: int) -> Tensor:

@@ -122,6 +122,16 @@ class Vocabulary:
         self.task_tokens = 1
         self.specials = np.array(sorted(ids))
 
+    @property
+    def text_counts(self) -> np.ndarray:
+        """How often each symbol occurs as a token of the text, (V,): special ones but [UNK] do not.
+
+        All are 0 where `dict.txt` has no counts.
+        """
+        counts = np.asarray(self.counts, np.float64)
+        counts[list(self.unwritten)] = 0.0
+        return counts
+
     def __len__(self) -> int:
         return len(self.symbols)
 

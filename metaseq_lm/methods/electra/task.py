@@ -95,10 +95,7 @@ class ElectraTask(Task):
         return {split: masked_stream(self, split, corpus, masking, rows.batch)}
 
     def build_model(self) -> nn.Module:
-        counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())
-        counts[self.vocabulary.specials] = 0.0
-        if self.vocabulary.unk is not None:
-            counts[self.vocabulary.unk] = self.vocabulary.counts[self.vocabulary.unk]
+        counts = torch.tensor(self.vocabulary.text_counts, dtype=torch.get_default_dtype())
         nets = {"heads": self.heads, "frequencies": counts}
         return build_transformer(self.run_config, self.vocabulary, **nets)
 

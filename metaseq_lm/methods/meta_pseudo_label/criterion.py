@@ -70,6 +70,17 @@ class SoftConfig:
     """Pairs as probabilities; the teacher is trained by the derivative of the query loss."""
 
     fixed_y: bool = option(False, "use the unlabelled text itself as target (denoising)")
+    targets: str = option(
+        "learned",
+        "what the student is taught: learned, the teacher's probabilities; or a control with less "
+        "in them: flat, its likeliest tokens that hold criterion.support of the probability, each "
+        "as likely as another; shifted, its probabilities half a row further on; unigram, "
+        "the frequencies of the corpus; uniform",
+        choices=("learned", "flat", "shifted", "unigram", "uniform"),
+    )
+    support: float = option(
+        0.9, "probability that the tokens of flat targets hold", above=0, at_most=1
+    )
     inner_steps: int = option(
         1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
     )
@@ -216,6 +227,11 @@ class SoftLabels(PairCriterion):
             raise UsageError(
                 "criterion.finetune_step=adamw needs pretrain_step=adamw, whose moments it uses"
             )
+        if config.fixed_y and config.targets != "learned":
+            raise UsageError(
+                f"criterion.targets={config.targets}: with criterion.fixed_y the text is the target"
+            )
+        self.frequencies: Tensor | None = None  # (V,), of the corpus, for unigram targets
         exact = config.hypergradient == "exact"
         self.difference_step = 0.0 if exact else config.difference_step
 
@@ -236,8 +252,44 @@ class SoftLabels(PairCriterion):
         if self.config.fixed_y:
             losses = cross_entropy(predicted, batch.original.masked_fill(padding, -1))
         else:
-            losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(padding, 0.0)
+            taught = self.taught(scores_y.softmax(-1), padding)
+            losses = soft_cross_entropy(predicted, taught).masked_fill(padding, 0.0)
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
+
+    def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
+        """Return what the student is taught in place of the teacher's probabilities (C, B, S, V).
+
+        Only learned and shifted targets let the meta loss reach the teacher's head of targets.
+        """
+        kind = self.config.targets
+        if kind == "flat":
+            return flat_support(probabilities.detach(), self.config.support)
+        if kind == "shifted":
+            return shifted(probabilities, padding)
+        if kind == "unigram":
+            assert self.frequencies is not None
+            return self.frequencies.to(probabilities).expand_as(probabilities)
+        if kind == "uniform":
+            return torch.full_like(probabilities, 1.0 / probabilities.shape[-1])
+        return probabilities
+
+
+def flat_support(probabilities: Tensor, share: float) -> Tensor:
+    """Return equal probabilities for the likeliest tokens that together hold `share` (..., V)."""
+    ordered, tokens = probabilities.sort(-1, descending=True)
+    kept = (ordered.cumsum(-1) - ordered < share).to(probabilities)
+    return torch.zeros_like(kept).scatter(-1, tokens, kept / kept.sum(-1, keepdim=True))
+
+
+def shifted(probabilities: Tensor, padding: Tensor) -> Tensor:
+    """Return the probabilities (..., S, V) of half a row further on, around the end of its text.
+
+    Padding (..., S) follows the text. No row depends on another one, and nothing is drawn.
+    """
+    length = (~padding).sum(-1, keepdim=True)
+    places = torch.arange(padding.shape[-1], device=padding.device).expand(padding.shape)
+    source = torch.where(padding, places, (places + length // 2) % length.clamp(min=1))
+    return probabilities.gather(-2, source.unsqueeze(-1).expand(probabilities.shape))
 
 
 def reward_of(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout, Logs, ScoredBatch, Terms, as_tensor
 from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -129,9 +130,21 @@ class MetaPseudoLabelTask(TextTask):
 
     def build_model(self) -> nn.Module:
         pair = build_pair(self.run_config, self.vocabulary)
+        if isinstance(self.criterion, SoftLabels) and self.criterion.config.targets == "unigram":
+            self.criterion.frequencies = self.frequencies()
         if isinstance(self.criterion, MaskedLM):
             del pair["teacher"]
         return pair
+
+    def frequencies(self) -> Tensor:
+        """Return the share of each symbol in the text of the corpus, float64 (V,)."""
+        counts = torch.from_numpy(self.vocabulary.text_counts)
+        if not counts.sum() > 0:
+            raise UsageError(
+                "criterion.targets=unigram needs the counts of dict.txt; binarise the corpus with "
+                "'metaseq-lm preprocess --trainpref', which counts them"
+            )
+        return counts / counts.sum()
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return one optimizer per net, with the same settings (table 5)."""

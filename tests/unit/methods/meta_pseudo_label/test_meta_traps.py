@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel, adamw, moments_of
 
@@ -152,6 +153,11 @@ def test_fixed_y_trains_the_input_head_only(even: Path) -> None:
     assert reached("soft", "heads.x.weight") and reached("soft", "heads.y.weight")
     assert reached("soft_fixed_y", "heads.x.weight")
     assert not reached("soft_fixed_y", "heads.y.weight")
+
+
+def test_targets_of_two_kinds_are_refused(even: Path) -> None:
+    with pytest.raises(UsageError, match="the text is the target"):
+        Bench(even, "soft_fixed_y", "criterion.targets=flat")
 
 
 def test_a_tied_weight_counts_once(even: Path) -> None:

@@ -80,6 +80,16 @@ def test_exact(ragged: Path, steps: str, trained: int, fixed_y: bool, p: float) 
     assert relative(student, wanted.student) < 1e-12
 
 
+@pytest.mark.parametrize("targets", ["flat", "shifted", "unigram", "uniform"])
+def test_controls_are_exact(ragged: Path, targets: str) -> None:
+    """What the student is taught in place of the teacher's probabilities, gradients included."""
+    bench = Bench(ragged, "soft", f"criterion.targets={targets}", "criterion.support=0.6", *SMALL)
+    bench.update(0)
+    wanted, teacher, student = wanted_and_found(bench, 1)
+    assert error_beside_meta(teacher, wanted) < 1e-10
+    assert relative(student, wanted.student) < 1e-12
+
+
 @pytest.mark.parametrize("mask", ["x", "y"])
 @pytest.mark.parametrize("name", ["soft", "soft_fixed_y"])
 def test_exact_on_rows_of_equal_length(even: Path, name: str, mask: str) -> None:
