@@ -41,18 +41,18 @@ def results_by_group(
     items: Sequence[Groups],
     values: np.ndarray,
     metrics: Callable[[np.ndarray], dict[str, float]],
-    macro: str,
+    *macro: str,
 ) -> Results:
     """Return the metrics of all items and of each group.
 
-    Groups with groups in them, and all items, have the metric MACRO, too: the unweighted mean of
-    one over the narrowest groups in them, however many items these have.
+    Groups with groups in them, and all items, have metrics whose names end with MACRO, too: the
+    unweighted mean over the narrowest groups in them, however many items these have.
 
     Args:
         items: The groups of each item.
         values: What the metrics are of, with an entry for each item along its first axis.
         metrics: Returns the metrics of some entries, of which there is at least one.
-        macro: The metric that is averaged over groups.
+        macro: The metrics that are averaged over groups, too.
     """
     members: dict[str, list[int]] = {}
     for number, groups in enumerate(items):
@@ -67,6 +67,7 @@ def results_by_group(
         for name in (OVERALL, *wider):
             narrowest.setdefault(name, set()).add(last)
     for name, inner in narrowest.items():
-        mean = np.mean([results[group].metrics[macro] for group in sorted(inner)])
-        results[name].metrics[macro + MACRO] = float(mean)
+        for metric in macro:
+            mean = np.mean([results[group].metrics[metric] for group in sorted(inner)])
+            results[name].metrics[metric + MACRO] = float(mean)
     return results
