@@ -122,10 +122,10 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             surprisals: dict[Region, np.ndarray] = {}
             is_whole = True
             for _ in item.conditions:
-                regions, scores = next(sums)
+                scored_regions, scores = next(sums)
                 is_whole = is_whole and scores is not None
                 if scores is not None:
-                    surprisals |= dict(zip(regions, -scores / math.log(2)))
+                    surprisals |= zip(scored_regions, -scores / math.log(2))
             if is_whole:
                 scored.append(item.groups)
                 outcomes.append(item.formula(partial(surprisal_of, surprisals)))
