@@ -12,7 +12,9 @@ differ at most, in nats, and what the accuracies are: of metaseq-lm the one in w
 
 import argparse
 import json
+import sys
 import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +130,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         for run in (options.causal, options.masked):
-            metaseq_lm(["export", str(run), "--out", str(work / run.name)])
+            with redirect_stdout(sys.stderr):
+                metaseq_lm(["export", str(run), "--out", str(work / run.name)])
         checkpoint = resolve(str(options.causal), prefer="best")
         (work / "tasks").mkdir()
         scores, accuracies = lm_eval_scores(work / options.causal.name, pairs, work / "tasks")

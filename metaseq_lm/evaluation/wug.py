@@ -76,7 +76,8 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
         return results_by_group(groups, np.array(values), correlation, "spearman")
 
     def references(self, items: list[Inflection], folder: Path) -> References:
-        return {OVERALL: {"spearman": {"chance": 0.0}}}
+        names = dict.fromkeys([OVERALL, *(name for item in items for name in item.groups)])
+        return {name: {"spearman": {"chance": 0.0}} for name in names}
 
 
 def correlation(values: np.ndarray) -> dict[str, float]:
