@@ -82,7 +82,8 @@ class TrainerConfig:
         [],
         "suites that the best checkpoint is scored with at the end, each as text: SUITE FOLDER "
         "[name=NAME] [too_long=fail] [pll=original] [optional=true] [option=value ...], FOLDER in "
-        "the data folder or absolute; a run that does not give what an optional one takes goes without it",
+        "the data folder or absolute; a run that does not give what an optional one takes goes "
+        "without it",
     )
 
 

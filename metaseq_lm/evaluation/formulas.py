@@ -106,9 +106,9 @@ class Formula:
         while (sign := self._next()) in OPERATORS[level]:
             self._at += 1
             right, other = self._operation(level + 1)
-            wanted = bool if sign in "&|" else float
-            if (kind, other) != (wanted, wanted):
-                operands = "comparisons" if wanted is bool else "numbers"
+            expected = bool if sign in "&|" else float
+            if (kind, other) != (expected, expected):
+                operands = "comparisons" if expected is bool else "numbers"
                 raise self._error(f"{sign} stands between {operands} only")
             left = applied(OPERATORS[level][sign], left, right, sign in "<>")
             kind = float if sign in "+-" else bool

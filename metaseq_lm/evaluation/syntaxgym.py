@@ -109,14 +109,14 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
 
     def score(self, items: list[PredictedItem], probabilities: SentenceProbabilities) -> Results:
         """Return the share of items whose formula holds, and how many compare equal values."""
-        sentences, parts, wanted = [], [], []
+        sentences, parts, regions_scored = [], [], []
         for item in items:
             for name, condition in item.conditions.items():
                 regions = regions_of(item.formula, name, condition)
                 sentences.append(condition.sentence)
                 parts.append([condition.spans[number] for number in regions])
-                wanted.append([Region(number, name) for number in regions])
-        sums = iter(zip(wanted, probabilities.score_parts(sentences, parts)))
+                regions_scored.append([Region(number, name) for number in regions])
+        sums = iter(zip(regions_scored, probabilities.score_parts(sentences, parts)))
         scored, outcomes = [], []
         for item in items:
             surprisals: dict[Region, np.ndarray] = {}

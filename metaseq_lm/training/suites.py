@@ -297,7 +297,8 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
         build_suite(suite, of_suite),
         data / folder,
         name,
-        **of_sentences,
+        too_long=of_sentences["too_long"],
+        pll=of_sentences["pll"],
         is_optional=optional == "true",
     )
 
