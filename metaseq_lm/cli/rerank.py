@@ -168,7 +168,7 @@ def score_run(
     from metaseq_lm.training.scoring import SentenceScorer
 
     opened = open_run(source, options.data, options.user_dir, overrides)
-    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long)
+    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     texts = sets["dev"].texts | sets["test"].texts
     sentences = [Sentence(text, utterance) for text, utterance in texts.items()]
     scores = {text: score for text, score in zip(texts, scorer.score(sentences)) if score}

@@ -60,6 +60,12 @@ class ScoringOptions:
         None, "folder with the tokenizer (default: the data the run was trained on)"
     )
     user_dir: str | None = option(None, "plug-in the run was trained with")
+    pll: str = option(
+        "original",
+        "what a masked LM does not see of a token's word: the token (original), or the later ones, "
+        "too (within_word_l2r)",
+        choices=("original", "within_word_l2r"),
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     from metaseq_lm.training.scoring import SentenceScorer
 
     opened = open_run(options.run_path, options.data, options.user_dir, overrides)
-    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long)
+    scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     if options.pairs:
         output, skipped = score_pairs(scorer, items)
     else:
@@ -247,7 +253,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
     from metaseq_lm.evaluation.suites import build_suite
-    from metaseq_lm.training.suites import SuiteRequest, score_suite
+    from metaseq_lm.training.suites import SuiteRequest, score_suite, stored_results
 
     checkpoint = manifests.resolve(options.run_path, prefer="best")
     request = SuiteRequest(
@@ -256,8 +262,11 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
         name,
         options.batch_tokens,
         options.too_long,
+        options.pll,
+        overrides=tuple(overrides),
     )
-    results = score_suite(request, checkpoint, options.user_dir, overrides)
+    stored = stored_results(request, checkpoint, options.user_dir)
+    results = stored or score_suite(request, checkpoint, options.user_dir)
     show(suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"
@@ -265,6 +274,9 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     run_folder = suite_results.run_folder_of(checkpoint)
     if run_folder is None:
         say(f"{checkpoint} lies in no run folder, so the results are not kept; --out writes them")
+    elif stored:
+        file = relative_to_cwd(suite_results.file_of(run_folder, results))
+        say(f"scored before, with the same data and options; to score again delete {file}")
     else:
         say(f"written: {relative_to_cwd(suite_results.write(run_folder, results))}")
     return 0

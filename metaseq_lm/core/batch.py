@@ -236,11 +236,14 @@ class ScoredBatch(TokenBatch):
         scored: The positions to score, boolean (B, S).
         mask_id: Id of [MASK].
         batch_tokens: Approximate number of tokens in a forward pass.
+        words: Number of the word of each token (B, S), where the later tokens of its word are
+            hidden beside a token that is scored; None where it alone is.
     """
 
     scored: Tensor
     mask_id: int
     batch_tokens: int
+    words: Tensor | None = None
 
 
 @dataclass(kw_only=True)

@@ -81,8 +81,9 @@ class TrainerConfig:
     final_suites: list[str] = option(
         [],
         "suites that the best checkpoint is scored with at the end, each as text: SUITE FOLDER "
-        "[name=NAME] [too_long=fail] [optional=true] [option=value ...], FOLDER in the data folder "
-        "or absolute; a run that does not give what an optional one takes goes without it",
+        "[name=NAME] [too_long=fail] [pll=original] [optional=true] [option=value ...], FOLDER in "
+        "the data folder or absolute; a run that does not give what an optional one takes goes "
+        "without it",
     )
 
 

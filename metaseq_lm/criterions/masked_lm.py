@@ -120,7 +120,7 @@ class MaskedLM(Criterion):
 
 
 class Rows(NamedTuple):
-    """Rows (R, S) with a masked token each, at `columns` (R, 1)."""
+    """Rows (R, S) with masked tokens, of which those at `columns` (R, 1) are predicted."""
 
     tokens: Tensor
     layout: Layout
@@ -132,9 +132,10 @@ class Rows(NamedTuple):
 def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor]) -> Tensor:
     """Return the log-probability of each scored token where it alone is masked, (B, S).
 
-    `predict` returns the logits (R, 1, V) of the masked tokens of rows. The rows of the micro-batch
-    go through the model in chunks of about batch_tokens. Rows that are equal once the token is
-    masked, as those of a minimal pair, take one pass.
+    Where the batch has `words`, the later tokens of its word are masked, too (Kauf and Ivanova
+    2023, "within_word_l2r"). `predict` returns the logits (R, 1, V) of the tokens at `columns` of
+    rows. The rows of the micro-batch go through the model in chunks of about batch_tokens. Rows
+    that are equal once they are masked, as those of a minimal pair, take one pass.
     """
     tokens, segments = batch.tokens, batch.segments
     rows, columns = batch.scored.nonzero(as_tuple=True)
@@ -143,6 +144,10 @@ def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor])
     for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
         targets = tokens[row].gather(1, column)  # (R, 1)
         hidden = tokens[row].scatter(1, column, batch.mask_id)  # (R, S)
+        if batch.words is not None:
+            words = batch.words[row]
+            is_later = torch.arange(tokens.shape[1], device=tokens.device) > column
+            hidden.masked_fill_(is_later & (words == words.gather(1, column)), batch.mask_id)
         kinds = [hidden, column] if segments is None else [hidden, column, segments[row]]
         different, kind = torch.cat(kinds, 1).unique(dim=0, return_inverse=True)  # (R,)
         first = kind.new_empty(len(different))

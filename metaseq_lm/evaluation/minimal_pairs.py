@@ -3,27 +3,32 @@
 Files are JSON lines, or a table with a header row, with the fields `sentence_good` and
 `sentence_bad`, as in BLiMP (Warstadt et al. 2020). The score of a sentence is the sum of its
 tokens' log-probabilities, not divided by its length. A tie counts 1/2, so that chance is 1/2
-whatever the model: one with constant logits has ties only.
+whatever the model: one with constant logits has ties only, all of which an argmax that takes the
+first of equal scores, the good sentence's, would count as right.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
 from metaseq_lm.data.worlds.measures import CHANCE
+from metaseq_lm.evaluation.grouping import (
+    Groups,
+    check_groups,
+    group_value,
+    results_by_group,
+)
 from metaseq_lm.evaluation.suites import (
     OVERALL,
-    GroupMetrics,
     References,
     Results,
     SentenceProbabilities,
@@ -35,7 +40,8 @@ from metaseq_lm.evaluation.suites import (
 
 TABLES = (".tsv", ".csv")
 GOOD, BAD = "sentence_good", "sentence_bad"
-SEPARATOR = "/"  # between the name of a group and that of a group in it
+# Of the 13 terms in BLiMP's files, one is counted in another by the paper's 12 phenomena.
+PAPER_TERMS = {"s-selection": "argument_structure"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class MinimalPair:
 
     good: Sentence
     bad: Sentence
-    groups: tuple[str, ...] = ()
+    groups: Groups = ()
 
 
 @dataclass
@@ -69,14 +75,25 @@ class BlimpConfig(PairsConfig):
 
     groups: tuple[str, ...] = option(
         ("linguistics_term", "UID"),
-        "fields of a pair by which results are grouped, the widest first",
+        "fields of a pair by which results are grouped, the widest first; with "
+        "[field,linguistics_term,UID] also by field",
+    )
+    phenomena: str = option(
+        "files",
+        "the 13 linguistic terms of the files, or the 12 phenomena of the paper, which counts "
+        "s-selection as argument structure",
+        choices=("files", "paper"),
     )
 
 
 @register_suite("pairs", PairsConfig)
 @register_suite("blimp", BlimpConfig)
+@register_suite("blimp_supplement", PairsConfig)
 class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
-    """Minimal pairs of sentences, as in BLiMP: accuracy by group."""
+    """Minimal pairs of sentences, as in BLiMP: accuracy by group.
+
+    The files of its supplement (Warstadt et al. 2023) have no fields but the sentences.
+    """
 
     patterns = ("*.jsonl", "*.tsv", "*.csv")
 
@@ -85,6 +102,10 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         for file in self.files(folder):
             in_file, _ = read_pairs(str(file), self.config.groups, self.config.on_bad_utf8)
             pairs += in_file[: self.config.first or None]
+        if isinstance(self.config, BlimpConfig) and self.config.phenomena == "paper":
+            for i, pair in enumerate(pairs):
+                groups = tuple(PAPER_TERMS.get(group, group) for group in pair.groups)
+                pairs[i] = replace(pair, groups=groups)
         return pairs
 
     def score(self, items: list[MinimalPair], probabilities: SentenceProbabilities) -> Results:
@@ -101,11 +122,13 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
             if good is not None and bad is not None:
                 pairs.append(pair)
                 margins.append(good.pll - bad.pll)
-        check_groups(items, pairs)
-        return results_of(pairs, np.array(margins))
+        groups = [pair.groups for pair in pairs]
+        check_groups([pair.groups for pair in items], groups)
+        return results_by_group(groups, np.array(margins), pair_metrics, "accuracy")
 
     def references(self, items: list[MinimalPair], folder: Path) -> References:
-        results = results_of(items, np.zeros(len(items)))
+        groups = [pair.groups for pair in items]
+        results = results_by_group(groups, np.zeros(len(items)), pair_metrics, "accuracy")
         references: dict[str, dict[str, float]] = {name: {"chance": CHANCE} for name in results}
         # Only where groups are the files of a world, read as a whole.
         world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
@@ -141,7 +164,7 @@ def read_pairs(
         record = Record(fields, location)
         good, bad = Sentence(record.text(GOOD), location), Sentence(record.text(BAD), location)
         record = Record(fields, location, remedy="groups=[] groups the pairs by file")
-        values = tuple(record.text(field) for field in groups)
+        values = tuple(group_value(record.text(field)) for field in groups)
         pairs.append(MinimalPair(good, bad, values or (name or Path(source).stem,)))
     if not pairs:
         raise MetaseqError(f"{source}: holds no pair")
@@ -161,55 +184,18 @@ def records_of(source: str, policy: str) -> Iterator[tuple[str, dict[str, Any], 
             yield location, json_object(text, location), is_bad
 
 
-def groups_of(pair: MinimalPair) -> list[str]:
-    """Return the names of the groups of a pair: "binding", "binding/principle_A_case_1"."""
-    return [SEPARATOR.join(pair.groups[: depth + 1]) for depth in range(len(pair.groups))]
-
-
-def check_groups(items: Sequence[MinimalPair], scored: Sequence[MinimalPair]) -> None:
-    """Raise UsageError if a group has no pair that was scored."""
-    counts = Counter(group for pair in items for group in groups_of(pair))
-    empty = counts.keys() - {group for pair in scored for group in groups_of(pair)}
-    for group in sorted(empty):
-        raise UsageError(
-            f"group '{group}' is empty: all of its pairs ({counts[group]:,}) are longer than the "
-            "rows of this run; --too-long cut scores their first tokens, or leave them "
-            "out of the data"
-        )
-
-
-def results_of(pairs: Sequence[MinimalPair], margins: np.ndarray) -> Results:
-    """Return the metrics of all pairs and of each group.
-
-    Args:
-        pairs: The pairs, P of them, at least one.
-        margins: By how much the good sentence has the larger score, in nats, (P,).
-    """
-    members: dict[str, list[int]] = {}
-    for number, pair in enumerate(pairs):
-        for group in groups_of(pair):
-            members.setdefault(group, []).append(number)
-    narrowest = {groups_of(pair)[-1] for pair in pairs}
-    results = {OVERALL: GroupMetrics(len(pairs), pair_metrics(margins))}
-    for group in sorted(members):
-        results[group] = GroupMetrics(len(members[group]), pair_metrics(margins[members[group]]))
-    macro = np.mean([results[group].metrics["accuracy"] for group in sorted(narrowest)])
-    metrics = results[OVERALL].metrics | {"accuracy_macro": float(macro)}
-    results[OVERALL] = GroupMetrics(len(pairs), metrics)
-    return results
-
-
 def pair_metrics(margins: np.ndarray) -> dict[str, float]:
     """Return the metrics of pairs by their margins, (P,).
 
-    "accuracy" counts a tie as 1/2. "soft_accuracy" is the mean of sigmoid(margin), which moves
-    before an accuracy does. "ties" is a number of pairs.
+    "accuracy" counts a tie as 1/2, "strict_accuracy" as wrong. "soft_accuracy" is the mean of
+    sigmoid(margin), which moves before an accuracy does. "ties" is a number of pairs.
     """
     wins, ties = float((margins > 0).sum()), float((margins == 0).sum())
     # tanh does not overflow where exp would.
     soft = (1 + np.tanh(margins / 2)) / 2
     return {
         "accuracy": (wins + ties / 2) / len(margins),
+        "strict_accuracy": wins / len(margins),
         "soft_accuracy": float(soft.mean()),
         "ties": ties,
     }

@@ -95,6 +95,20 @@ class SentenceProbabilities(Protocol):
         the sentences of a pair have not as many tokens.
         """
 
+    def score_parts(
+        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+    ) -> Sequence[np.ndarray | None]:
+        """Return the summed log-probabilities of the tokens of each part of each sentence.
+
+        Args:
+            sentences: The sentences.
+            parts: For each the (first character, character after the last) of its parts, which
+                do not overlap.
+
+        Returns:
+            For each sentence float64 (parts,), None for one that is longer than the run's rows.
+        """
+
 
 class Rows(Protocol):
     """Texts as rows of tokens with special ones, such as `SentenceRows` and `TaggedRows`."""

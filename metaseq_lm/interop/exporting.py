@@ -67,7 +67,9 @@ def export_checkpoint(
         card = model_card(stored, config, part.config, head, longest, part.pipeline)
         write_atomic(target / CARD_FILE, card.encode("utf-8"))
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
-            write_tokenizer(tokenizer, target, part.foreign.model, row_length(part, config))
+            is_causal = part.foreign.architecture.reach == "causal"
+            length = row_length(part, config)
+            write_tokenizer(tokenizer, target, part.foreign.model, length, is_causal)
     return part, tokenizer
 
 

@@ -26,13 +26,18 @@ WHITE_SPACE = (
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, folder: Path, model: EncoderConfig, row_length: int = 0
+    tokenizer: Tokenizer,
+    folder: Path,
+    model: EncoderConfig,
+    row_length: int = 0,
+    is_causal: bool = False,
 ) -> None:
     """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
 
     A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on
-    them, with one separator between. Text that looks like a special symbol becomes one there, as is
-    usual. MetaseqError for a kind that the library cannot hold.
+    them, with one separator between. That of a causal model says which tokens begin and end a text,
+    for programs that put the first before it themselves. Text that looks like a special symbol
+    becomes one there, as is usual. MetaseqError for a kind that the library cannot hold.
     """
     library = library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
@@ -40,15 +45,18 @@ def write_tokenizer(
     library.post_processor = template(vocabulary, fine_tuned=row_length > 0)
     tokenizer.save(folder)
     write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
-    write_json(folder / "tokenizer_config.json", settings(vocabulary, model, row_length))
+    content = settings(vocabulary, model, row_length, is_causal)
+    write_json(folder / "tokenizer_config.json", content)
 
 
-def settings(vocabulary: Vocabulary, model: EncoderConfig, row_length: int) -> dict[str, Any]:
+def settings(
+    vocabulary: Vocabulary, model: EncoderConfig, row_length: int, is_causal: bool
+) -> dict[str, Any]:
     """Return the content of `tokenizer_config.json`."""
     ids = {"pad": vocabulary.pad, "mask": vocabulary.mask, "sep": vocabulary.sep}
     ids |= {"cls": vocabulary.cls()} if vocabulary.task_tokens else {}
     ids |= {} if vocabulary.unk is None else {"unk": vocabulary.unk}
-    if vocabulary.layout == "roberta":
+    if vocabulary.layout == "roberta" or (is_causal and vocabulary.task_tokens):
         ids |= {"bos": vocabulary.cls(), "eos": vocabulary.sep}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     if model.segments < 2:

@@ -151,11 +151,16 @@ def write(run: Path, results: SuiteResults) -> Path:
         The path of the file.
     """
     check_folder(run / FOLDER)
-    folder = run / FOLDER / results.name
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{manifests.folder_of(folder, results.update).name}.json"
+    file = file_of(run, results)
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, (to_json(with_checksum(results.record()), 1) + "\n").encode())
     return file
+
+
+def file_of(run: Path, results: SuiteResults) -> Path:
+    """Return the path of the file with results in a run folder."""
+    folder = run / FOLDER / results.name
+    return folder / f"{manifests.folder_of(folder, results.update).name}.json"
 
 
 def read_all(run: Path) -> tuple[list[SuiteResults], list[str]]:

@@ -1,12 +1,14 @@
 """Pseudo-log-likelihoods of sentences: the sum over its tokens of log p(token | the others).
 
 The sum is over the tokens without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
-`[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence.
+`[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence. Of a word
+of several tokens the later ones can be hidden, too (Kauf and Ivanova 2023).
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -34,6 +36,7 @@ from metaseq_lm.tasks.protocols import (
 from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
+ORIGINAL, WITHIN_WORD = PLL_RULES = ("original", "within_word_l2r")
 
 
 @dataclass
@@ -56,6 +59,26 @@ class Cost:
         )
 
 
+class Row(NamedTuple):
+    """The tokens of a row without special ones, ids (n,), and the number of the word of each (n,).
+
+    The words are None where they do not count.
+    """
+
+    ids: np.ndarray
+    words: np.ndarray | None = None
+
+    def slice(self, first: int, end: int) -> "Row":
+        """Return the tokens from `first` on and before `end`."""
+        words = None if self.words is None else self.words[first:end]
+        return Row(self.ids[first:end], words)
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """What equal rows have in common."""
+        return self.ids.tobytes(), b"" if self.words is None else self.words.tobytes()
+
+
 class SentenceScorer:
     """Scores sentences with a restored run.
 
@@ -63,19 +86,27 @@ class SentenceScorer:
         run: The run.
         batch_tokens: Largest number of tokens in a forward pass; does not change the scores.
         too_long: What to do with sentences longer than the run's rows: fail, skip, or cut.
+        pll: What is masked when a token is predicted that is masked alone: "original", nothing
+            else (Salazar et al. 2020), or "within_word_l2r", the later tokens of its word, too
+            (Kauf and Ivanova 2023). Other objectives score as they do.
     """
 
     def __init__(
-        self, run: Parts, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
+        self,
+        run: Parts,
+        batch_tokens: int = TOKENS_PER_PASS,
+        too_long: str = "fail",
+        pll: str = ORIGINAL,
     ) -> None:
         if batch_tokens < 1:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
-        if too_long not in TOO_LONG:
-            raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
+        for name, value, known in (("too-long", too_long, TOO_LONG), ("pll", pll, PLL_RULES)):
+            if value not in known:
+                raise UsageError(f"--{name} {value}: choose one of {', '.join(known)}")
         self.task = task_read_as(run.task)
         comparison_scorer(self.task)  # refuses a criterion without any, before data are read
         self.run = run
-        self.batch_tokens, self.too_long = batch_tokens, too_long
+        self.batch_tokens, self.too_long, self.pll = batch_tokens, too_long, pll
         self.tokenizer = load_tokenizer(run.config.data)
         self.vocabulary = self.tokenizer.vocabulary
         self.room = longest_row(run.config) - 2
@@ -87,8 +118,8 @@ class SentenceScorer:
         Raises MetaseqError that names the place of a sentence that is too long, and UsageError if
         the run's criterion gives no probabilities of tokens.
         """
-        rows = self._rows(sentences)
-        scored = [None if row is None else np.ones(len(row), dtype=bool) for row in rows]
+        rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
+        scored = [None if row is None else np.ones(len(row.ids), dtype=bool) for row in rows]
         return self._scores(rows, scored, token_scorer(self.task))
 
     def score_changed(
@@ -103,41 +134,92 @@ class SentenceScorer:
             MetaseqError: A sentence is too long, or those of a pair have not as many tokens.
             UsageError: The run's criterion gives nothing that tokens could be compared by.
         """
-        rows = self._rows([sentence for pair in pairs for sentence in pair])
+        sentences = [sentence for pair in pairs for sentence in pair]
+        rows = [self._fit(row, text) for row, text in zip(self._rows(sentences), sentences)]
         scored: list[np.ndarray | None] = []
         for (good, _), first, second in zip(pairs, rows[::2], rows[1::2]):
             differs = None
             if first is not None and second is not None:
-                if len(first) != len(second):
+                if len(first.ids) != len(second.ids):
                     raise MetaseqError(
-                        f"{good.location}: the sentences have {len(first)} and {len(second)} "
-                        "tokens, so that no token stands for another; leave out compare=changed"
+                        f"{good.location}: the sentences have {len(first.ids)} and "
+                        f"{len(second.ids)} tokens, so that no token stands for another; leave out "
+                        "compare=changed"
                     )
-                differs = first != second
+                differs = first.ids != second.ids
             scored += [differs, differs]
-        if reach_of(self.task) == "causal":
-            # Nothing is seen of what follows the last of these tokens.
-            lasts = [0 if d is None or not d.any() else d.nonzero()[0][-1] + 1 for d in scored]
-            rows = [None if row is None else row[:last] for row, last in zip(rows, lasts)]
-            scored = [None if d is None else d[:last] for d, last in zip(scored, lasts)]
         scores = self._scores(rows, scored, comparison_scorer(self.task))
         return [
             None if good is None or bad is None else (good, bad)
             for good, bad in zip(scores[::2], scores[1::2])
         ]
 
-    def _rows(self, sentences: Sequence[Sentence]) -> list[np.ndarray | None]:
-        """Return the tokens of each sentence, None for one that is skipped."""
-        first = {sentence.text: sentence for sentence in reversed(sentences)}
+    def score_parts(
+        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[np.ndarray | None]:
+        """Return the summed log-probability of each part of each sentence, float64 (parts,).
+
+        A token belongs to the part in which it begins. Where sentences that are too long are cut,
+        they lose their first tokens here.
+
+        Args:
+            sentences: The sentences.
+            parts: For each the (first character, character after the last) of its parts, which
+                do not overlap.
+
+        Returns:
+            None for a sentence that is skipped, or one cut in a part.
+
+        Raises:
+            MetaseqError: A sentence is too long.
+            UsageError: The run's criterion gives no probabilities of tokens.
+        """
+        starts = {
+            text: np.array(self.tokenizer.encode_with_offsets(text)[1], np.int64)
+            for text in dict.fromkeys(sentence.text for sentence in sentences)
+        }
+        rows: list[Row | None] = []
+        part_of: list[np.ndarray] = []
+        for row, sentence, spans in zip(self._rows(sentences), sentences, parts):
+            number = np.full(len(row.ids), -1)
+            for i, (first, end) in enumerate(spans):
+                at = starts[sentence.text]
+                number[(at >= first) & (at < end)] = i
+            dropped = max(0, len(row.ids) - self.room)
+            fitting = self._fit(row, sentence, from_end=True)
+            rows.append(None if (number[:dropped] >= 0).any() else fitting)
+            part_of.append(number[dropped:])
+        scored = [None if row is None else number >= 0 for row, number in zip(rows, part_of)]
+        scores = self._scores(rows, scored, token_scorer(self.task))
+        return [
+            None
+            if score is None
+            else np.bincount(number[number >= 0], score.log_probs, minlength=len(spans))
+            for score, number, spans in zip(scores, part_of, parts)
+        ]
+
+    def _rows(self, sentences: Sequence[Sentence]) -> list[Row]:
+        """Return the tokens of each sentence."""
         texts = list(dict.fromkeys(sentence.text for sentence in sentences))
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
-        rows = {text: self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)}
-        return [rows[sentence.text] for sentence in sentences]
+        rows = map(Row, ids)
+        if self.pll == WITHIN_WORD:
+            rows = map(Row, ids, self.tokenizer.word_numbers(texts))
+        row_of = dict(zip(texts, rows))
+        return [row_of[sentence.text] for sentence in sentences]
+
+    def _seen(self, row: Row, choice: np.ndarray) -> tuple[Row, np.ndarray]:
+        """Return a row and its scored tokens without what no score depends on."""
+        if reach_of(self.task) != "causal":
+            return row, choice
+        # Nothing is seen of what follows the last of these tokens.
+        last = int(choice.nonzero()[0][-1]) + 1 if choice.any() else 0
+        return row.slice(0, last), choice[:last]
 
     def _scores(
         self,
-        rows: Sequence[np.ndarray | None],
+        rows: Sequence[Row | None],
         scored: Sequence[np.ndarray | None],
         scorer: TokenScorer,
     ) -> list[SentenceScore | None]:
@@ -147,20 +229,21 @@ class SentenceScorer:
         without such tokens needs no pass.
         """
         started = time.perf_counter()
-        unique: dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]] = {}
+        unique: dict[tuple[bytes, ...], tuple[Row, np.ndarray]] = {}
         keys = []
         for row, choice in zip(rows, scored):
             key = None
             if row is not None and choice is not None:
-                key = (row.tobytes(), choice.tobytes())
+                row, choice = self._seen(row, choice)
+                key = (*row.key, choice.tobytes())
                 unique.setdefault(key, (row, choice))
             keys.append(key)
         scores = {
-            key: SentenceScore(row[choice], np.zeros(choice.sum()))
+            key: SentenceScore(row.ids[choice], np.zeros(choice.sum()))
             for key, (row, choice) in unique.items()
         }
         nonempty = [key for key, score in scores.items() if len(score.tokens)]
-        lengths = np.array([len(unique[key][0]) + 2 for key in nonempty], dtype=np.int64)
+        lengths = np.array([len(unique[key][0].ids) + 2 for key in nonempty], dtype=np.int64)
         self.cost.sentences += len(lengths)
         self.cost.row_tokens += int(lengths.sum())
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
@@ -178,16 +261,24 @@ class SentenceScorer:
         self.cost.seconds += time.perf_counter() - started
         return [None if key is None else scores[key] for key in keys]
 
-    def _fit(self, tokens: np.ndarray, sentence: Sentence) -> np.ndarray | None:
-        """Return the tokens that are scored, None for a sentence to skip."""
-        if len(tokens) <= self.room:
-            return tokens
+    def _fit(self, row: Row, sentence: Sentence, from_end: bool = False) -> Row | None:
+        """Return the tokens that are scored, None for a sentence to skip.
+
+        A sentence that is cut keeps its first tokens, or with `from_end` its last ones.
+        """
+        count = len(row.ids)
+        if count <= self.room:
+            return row
         if self.too_long == "fail":
+            cut = "cut leaves out its first tokens" if from_end else "cut scores its first tokens"
             raise MetaseqError(
-                f"{sentence.location}: {len(tokens)} tokens, but a row of this run has room for "
-                f"{self.room} beside [CLS] and [SEP]; --too-long cut scores its first ones"
+                f"{sentence.location}: {count} tokens, but a row of this run has room for "
+                f"{self.room} beside [CLS] and [SEP]; --too-long skip leaves it out and {cut}, or "
+                "train with longer rows (task.tokens_per_sample)"
             )
-        return tokens[: self.room] if self.too_long == "cut" else None
+        if self.too_long == "skip":
+            return None
+        return row.slice(count - self.room, count) if from_end else row.slice(0, self.room)
 
     def _token_scores(self, scorer: TokenScorer, batch: ScoredBatch) -> np.ndarray:
         """Return the scores of the tokens of a micro-batch, float64 (B, S), 0 elsewhere."""
@@ -208,7 +299,7 @@ class SentenceScorer:
         return scores.double().cpu().numpy()
 
     def batch(
-        self, sentences: Sequence[tuple[np.ndarray, np.ndarray]], lengths: np.ndarray
+        self, sentences: Sequence[tuple[Row, np.ndarray]], lengths: np.ndarray
     ) -> ScoredBatch:
         """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S).
 
@@ -220,15 +311,20 @@ class SentenceScorer:
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.task.text_token)
         scored = np.zeros(rows.shape, dtype=bool)
-        for row, chosen, (tokens, choice) in zip(rows, scored, sentences):
-            row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]
-            chosen[1 : len(tokens) + 1] = choice
+        words = np.full(rows.shape, -1, dtype=np.int64)  # special tokens are of no word
+        for i, (row, choice) in enumerate(sentences):
+            end = len(row.ids) + 1
+            rows[i, 1 : end + 1] = [*row.ids, self.vocabulary.sep]
+            scored[i, 1:end] = choice
+            if row.words is not None:
+                words[i, 1:end] = row.words
         return ScoredBatch(
             tokens=as_tensor(rows),
             layout=layout_of(lengths, width),
             scored=as_tensor(scored),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,
+            words=as_tensor(words) if self.pll == WITHIN_WORD else None,
         )
 
     def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

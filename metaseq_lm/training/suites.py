@@ -32,11 +32,15 @@ from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.scoring import TOO_LONG, SentenceScorer
+from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
 from metaseq_lm.training.states import EncoderStates
 
 PRECISION = "engine.precision"
-ENTRY = "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...]"
+OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is the default
+ENTRY = (
+    "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [pll=original|within_word_l2r] "
+    "[optional=true] [option=value ...]"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class SuiteRequest:
         name: What reports call the results.
         batch_tokens: Largest number of tokens in a forward pass.
         too_long: What to do with sentences that are longer than the run's rows.
+        pll: What a masked LM does not see of a token's word, see `SentenceScorer`.
         is_optional: Whether a run that does not give what the suite takes goes without it.
+        overrides: key=value changes of the run's configuration.
     """
 
     suite: Suite[Any, Any]
@@ -57,12 +63,23 @@ class SuiteRequest:
     name: str
     batch_tokens: int = 8192
     too_long: str = "fail"
+    pll: str = ORIGINAL
     is_optional: bool = False
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def precision(self) -> str | None:
+        """The precision that the overrides name, if any."""
+        return dict(word.partition("=")[::2] for word in self.overrides).get(PRECISION)
 
     def options(self, precision: str) -> dict[str, Any]:
         """Return what the results depend on besides checkpoint and data."""
         options = asdict(self.suite.config) | {"precision": precision}
-        return options | ({"too_long": self.too_long} if self.suite.takes == SENTENCES else {})
+        if self.suite.takes == SENTENCES:
+            options |= {name: getattr(self, name) for name in OF_SENTENCES}
+        # Where and in which batches a run is scored changes nothing.
+        changes = [word for word in self.overrides if not word.startswith(("engine.", "data="))]
+        return options | ({"overrides": sorted(changes)} if changes else {})
 
 
 def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
@@ -81,7 +98,6 @@ def score_suite(
     request: SuiteRequest,
     checkpoint: Path,
     user_dir: str | None = None,
-    overrides: Sequence[str] = (),
     run: Parts | None = None,
 ) -> SuiteResults:
     """Return the results of a suite for a checkpoint.
@@ -90,7 +106,6 @@ def score_suite(
         request: What to score it with.
         checkpoint: The folder of the checkpoint.
         user_dir: The plug-in that the run or the suite needs.
-        overrides: key=value changes of the run's configuration.
         run: What `open_scored` returns for the checkpoint, if it is open already.
 
     Raises:
@@ -103,12 +118,12 @@ def score_suite(
     if suite.takes == PREDICTIONS:
         check_predicts(request, (manifest.get("config") or {}).get("task") or {}, checkpoint)
         folder = request.folder.resolve()
-        labelled = [*overrides, f"task.labelled={folder.name}"]
+        labelled = [*request.overrides, f"task.labelled={folder.name}"]
         run = open_run(str(checkpoint), str(folder.parent), user_dir, labelled)
         _, rows = run.score(suite.config.split)
         results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
-        run = run or open_scored(checkpoint, user_dir, overrides)
+        run = run or open_scored(checkpoint, user_dir, request.overrides)
         of_items = score_states if suite.takes == STATES else score_sentences
         results, cost = of_items(request, items, run)
     return SuiteResults(
@@ -129,6 +144,31 @@ def score_suite(
     )
 
 
+def stored_results(
+    request: SuiteRequest, checkpoint: Path, user_dir: str | None = None
+) -> SuiteResults | None:
+    """Return the results that a request would have again, read from the run folder.
+
+    None if this code, with this plug-in, has not scored the checkpoint with the same data and
+    options.
+    """
+    folder = suite_results.run_folder_of(checkpoint)
+    manifest = manifests.read_manifest(checkpoint)
+    known = (manifest["update"], manifests.hash_of_weights(manifest))
+    precision = request.precision or "fp32"
+    if request.suite.takes == PREDICTIONS and request.precision is None:
+        precision = manifest["config"]["engine"]["precision"]
+    for result in suite_results.read_all(folder)[0] if folder else ():
+        if (
+            (result.name, result.update) == (request.name, known[0])
+            and result.facts.get("code") == code_hash(user_dir)
+            and result.options.get("precision") == precision
+            and is_answer(result, request, known)
+        ):
+            return result
+    return None
+
+
 def open_scored(
     checkpoint: Path, user_dir: str | None = None, overrides: Sequence[str] = ()
 ) -> Parts:
@@ -136,16 +176,15 @@ def open_scored(
 
     In bfloat16 close scores become ties.
     """
-    is_named = any(word.partition("=")[0] == PRECISION for word in overrides)
-    precision = [] if is_named else [f"{PRECISION}=fp32"]
-    return open_run(str(checkpoint), None, user_dir, [*overrides, *precision])
+    # Of two values of an option the later one counts.
+    return open_run(str(checkpoint), None, user_dir, [f"{PRECISION}=fp32", *overrides])
 
 
 def score_sentences(
     request: SuiteRequest, items: Any, run: Parts
 ) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that takes probabilities of sentences, and its cost."""
-    scorer = SentenceScorer(run, request.batch_tokens, request.too_long)
+    scorer = SentenceScorer(run, request.batch_tokens, request.too_long, request.pll)
     results = checked(request.suite, request.suite.score(items, scorer))
     cost = scorer.cost
     counts = {"sentences": cost.sentences, "tokens": cost.tokens}
@@ -229,8 +268,7 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     """Return what an entry of `trainer.final_suites` asks for.
 
     Args:
-        entry: SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [optional=true] [option=value ...],
-            with quotes as in a shell around what has blanks.
+        entry: What ENTRY says, with quotes as in a shell around what has blanks.
         data: The folder that a relative FOLDER is in.
 
     Raises:
@@ -246,19 +284,21 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     values = dict(word.partition("=")[::2] for word in options)
     name = suite_results.entry_name(entry)
     suite_results.check_name(name)
-    too_long = values.get("too_long", "fail")
-    if too_long not in TOO_LONG:
-        raise UsageError(f"too_long={too_long}: choose one of {', '.join(TOO_LONG)}")
+    of_sentences = {name: values.get(name, known[0]) for name, known in OF_SENTENCES.items()}
+    for option, known in OF_SENTENCES.items():
+        if of_sentences[option] not in known:
+            raise UsageError(f"{option}={of_sentences[option]}: choose one of {', '.join(known)}")
     optional = values.get("optional", "false")
     if optional not in ("true", "false"):
         raise UsageError(f"optional={optional}: write true or false")
-    known = ("name", "too_long", "optional")
-    of_suite = [word for word in options if word.partition("=")[0] not in known]
+    of_request = ("name", "optional", *OF_SENTENCES)
+    of_suite = [word for word in options if word.partition("=")[0] not in of_request]
     return SuiteRequest(
         build_suite(suite, of_suite),
         data / folder,
         name,
-        too_long=too_long,
+        too_long=of_sentences["too_long"],
+        pll=of_sentences["pll"],
         is_optional=optional == "true",
     )
 
@@ -317,9 +357,11 @@ def is_answer(
     """Return whether results are those of a request for a checkpoint, (update, hash of weights)."""
     precision = str(result.options.get("precision"))
     options = json.loads(to_json(request.options(precision)))
+    # Results of earlier versions lack what was not an option then.
+    recorded = {"pll": ORIGINAL} | dict(result.options) if "pll" in options else result.options
     return (
         (result.update, result.weights) == checkpoint
-        and (result.suite, dict(result.options)) == (request.suite.name, options)
+        and (result.suite, dict(recorded)) == (request.suite.name, options)
         and result.data == request.suite.data_hash(request.folder)
     )
 

@@ -101,6 +101,15 @@ class Tokenizer(ABC):
         is_start[self.vocabulary.specials] = True
         return is_start
 
+    def word_numbers(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the number of the word of each token of each text, int64 (tokens,).
+
+        The numbers rise along a text. A word is what the tokenizer cuts into tokens by itself: it
+        ends at white space and, for kinds that cut there, at punctuation.
+        """
+        starts = self.word_starts
+        return [np.cumsum(starts[np.array(ids, np.int64)]) for ids in self.encode_batch(texts)]
+
     def model_bytes(self) -> bytes:
         """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
         return b""

@@ -183,6 +183,14 @@ class ByteBpe(PackedTokenizer):
                 ends.append(int(end))
         return ids, starts, ends
 
+    def word_numbers(self, texts: Sequence[str]) -> list[np.ndarray]:
+        numbers = []
+        for text in texts:
+            words = [text[start:end] for _, (start, end) in self._split(text)]
+            sizes = [len(self._pieces[word]) // self.dtype.itemsize for word in words]
+            numbers.append(np.repeat(np.arange(len(words)), sizes))
+        return numbers
+
     def _line(self, line: str) -> bytes:
         # The pattern starts a new piece at every single space, so a line whose only white space
         # is single spaces can be cut there. Any other white space is not "printable".

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import LM, Rows, cross_entropy, single_mask_log_probs
@@ -71,7 +72,15 @@ class SpanCorruption(Criterion):
         A sentinel, `mask_id`, replaces it in the inputs, and the targets begin with the sentinel
         and the token; only the token's probability given the sentinel counts. It does not contain
         what the model believes of the length of the span.
+
+        Raises:
+            UsageError: Later tokens of a word were to be hidden, too, which a sentinel for one
+                token cannot.
         """
+        if batch.words is not None:
+            raise UsageError(
+                "criterion span_corruption hides one token at a time; score it with --pll original"
+            )
 
         def predict(rows: Rows) -> Tensor:
             lengths = (~rows.layout.padding_of(rows.tokens)).sum(-1, keepdim=True)  # (R, 1)

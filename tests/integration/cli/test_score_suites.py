@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from agreement import make_data, make_pairs, make_run
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.runs import manifests, suite_results
+from metaseq_lm.training.scoring import SentenceScorer
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,48 @@ def test_a_final_metric_is_not_replaced(place: Path) -> None:
     content["metrics"] = {"mlm": {"accuracy": 0.25}}
     results.write_text(json.dumps(content))
     assert read_run(place / "run").metrics["mlm.accuracy"] == 0.25
+
+
+def test_what_was_scored_is_not_scored_again(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the data, an option, the checkpoint or the code is another."""
+    assert score(place) == 0
+    shown = capsys.readouterr().out
+    scored: list[object] = []
+    whole = SentenceScorer.score
+
+    def counted(self: SentenceScorer, sentences: Sequence[Sentence]) -> object:
+        scored.append(self)
+        return whole(self, sentences)
+
+    monkeypatch.setattr(SentenceScorer, "score", counted)
+    assert score(place) == 0
+    again = capsys.readouterr()
+    assert again.out == shown and "delete" in again.err and not scored
+    changes = (
+        ["first=10"],
+        ["--pll", "within_word_l2r"],
+        ["--too-long", "skip"],
+        ["engine.precision=fp64"],
+        ["task.tokens_per_sample=11"],
+        [],
+    )
+    for words in changes:
+        scored.clear()
+        assert score(place, *words) == 0 and scored, words
+    file = place / "run" / "suites" / "pairs" / "update_000000060.json"
+    record = json.loads(file.read_text())
+    assert record["options"]["pll"] == "original" and "overrides" not in record["options"]
+    with open(place / "pairs" / "near.jsonl", "a") as more:
+        more.write('{"sentence_good": "cats run", "sentence_bad": "cats runs"}\n')
+    scored.clear()
+    assert score(place) == 0 and scored
+    record["facts"]["code"] = "other"
+    record.pop("checksum")
+    file.write_text(json.dumps(record))
+    scored.clear()
+    assert score(place) == 0 and scored
 
 
 def make_set(place: Path) -> Path:

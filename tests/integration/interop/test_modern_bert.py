@@ -58,6 +58,9 @@ def test_out_and_in_again(
         else (transformers.AutoModelForMaskedLM)
     )
     assert type(kind.from_pretrained(out)).__name__ == name
+    # What other programs put before a text to score its first token, too.
+    first = transformers.AutoTokenizer.from_pretrained(out).bos_token
+    assert first == ("[CLS0]" if "Causal" in name else None)
     assert main(["import", str(out), "--out", str(tmp_path / "in"), "--check"]) == 0
     before, after = weights_of(run), weights_of(tmp_path / "in")
     assert before.keys() == after.keys()

@@ -167,9 +167,30 @@ def test_only_changed_tokens_are_scored(opened: TrainingRun) -> None:
     assert skipping.score_changed([(long, long), pairs[1]])[0] is None
 
 
+def test_parts_of_sentences(opened: TrainingRun) -> None:
+    """Their scores are the sums over their tokens, and only these are scored."""
+    text, other = "the old cats sleep here", "cats run"
+    sentences = [Sentence(text, "x"), Sentence(other, "y"), Sentence(text, "z")]
+    parts = [[(4, 8), (13, len(text))], [(0, 4), (4, 4)], [(0, 0)]]
+    scorer = SentenceScorer(opened)
+    sums = scorer.score_parts(sentences, parts)
+    first, second = (score.log_probs for score in scored(opened, [text, other]))
+    assert sums[0] == pytest.approx([first[1], first[3:].sum()], abs=1e-12)
+    assert sums[1] == pytest.approx([second[0], 0], abs=1e-12)
+    assert sums[2] == pytest.approx([0])
+    assert scorer.cost.forward_tokens == (3 + 1) * 7  # passes of rows of 7 with padding
+    long = "the " * 9 + "old cats"
+    ends = [[(36, 44)], [(0, 44)]]
+    cut = SentenceScorer(opened, too_long="cut").score_parts([Sentence(long, "x")] * 2, ends)
+    last = scored(opened, ["the " * 8 + "old cats"])[0].log_probs[-2:]
+    assert cut[0] == pytest.approx([last.sum()], abs=1e-12) and cut[1] is None
+    with pytest.raises(MetaseqError, match=r"long:1.*room for 10.*leaves out its first"):
+        scorer.score_parts([Sentence(long, "long:1")], [[(36, 44)]])
+
+
 def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
     long, short = " ".join(["cats"] * 11), "cats run"
-    with pytest.raises(MetaseqError, match="here:2: 11 tokens.*room for 10"):
+    with pytest.raises(MetaseqError, match=r"here:2: 11 tokens.*room for 10.*tokens_per_sample"):
         scored(opened, [short, long])
     left = scored(opened, [short, long], 100, "skip")
     assert [len(score.tokens) for score in left] == [2]

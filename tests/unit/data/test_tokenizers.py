@@ -120,6 +120,24 @@ def test_byte_bpe_gives_the_ids_of_its_library(trained, line):
     assert tokenizer.encode_batch([line, line]) == [expected, expected]
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "wordpiece"])
+def test_word_numbers_have_a_word_of_each_token(kind: str) -> None:
+    """Those of the library, where it cuts words; else what white space separates."""
+    tokenizer = tokenizer_class(kind).train(iter(TEXT), 160 if kind == "wordpiece" else 300, 1)
+    texts = ["the best, it wasn't worst;", "", "naïve 1984", "[CLS0] times"]
+    encoded = tokenizer.encode_batch(texts)
+    for text, ids, numbers in zip(texts, encoded, tokenizer.word_numbers(texts), strict=True):
+        assert len(numbers) == len(ids)
+        if kind in ("byte_bpe", "wordpiece"):
+            library = tokenizers.Tokenizer.from_str(tokenizer.model_bytes().decode())
+            library.encode_special_tokens = True
+            expected = library.encode(text, add_special_tokens=False).word_ids
+            changes = np.diff(np.array(expected, np.int64)) > 0
+            assert (np.diff(numbers) > 0).tolist() == changes.tolist(), text
+        elif "[" not in text:
+            assert len(np.unique(numbers)) == len(text.split()), text
+
+
 def test_byte_bpe_with_a_full_cache(trained, monkeypatch):
     monkeypatch.setattr("metaseq_lm.data.tokenizers.byte_bpe.CACHED_WORDS", 3)
     tokenizer = trained["byte_bpe"]

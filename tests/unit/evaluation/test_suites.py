@@ -92,7 +92,17 @@ def test_accuracy_by_group() -> None:
     assert accuracy["binding"] == 0.5 and accuracy[OVERALL] == 2.5 / 4
     # The mean over the narrowest groups, whatever their sizes.
     assert results[OVERALL].metrics["accuracy_macro"] == pytest.approx((0.5 + 0.5 + 1) / 3)
+    assert results["binding"].metrics["accuracy_macro"] == 0.5
+    assert "accuracy_macro" not in results["binding/one"].metrics
+    # The strict value counts it as wrong.
+    assert results[OVERALL].metrics["strict_accuracy"] == 2 / 4
     assert next(iter(results)) == OVERALL
+
+
+def test_the_macro_mean_weighs_paradigms_alike_whatever_their_sizes() -> None:
+    pairs = [pair("a", "b", "A")] * 4 + [pair("b", "a", "B")]
+    metrics = scored(pairs, {"a": -1.0, "b": -2.0})[OVERALL].metrics
+    assert (metrics["accuracy"], metrics["accuracy_macro"]) == (0.8, 0.5)
 
 
 def test_constant_probabilities_are_at_chance() -> None:
@@ -137,6 +147,34 @@ def test_files_and_fields_of_pairs(tmp_path: Path) -> None:
     assert len(build_suite("blimp", ["first=1", "groups=[]"]).read(tmp_path)) == 2
     with pytest.raises(MetaseqError, match=r"two.tsv:2.*'linguistics_term'.*groups=\[\]"):
         build_suite("blimp").read(tmp_path)
+
+
+def test_blimp_by_field_and_by_the_phenomena_of_the_paper(tmp_path: Path) -> None:
+    terms = {
+        "principle_A_case_2": ("syntax/semantics", "binding"),
+        "principle_A_case_1": ("syntax_semantics", "binding"),
+        "passive_1": ("syntax", "argument_structure"),
+        "animate_subject_trans": ("syntax", "s-selection"),
+    }
+    for paradigm, (field, term) in terms.items():
+        row = {"sentence_good": "a", "sentence_bad": "b", "field": field, "UID": paradigm}
+        (tmp_path / f"{paradigm}.jsonl").write_text(json.dumps(row | {"linguistics_term": term}))
+
+    def groups(*options: str) -> set[str]:
+        suite = build_suite("blimp", options)
+        results = suite.score(suite.read(tmp_path), Probabilities({"a": -1.0, "b": -2.0}))
+        return {name for name in results if name != OVERALL and name.count("/") == 0}
+
+    assert groups() == {"argument_structure", "binding", "s-selection"}
+    assert groups("phenomena=paper") == {"argument_structure", "binding"}
+    assert groups("groups=[field,linguistics_term,UID]") == {"syntax", "syntax_semantics"}
+
+
+def test_the_supplement_has_sentences_only(tmp_path: Path) -> None:
+    for name in ("hypernym", "turn_taking"):
+        (tmp_path / f"{name}.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b"}\n')
+    pairs = build_suite("blimp_supplement").read(tmp_path)
+    assert [pair.groups for pair in pairs] == [("hypernym",), ("turn_taking",)]
 
 
 def test_invalid_utf8(tmp_path: Path) -> None:

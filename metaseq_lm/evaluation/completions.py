@@ -1,0 +1,231 @@
+"""Completions: which of several texts a run finds most probable, scored in a part of each.
+
+COMPS (Misra et al. 2023), EWoK (Ivanova et al. 2024) and entity tracking (Kim and Schuster 2023),
+in the files of their authors or of the BabyLM challenges. Only the tokens of the part count: given
+the text before it for a causal model, and given all other tokens for a masked one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.storage.text_files import BAD_UTF8
+from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.minimal_pairs import records_of
+from metaseq_lm.evaluation.suites import (
+    References,
+    Results,
+    SentenceProbabilities,
+    Suite,
+    register_suite,
+)
+
+ACCURACY, TIES = "accuracy", "ties"  # what the names of metrics end with; ties are numbers
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text, of which the characters from `first` on are scored."""
+
+    sentence: Sentence
+    first: int
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """The characters that are scored."""
+        return [(self.first, len(self.sentence.text))]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Completions of which the first is the right one, and their groups, the widest first."""
+
+    completions: tuple[Completion, ...]
+    groups: Groups = ()
+
+
+@dataclass
+class CompletionsConfig:
+    """Which items are scored."""
+
+    first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+def completed(before: str, text: str, record: Record) -> Completion:
+    """Return a text with a completion, between which there is a space if neither has one."""
+    if not before[-1:].isspace() and not text[:1].isspace():
+        before += " "
+    return Completion(Sentence(before + text, record.where), len(before))
+
+
+class Completions(Suite[list[Choice], SentenceProbabilities]):
+    """Choices between completions.
+
+    Args:
+        config: Which items are scored.
+        choice: Returns the choice of a record, given the name of its file without the ending.
+        metrics: Returns the metrics of a choice by the scores (completions,).
+    """
+
+    patterns = ("*.jsonl",)
+
+    def __init__(
+        self,
+        config: CompletionsConfig,
+        choice: Callable[[Record, str], Choice],
+        metrics: Callable[[np.ndarray], dict[str, float]],
+    ) -> None:
+        super().__init__(config)
+        self.choice, self.metrics = choice, metrics
+
+    def read(self, folder: Path) -> list[Choice]:
+        return [choice for file in self.files(folder) for choice in self._read_file(file)]
+
+    def _read_file(self, file: Path) -> Iterator[Choice]:
+        count = 0
+        for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
+            if is_bad and self.config.on_bad_utf8 == "skip":
+                continue
+            count += 1
+            yield self.choice(Record(fields, where), group_value(file.stem))
+            if count == self.config.first:
+                return
+        if not count:
+            raise MetaseqError(f"{file}: holds no item")
+
+    def score(self, items: list[Choice], probabilities: SentenceProbabilities) -> Results:
+        """Return the metrics of choices all of whose completions fit into the run's rows."""
+        completions = [completion for item in items for completion in item.completions]
+        sums = iter(
+            probabilities.score_parts(
+                [completion.sentence for completion in completions],
+                [completion.parts for completion in completions],
+            )
+        )
+        groups, rows = [], []
+        for item in items:
+            scores = [next(sums) for _ in item.completions]
+            fitting = [float(score[0]) for score in scores if score is not None]
+            if len(fitting) == len(scores):
+                groups.append(item.groups)
+                rows.append(self.metrics(np.array(fitting)))
+        check_groups([item.groups for item in items], groups)
+        return self._results(groups, rows)
+
+    def _results(self, groups: list[Groups], rows: Sequence[dict[str, float]]) -> Results:
+        names = list(rows[0])
+
+        def metrics(values: np.ndarray) -> dict[str, float]:
+            means, sums = values.mean(0).tolist(), values.sum(0).tolist()
+            return dict(zip(names, means)) | {
+                name: total for name, total in zip(names, sums) if name.endswith(TIES)
+            }
+
+        values = np.array([[row[name] for name in names] for row in rows])
+        return results_by_group(groups, values, metrics, *filter(is_accuracy, names))
+
+    def references(self, items: list[Choice], folder: Path) -> References:
+        ties = [self.metrics(np.zeros(len(item.completions))) for item in items]
+        results = self._results([item.groups for item in items], ties)
+        return {
+            name: {
+                metric: {"chance": value}
+                for metric, value in group.metrics.items()
+                if is_accuracy(metric)
+            }
+            for name, group in results.items()
+        }
+
+
+def is_accuracy(metric: str) -> bool:
+    """Return whether a metric is an accuracy, of which ties are a part."""
+    return metric.endswith(ACCURACY) and not metric.startswith("strict")
+
+
+def first_is_best(scores: np.ndarray) -> dict[str, float]:
+    """Return the metrics of a choice whose first completion is the right one.
+
+    Where the best of k are equal it counts 1 / k if the first is among them; strictly not at all.
+    """
+    best = scores == scores.max()
+    return {
+        "accuracy": float(best[0] / best.sum()),
+        "strict_accuracy": float(best[0] and best.sum() == 1),
+        "ties": float(best.sum() > 1),
+    }
+
+
+def comparison(first: float, second: float) -> float:
+    """Return 1 if the first score is the larger one, 1/2 for equal ones, else 0."""
+    return float(first > second) + float(first == second) / 2
+
+
+def world_knowledge(scores: np.ndarray) -> dict[str, float]:
+    """Return EWoK's metrics by the scores of target 1 and 2 in context 1, then in context 2.
+
+    By "context" each target is to be likelier in its context, a mean of two comparisons (Ivanova et
+    al. 2024). By "target" the first is to be likelier than the second in context 1, as in the
+    BabyLM challenges, whose files hold each item with the contexts swapped, too.
+    """
+    target1, other2, other1, target2 = scores.tolist()
+    of_context = (target1, other1), (target2, other2)
+    return {
+        "context_accuracy": sum(comparison(*pair) for pair in of_context) / 2,
+        "target_accuracy": comparison(target1, other2),
+        "strict_context_accuracy": sum(first > second for first, second in of_context) / 2,
+        "strict_target_accuracy": float(target1 > other2),
+        "context_ties": float(sum(first == second for first, second in of_context)),
+        "target_ties": float(target1 == other2),
+    }
+
+
+def property_choice(record: Record, file: str) -> Choice:
+    """Return the choice of a record of COMPS: the property of an acceptable concept or another."""
+    phrase = record.text("property_phrase")
+    prefixes = record.text("prefix_acceptable"), record.text("prefix_unacceptable")
+    return Choice(tuple(completed(prefix, phrase, record) for prefix in prefixes), (file,))
+
+
+def target_choice(record: Record, file: str) -> Choice:
+    """Return the choice of a record of EWoK: two targets in each of two contexts."""
+    completions = tuple(
+        completed(record.text(context), record.text(target), record)
+        for context in ("Context1", "Context2")
+        for target in ("Target1", "Target2")
+    )
+    return Choice(completions, (group_value(record.text("Domain")),))
+
+
+def state_choice(record: Record, file: str) -> Choice:
+    """Return the choice of a record of entity tracking: what a box contains after operations."""
+    options = record.get("options", list)
+    if len(options) < 2 or not all(isinstance(text, str) and text.strip() for text in options):
+        raise MetaseqError(f"{record.where}: field 'options' does not hold two texts or more")
+    prefix = record.text("input_prefix")
+    completions = tuple(completed(prefix, text, record) for text in options)
+    return Choice(completions, (file, f"{record.get('numops')}_ops"))
+
+
+@register_suite("comps", CompletionsConfig)
+def comps(config: CompletionsConfig) -> Completions:
+    """COMPS: a property phrase after an acceptable and an unacceptable concept, by file."""
+    return Completions(config, property_choice, first_is_best)
+
+
+@register_suite("ewok", CompletionsConfig)
+def ewok(config: CompletionsConfig) -> Completions:
+    """EWoK: two targets in two contexts, by domain, compared by context and by target."""
+    return Completions(config, target_choice, world_knowledge)
+
+
+@register_suite("entity_tracking", CompletionsConfig)
+def entity_tracking(config: CompletionsConfig) -> Completions:
+    """Entity tracking: the contents of a box, by file and number of operations."""
+    return Completions(config, state_choice, first_is_best)

@@ -1,0 +1,149 @@
+"""The formulas of SyntaxGym's predictions (Gauthier et al. 2020).
+
+A formula compares surprisals: "[(5;%reduced%) > (5;%unreduced%)] & [(*;%a%) < (*;%b%)]". (R;%C%) is
+that of region R in condition C, * the sum of all regions. There are numbers, + and -, the
+comparisons <, > and =, which is near equality, & and |; brackets and parentheses are the same.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+
+# Of "=", as in the reference implementation; surprisals are in bits.
+RTOL, ATOL = 1e-5, 1e-3
+TOKENS = re.compile(
+    r"\s*(?:\(\s*(?P<region>\d+|\*)\s*;\s*%(?P<condition>[^%]+)%\s*\)"
+    r"|(?P<number>\d+(?:\.\d+)?)|(?P<sign>[-+<>=&|()\[\]]))"
+)
+OPERATORS: tuple[dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]], ...] = (
+    {"|": np.logical_or},
+    {"&": np.logical_and},
+    {
+        "<": np.less,
+        ">": np.greater,
+        "=": lambda left, right: np.isclose(left, right, RTOL, ATOL),
+    },
+    {"+": np.add, "-": np.subtract},
+)
+CLOSING = {"(": ")", "[": "]"}
+
+
+class Region(NamedTuple):
+    """A region of a condition; its number is "*" for all regions."""
+
+    number: str
+    condition: str
+
+
+Surprisal = Callable[[Region], np.ndarray]
+Node = Callable[[Surprisal, list[np.ndarray]], np.ndarray]
+
+
+class Formula:
+    """A formula, to be evaluated for any number of items at once.
+
+    Operators of one kind are applied from the left to the right, and all operands count.
+
+    Args:
+        text: The formula.
+        location: Where it stands, for messages.
+
+    Attributes:
+        regions: The regions it is about.
+
+    Raises:
+        MetaseqError: The text is no formula, or one without a truth value.
+    """
+
+    def __init__(self, text: str, location: str) -> None:
+        self.text, self.location = text, location
+        self.regions: list[Region] = []
+        self._tokens = list(self._split())
+        self._at = 0
+        self._node, kind = self._operation(0)
+        if self._at < len(self._tokens):
+            raise self._error(f"{self._tokens[self._at][0]!r} is not expected")
+        if kind is not bool:
+            raise self._error("it compares nothing")
+
+    def __call__(self, surprisal: Surprisal) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the formula holds, and where it compares two equal values by < or >.
+
+        Args:
+            surprisal: Returns the surprisals of a region in bits, an array of any shape.
+
+        Returns:
+            Two boolean arrays of this shape.
+        """
+        ties: list[np.ndarray] = []
+        holds = self._node(surprisal, ties)
+        return holds, np.any(ties, axis=0) if ties else np.zeros(holds.shape, bool)
+
+    def _error(self, reason: str) -> MetaseqError:
+        return MetaseqError(f"{self.location}: not a formula: {self.text!r}: {reason}")
+
+    def _split(self) -> Iterator[tuple[str, re.Match[str]]]:
+        at, text = 0, self.text.rstrip()
+        while at < len(text):
+            match = TOKENS.match(text, at)
+            if match is None:
+                raise self._error(f"{text[at:].strip()[:20]!r} is neither region, number nor sign")
+            yield match[0].strip(), match
+            at = match.end()
+
+    def _next(self) -> str:
+        return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
+
+    def _operation(self, level: int) -> tuple[Node, type]:
+        """Read operands with the operators of a level between them, and its kind of value."""
+        if level == len(OPERATORS):
+            return self._operand()
+        left, kind = self._operation(level + 1)
+        while (sign := self._next()) in OPERATORS[level]:
+            self._at += 1
+            right, other = self._operation(level + 1)
+            expected = bool if sign in "&|" else float
+            if (kind, other) != (expected, expected):
+                operands = "comparisons" if expected is bool else "numbers"
+                raise self._error(f"{sign} stands between {operands} only")
+            left = applied(OPERATORS[level][sign], left, right, sign in "<>")
+            kind = float if sign in "+-" else bool
+        return left, kind
+
+    def _operand(self) -> tuple[Node, type]:
+        if not self._next():
+            raise self._error("it ends within an expression")
+        text, match = self._tokens[self._at]
+        self._at += 1
+        if text in CLOSING:
+            inner = self._operation(0)
+            if self._next() != CLOSING[text]:
+                raise self._error(f"{text!r} is not closed")
+            self._at += 1
+            return inner
+        if match["region"]:
+            region = Region(match["region"], match["condition"])
+            self.regions.append(region)
+            return lambda surprisal, _: surprisal(region), float
+        if match["number"]:
+            number = np.array(float(match["number"]))
+            return lambda _, __: number, float
+        raise self._error(f"{text!r} is not expected")
+
+
+def applied(
+    operator: Callable[[np.ndarray, np.ndarray], np.ndarray], left: Node, right: Node, strict: bool
+) -> Node:
+    """Return the node of an operator; one that is `strict` notes where its operands are equal."""
+
+    def evaluate(surprisal: Surprisal, ties: list[np.ndarray]) -> np.ndarray:
+        a, b = left(surprisal, ties), right(surprisal, ties)
+        if strict:
+            ties.append(a == b)
+        return operator(a, b)
+
+    return evaluate

@@ -1,0 +1,73 @@
+"""Results of items in nested groups, such as the paradigms of a phenomenon."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, Results
+
+SEPARATOR = "/"  # between the name of a group and that of a group in it
+MACRO = "_macro"
+
+# The groups of an item, the widest first.
+Groups = tuple[str, ...]
+
+
+def group_value(text: str) -> str:
+    """Return a value of a field as the name of a group: BLiMP's "syntax/semantics" with "_"."""
+    return text.replace(SEPARATOR, "_")
+
+
+def names_of(groups: Groups) -> list[str]:
+    """Return the names of nested groups: "binding", "binding/principle_A_case_1"."""
+    return [SEPARATOR.join(groups[: depth + 1]) for depth in range(len(groups))]
+
+
+def check_groups(items: Sequence[Groups], scored: Iterable[Groups]) -> None:
+    """Raise UsageError if a group has no item that was scored."""
+    counts = Counter(name for groups in items for name in names_of(groups))
+    empty = counts.keys() - {name for groups in scored for name in names_of(groups)}
+    for name in sorted(empty):
+        raise UsageError(
+            f"group '{name}' is empty: all of its items ({counts[name]:,}) are longer than the "
+            "rows of this run; --too-long cut scores a part of them, or leave them out of the data "
+            "or train with longer rows (task.tokens_per_sample)"
+        )
+
+
+def results_by_group(
+    items: Sequence[Groups],
+    values: np.ndarray,
+    metrics: Callable[[np.ndarray], dict[str, float]],
+    *macro: str,
+) -> Results:
+    """Return the metrics of all items and of each group.
+
+    Groups with groups in them, and all items, have metrics whose names end with MACRO, too: the
+    unweighted mean over the narrowest groups in them, however many items these have.
+
+    Args:
+        items: The groups of each item.
+        values: What the metrics are of, with an entry for each item along its first axis.
+        metrics: Returns the metrics of some entries, of which there is at least one.
+        macro: The metrics that are averaged over groups, too.
+    """
+    members: dict[str, list[int]] = {}
+    for number, groups in enumerate(items):
+        for name in names_of(groups):
+            members.setdefault(name, []).append(number)
+    results = {OVERALL: GroupMetrics(len(items), metrics(values))}
+    for name in sorted(members):
+        results[name] = GroupMetrics(len(members[name]), metrics(values[members[name]]))
+    narrowest: dict[str, set[str]] = {}
+    for groups in set(items):
+        *wider, last = names_of(groups)
+        for name in (OVERALL, *wider):
+            narrowest.setdefault(name, set()).add(last)
+    for name, inner in narrowest.items():
+        for metric in macro:
+            mean = np.mean([results[group].metrics[metric] for group in sorted(inner)])
+            results[name].metrics[metric + MACRO] = float(mean)
+    return results

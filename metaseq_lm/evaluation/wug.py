@@ -1,0 +1,98 @@
+"""WUG tests: whether the probabilities of two forms of a made-up word are those of people.
+
+Files are those of the BabyLM challenge 2025: JSON lines with the candidate `sentences`, a tab
+between them, and the `ratio` of the people who chose the first.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.storage.text_files import BAD_UTF8
+from metaseq_lm.evaluation.classification import spearman
+from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.minimal_pairs import records_of
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    References,
+    Results,
+    SentenceProbabilities,
+    Suite,
+    register_suite,
+)
+
+
+@dataclass(frozen=True)
+class Inflection:
+    """Sentences with forms of a word, the share of people for the first, and its groups."""
+
+    sentences: tuple[Sentence, ...]
+    ratio: float
+    groups: Groups
+
+
+@dataclass
+class WugConfig:
+    """What becomes of damaged lines."""
+
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+@register_suite("wug", WugConfig)
+class Wug(Suite[list[Inflection], SentenceProbabilities]):
+    """WUG tests: Spearman's correlation of the run's and of people's choices, by file.
+
+    The run's are the share of the first sentence in the softmax of the scores of whole sentences.
+    """
+
+    patterns = ("*.jsonl",)
+
+    def read(self, folder: Path) -> list[Inflection]:
+        items = []
+        for file in self.files(folder):
+            for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
+                if not (is_bad and self.config.on_bad_utf8 == "skip"):
+                    items.append(read_item(Record(fields, where), (group_value(file.stem),)))
+        if not items:
+            raise MetaseqError(f"{folder}: holds no item")
+        return items
+
+    def score(self, items: list[Inflection], probabilities: SentenceProbabilities) -> Results:
+        sentences = [sentence for item in items for sentence in item.sentences]
+        scores = iter(probabilities.score(sentences))
+        groups, values = [], []
+        for item in items:
+            of_item = [next(scores) for _ in item.sentences]
+            plls = [score.pll for score in of_item if score is not None]
+            if len(plls) == len(of_item):
+                groups.append(item.groups)
+                values.append((np.exp(plls[0] - np.logaddexp.reduce(plls)), item.ratio))
+        check_groups([item.groups for item in items], groups)
+        return results_by_group(groups, np.array(values), correlation, "spearman")
+
+    def references(self, items: list[Inflection], folder: Path) -> References:
+        names = dict.fromkeys([OVERALL, *(name for item in items for name in item.groups)])
+        return {name: {"spearman": {"chance": 0.0}} for name in names}
+
+
+def correlation(values: np.ndarray) -> dict[str, float]:
+    """Return the rank correlation of the columns of (items, 2); nan if one is constant."""
+    return {"spearman": spearman(values[:, 0], values[:, 1])}
+
+
+def read_item(record: Record, groups: Groups) -> Inflection:
+    """Return the item of a record."""
+    texts = record.text("sentences").split("\t")
+    ratio = record.get("ratio")
+    if len(texts) < 2:
+        raise MetaseqError(f"{record.where}: field 'sentences' has no tab between two sentences")
+    try:
+        value = float(ratio)
+    except (TypeError, ValueError) as error:
+        raise MetaseqError(f"{record.where}: field 'ratio' is no number: {ratio!r}") from error
+    return Inflection(tuple(Sentence(text, record.where) for text in texts), value, groups)
