@@ -1,11 +1,10 @@
-"""What the scripts of examples/league and examples/modern compute: simulated verdicts, and FLOPs."""
+"""What the scripts of examples/league compute: simulated verdicts and ladders, predictions."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from imported import imported
 
@@ -139,22 +138,3 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert ordered == ["held", "not measured yet", "not held"]
     solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
-
-
-@pytest.fixture(scope="module")
-def efficiency() -> Any:
-    """The module examples/modern/efficiency.py."""
-    return imported(LEAGUE.parent / "modern" / "efficiency.py")
-
-
-def test_flops_at_equal_loss(efficiency: Any) -> None:
-    """A ladder of two budgets is a line over log FLOPs; below it the first budget is a bound."""
-    budgets, losses = np.array([1e12, 4e12]), np.array([3.0, 2.0])
-    assert efficiency.flops_for(2.5, budgets, losses) == pytest.approx(2e12)
-    assert efficiency.flops_for(3.5, budgets, losses) == 1e12
-    assert math.isnan(efficiency.flops_for(1.5, budgets, losses))
-    base = {8e12: np.array([2.4, 2.6]), 4e13: np.array([1.0, 1.0])}
-    other = {1e12: np.array([3.0, 3.0]), 4e12: np.array([1.9, 2.1])}
-    value, low, high = efficiency.ratios(base, other, 0)
-    assert value == pytest.approx(4.0) and low < 4.0 < high
-    assert all(math.isnan(number) for number in efficiency.ratios(base, other, 1))

@@ -1,0 +1,369 @@
+"""Ladders of leagues: predictions of what has been measured, and how often intervals are right.
+
+python examples/league/ladders.py                              # the laptop division, in hindsight
+python examples/league/ladders.py examples/league/ladders.jsonl                # print simulations
+python examples/league/ladders.py --simulate --out examples/league/ladders.jsonl
+
+In hindsight the largest budget of the laptop division is predicted from the smaller ones.
+Simulated are intervals of means, crossovers, FLOPs at equal score and predictions, of ladders whose
+truth is known.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.special import expit
+
+from metaseq_lm.core.errors import UsageError, run_script
+from metaseq_lm.core.output import show
+from metaseq_lm.league.assembly import LeagueRuns, read_archived
+from metaseq_lm.league.curves import (
+    LOGIT_LINE,
+    POWER_LAW,
+    Fit,
+    Form,
+    form_of,
+    naive_predictions,
+    obstacle,
+    rejection,
+)
+from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.ladders import (
+    Ladder,
+    crossover,
+    draw_means,
+    equal_score,
+    interval,
+)
+from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
+from metaseq_lm.league.rungs import has_number, is_compared, ladder_of, objectives_of, predict
+from metaseq_lm.league.standings import metric_of
+from metaseq_lm.reporting.formats import to_text
+from metaseq_lm.reporting.numbers import Metric, p_text
+from metaseq_lm.reporting.significance import LEVEL
+from metaseq_lm.reporting.table import Cell, Table
+
+DRAWS = 1_000  # of a simulated interval
+SAMPLES, LADDERS, CURVES = 2_000, 500, 300  # of means, of crossovers and ratios, of fits
+BUDGETS = 1e12 * 10.0 ** np.arange(0, 4, 0.5)
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+Line = dict[str, Any]
+
+
+# ---------------------------------------------------------------- hindsight
+
+
+def laptop() -> LeagueRuns:
+    """Return the runs of the laptop division."""
+    return read_archived(Contents(*read_plan(LAPTOP), archive=str(archive_beside(LAPTOP))))
+
+
+def hindsight(ladder: Ladder, budget: float, value: float, metric: Metric) -> list[str]:
+    """Return the cells of a prediction of a mean from the budgets of a ladder, all of them."""
+    rng, form = np.random.default_rng(0), form_of(metric)
+    assert form is not None
+    naive = [f"{metric.text(x - value)}" for x in naive_predictions(ladder, budget).values()]
+    if obstacle(ladder, form, budget):
+        return ["-", "-", metric.text(value), "-", "-", *naive, "-"]
+    fit = Fit.of(ladder, form, rng)
+    ends = fit.interval(budget, LEVEL, rng)
+    assert ends is not None
+    expected = fit.value(budget)
+    cells = [metric.text(expected), " to ".join(map(metric.text, ends)), metric.text(value)]
+    cells += ["yes" if ends[0] <= value <= ends[1] else "no", metric.text(expected - value)]
+    return [*cells, *naive, p_text(fit.misfit_p)]
+
+
+def ladders_of(league: LeagueRuns, metric: str) -> dict[str, Ladder]:
+    """Return the scores of each objective over its budgets that are neither void nor refused."""
+    standings = league.standings()
+    ladders = {}
+    for name in objectives_of(standings):
+        budgets = ladder_of(standings, name, has_number).budgets
+        rows = [row for row in league.rows() if row.objective == name and row.budget in budgets]
+        ladders[name] = Ladder.of({row.budget: row.scores(metric) for row in rows})
+    return ladders
+
+
+def hindsight_table(league: LeagueRuns, name: str) -> Table:
+    """Return the predictions of the largest budget from all smaller ones, by objective."""
+    metric = metric_of(name, league.runs)
+    budget, rows = max(league.plan.ladder.budgets), []
+    for objective, ladder in ladders_of(league, name).items():
+        value = float(ladder.at([budget]).means[0])
+        cells = hindsight(ladder.below(budget), budget, value, metric)
+        rows.append([Cell(objective, number=False), *map(Cell, cells)])
+    head = ["objective", "predicted", "95 % interval", "mean", "inside", "error"]
+    head += ["as the last", "line of two", "p of the curve"]
+    title = f"{metric.title} at {budget:.0e} FLOPs, predicted from all smaller budgets"
+    return Table(title, head, rows, [mean_errors(rows)])
+
+
+def mean_errors(rows: Sequence[Sequence[Cell]]) -> str:
+    """Return the mean size of the errors of a table, of each rule."""
+    texts = []
+    for title, column in (("curve", 5), ("as the last", 6), ("line of two", 7)):
+        sizes = [abs(float(row[column].text)) for row in rows if row[column].text != "-"]
+        if sizes:
+            texts.append(f"{title} {np.mean(sizes):.2f}")
+    inside = [row[4].text for row in rows if row[4].text != "-"]
+    note = f"; {inside.count('yes')} of {len(inside)} intervals have the mean" * bool(inside)
+    return f"Mean size of the error: {', '.join(texts)}{note}."
+
+
+def print_hindsight() -> None:
+    """Print what the rules of `league predict` say, then predictions from all budgets."""
+    league = laptop()
+    standings = league.standings()
+    budget = max(league.plan.ladder.budgets)
+    rows = []
+    for name in objectives_of(standings):
+        tested = ladder_of(standings, name, is_compared)
+        try:
+            text = standings.primary.text(predict(standings, name, budget).value)
+        except UsageError as error:
+            text = str(error).partition(": ")[2]
+        rows.append([Cell(name, number=False), Cell(text, number=False)])
+        assert tested.budgets
+    title = f"What `league predict` would have said of {budget:.0e} FLOPs"
+    show(to_text(Table(title, ["objective", "prediction"], rows, [])))
+    for metric in (league.plan.comparison.metric, *league.parts, "valid.loss"):
+        show(to_text(hindsight_table(league, metric)))
+
+
+# ---------------------------------------------------------------- simulations
+
+
+def solved(share: float) -> Draw:
+    """Return accuracies of a task that a share of the seeds solves, the others not at all."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        return np.where(rng.random(n) < share, 0.97, 0.55) + rng.normal(scale=0.02, size=n)
+
+    return draw
+
+
+POPULATIONS: dict[str, tuple[Draw, float]] = {
+    "normal": (lambda rng, n: rng.normal(size=n), 0.0),
+    "near 1": (lambda rng, n: rng.beta(30, 1, size=n), 30 / 31),
+    "half of the seeds solve it": (solved(0.5), 0.76),
+    "nine of ten solve it": (solved(0.9), 0.928),
+}
+SEEDS = (3, 5, 8)
+
+
+def simulate_means(name: str, seeds: int) -> Line:
+    """Return how many 95 % intervals of a mean have the true one."""
+    draw, mean = POPULATIONS[name]
+    rng = np.random.default_rng([seeds, list(POPULATIONS).index(name)])
+    counts = dict.fromkeys(("plain bootstrap", "stretched", "Student"), 0)
+    for _ in range(SAMPLES):
+        scores = draw(rng, seeds)
+        plain = rng.choice(scores, (DRAWS, seeds)).mean(axis=1)
+        half = stats.t.isf(LEVEL / 2, seeds - 1) * scores.std(ddof=1) / math.sqrt(seeds)
+        intervals = {
+            "plain bootstrap": interval(plain, LEVEL),
+            "stretched": interval(draw_means(scores, rng, DRAWS), LEVEL),
+            "Student": (scores.mean() - half, scores.mean() + half),
+        }
+        for method, ends in intervals.items():
+            counts[method] += covers(ends, mean)
+    return {"kind": "means", "population": name, "seeds": seeds, "of": SAMPLES, **counts}
+
+
+def covers(ends: tuple[float, float] | None, value: float) -> bool:
+    """Return whether an interval has a value."""
+    return ends is not None and bool(ends[0] <= value <= ends[1])
+
+
+def draw_ladder(rng: np.random.Generator, means: np.ndarray, sd: float, seeds: int) -> Ladder:
+    """Return a ladder of normal scores about means."""
+    scores = means[:, None] + rng.normal(scale=sd, size=(len(means), seeds))
+    return Ladder.of(dict(zip(BUDGETS, scores)))
+
+
+def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
+    """Return counts of crossovers of two ladders of 4 budgets, whose difference is a line.
+
+    `first` and `last` are the differences at the ends, in sd over seeds.
+    """
+    rng = np.random.default_rng([seeds, round(10 * first + 100), round(10 * last + 100)])
+    means = np.linspace(first, last, 4)
+    place = math.log(BUDGETS[0]) + (math.log(BUDGETS[3]) - math.log(BUDGETS[0])) * (
+        first / (first - last) if first != last else math.nan
+    )
+    established = covered = 0
+    none = []
+    for _ in range(LADDERS):
+        pair = draw_ladder(rng, means, 1.0, seeds), draw_ladder(rng, 0 * means, 1.0, seeds)
+        one, other = (ladder.draws(rng, DRAWS) for ladder in pair)
+        result = crossover(pair, (one, other), LEVEL)
+        established += result.p < LEVEL and result.none <= LEVEL
+        ends = result.interval and (math.log(result.interval[0]), math.log(result.interval[1]))
+        covered += covers(ends, place)
+        none.append(result.none)
+    line: Line = {"kind": "crossovers", "first": first, "last": last, "seeds": seeds}
+    line |= {"of": LADDERS, "established": established, "none": float(np.mean(none))}
+    return line | {"covered": covered if first * last < 0 else None}
+
+
+def simulate_equal_score(slope: float, seeds: int) -> Line:
+    """Return how many intervals of FLOPs at equal score have the true ratio, 10.
+
+    The ladder rises by `slope` sd a budget, of which there are 4; the score is that of its middle.
+    """
+    rng = np.random.default_rng([seeds, round(10 * slope), 7])
+    means, middle = slope * np.arange(4), float(np.sqrt(BUDGETS[1] * BUDGETS[2]))
+    covered = without = 0
+    for _ in range(LADDERS):
+        other = draw_ladder(rng, means, 1.0, seeds)
+        scores = rng.normal(1.5 * slope, 1.0, seeds)
+        base = 10 * middle, float(scores.mean()), draw_means(scores, rng, DRAWS)
+        result = equal_score(base, other, other.draws(rng, DRAWS), False, LEVEL)
+        covered += covers(result.interval, 10.0)
+        without += result.interval is None
+    line: Line = {"kind": "equal score", "slope": slope, "seeds": seeds, "of": LADDERS}
+    return line | {"covered": covered, "without": without}
+
+
+def logit_line(budgets: np.ndarray) -> np.ndarray:
+    """Return accuracies whose logit is linear in log FLOPs."""
+    return np.asarray(expit(0.2 + 0.35 * np.log(budgets / 1e12)))
+
+
+def power_law(budgets: np.ndarray) -> np.ndarray:
+    """Return losses of a power law."""
+    return np.asarray(1.8 + 2.5 * (budgets / 1e12) ** -0.3)
+
+
+def phases(budgets: np.ndarray) -> np.ndarray:
+    """Return accuracies of a task that is learnt within a decade, from 50 to 95 %."""
+    return np.asarray(0.5 + 0.45 * expit(2.5 * np.log(budgets / 2e13)))
+
+
+TRUTHS: dict[str, tuple[Form, Callable[[np.ndarray], np.ndarray], float]] = {
+    "logit line": (LOGIT_LINE, logit_line, 0.02),
+    "power law": (POWER_LAW, power_law, 0.02),
+    "change of phase": (LOGIT_LINE, phases, 0.02),
+}
+
+
+def simulate_predictions(name: str, rungs: int, seeds: int) -> Line:
+    """Return how often the interval of the next budget has its mean, and sizes of errors."""
+    form, curve, sd = TRUTHS[name]
+    rng = np.random.default_rng([seeds, rungs, list(TRUTHS).index(name)])
+    budget, covered, rejected = float(BUDGETS[rungs]), 0, 0
+    errors = []
+    for _ in range(CURVES):
+        ladder = draw_ladder(rng, curve(BUDGETS[:rungs]), sd, seeds)
+        value = float((curve(BUDGETS[rungs]) + rng.normal(scale=sd, size=seeds)).mean())
+        fit = Fit.of(ladder, form, rng, DRAWS)
+        if rejection(fit, LEVEL):
+            rejected += 1
+            continue
+        covered += covers(fit.interval(budget, LEVEL, rng), value)
+        expected = [fit.value(budget), *naive_predictions(ladder, budget).values()]
+        errors.append([abs(x - value) for x in expected])
+    line: Line = {"kind": "predictions", "truth": name, "rungs": rungs, "seeds": seeds}
+    line |= {"of": CURVES, "rejected": rejected, "covered": covered}
+    return line | {"errors": np.mean(errors, axis=0).tolist() if errors else None}
+
+
+def simulations() -> Iterator[Line]:
+    """Yield the lines of all simulations."""
+    for name, seeds in product(POPULATIONS, SEEDS):
+        yield simulate_means(name, seeds)
+    for (first, last), seeds in product(
+        ((0.0, 0.0), (0.0, 4.0), (-1.0, 1.0), (-2.0, 2.0), (-4.0, 4.0), (-1.0, 4.0)), (5, 8)
+    ):
+        yield simulate_crossovers(first, last, seeds)
+    for slope, seeds in product((1.0, 2.0, 4.0), (5, 8)):
+        yield simulate_equal_score(slope, seeds)
+    for name, seeds in product(TRUTHS, (3, 8)):
+        fewest = TRUTHS[name][0].rungs
+        for rungs in range(fewest, fewest + 3):
+            yield simulate_predictions(name, rungs, seeds)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def per_cent(count: float, total: int) -> str:
+    """Return a share in per cent, "-" of nothing."""
+    return f"{100 * count / total:.1f}" if total else "-"
+
+
+def simulation_tables(lines: Sequence[Line]) -> Iterator[Table]:
+    """Yield the tables of simulations."""
+    by_kind: dict[str, list[Line]] = {}
+    for line in lines:
+        by_kind.setdefault(line["kind"], []).append(line)
+    rows = []
+    for line in by_kind["means"]:
+        methods = ("plain bootstrap", "stretched", "Student")
+        shares = [per_cent(line[method], line["of"]) for method in methods]
+        rows.append([line["population"], str(line["seeds"]), *shares])
+    head = ["scores", "seeds", "plain bootstrap", "stretched", "Student"]
+    yield table("95 % intervals of a mean that have the true one, %", head, rows)
+    rows = []
+    for line in by_kind["crossovers"]:
+        covered = "-" if line["covered"] is None else per_cent(line["covered"], line["of"])
+        cells = [f"{line['first']:g}", f"{line['last']:g}", str(line["seeds"])]
+        cells += [per_cent(line["established"], line["of"]), covered]
+        rows.append([*cells, f"{line['none']:.2f}"])
+    head = ["first", "last", "seeds", "established, %", "interval has it, %"]
+    head += ["mean probability of none"]
+    yield table("Crossovers by the difference at the first and last budget, in sd", head, rows)
+    rows = []
+    for line in by_kind["equal score"]:
+        shown = line["of"] - line["without"]
+        cells = [f"{line['slope']:g}", str(line["seeds"]), per_cent(line["covered"], shown)]
+        rows.append([*cells, per_cent(line["without"], line["of"])])
+    head = ["sd a budget", "seeds", "interval has it, %", "no interval, %"]
+    yield table("FLOPs at equal score", head, rows)
+    rows = []
+    for line in by_kind["predictions"]:
+        shown = line["of"] - line["rejected"]
+        cells = [line["truth"], str(line["rungs"]), str(line["seeds"])]
+        cells += [per_cent(line["rejected"], line["of"]), per_cent(line["covered"], shown)]
+        rows.append([*cells, *(f"{error:.4f}" for error in line["errors"] or ())])
+    head = ["truth", "budgets", "seeds", "refused, %", "interval has the mean, %"]
+    head += ["error", "as the last", "line of two"]
+    yield table("Predictions of the next budget", head, rows)
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of texts."""
+    cells = [[Cell(text, number=False) for text in row] for row in rows]
+    return Table(title, list(head), cells, [])
+
+
+def main() -> None:
+    """Print the laptop division in hindsight, or simulations, or simulate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("archive", type=Path, nargs="?")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(sys.argv[1:])
+    if arguments.simulate:
+        with arguments.out.open("w", encoding="utf-8") as file:
+            for line in simulations():
+                print(json.dumps(line), file=file, flush=True)
+    elif arguments.archive:
+        text = arguments.archive.read_text(encoding="utf-8")
+        for part in simulation_tables([json.loads(line) for line in text.splitlines()]):
+            show(to_text(part))
+    else:
+        print_hindsight()
+
+
+if __name__ == "__main__":
+    run_script(main)
