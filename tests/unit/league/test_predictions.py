@@ -51,7 +51,7 @@ SUITES = Finding("suites", REFUSE, "other items")
 def entries(name, means, findings=()):
     findings = dict(findings)
     return [
-        Entry(name, budget, {PROBE: mean + NOISE}, findings=findings.get(budget, ()))
+        Entry(name, budget, {PROBE: list(mean + NOISE)}, findings=findings.get(budget, ()))
         for budget, mean in zip(BUDGETS, means)
     ]
 
