@@ -108,8 +108,8 @@ def hindsight_table(league: LeagueRuns, name: str) -> Table:
 
 
 def mean_errors(rows: Sequence[Sequence[Cell]]) -> str:
-    """Return the mean size of the errors of a table, of each rule."""
-    texts = []
+    """Return the mean size of the errors of each rule, where the curve has one, if it has any."""
+    texts, rows = [], [row for row in rows if row[5].text != "-"] or rows
     for title, column in (("curve", 5), ("as the last", 6), ("line of two", 7)):
         sizes = [abs(float(row[column].text)) for row in rows if row[column].text != "-"]
         if sizes:

@@ -9,6 +9,7 @@ import pytest
 from league_plans import LARGE, SMALL, plan_with
 from matplotlib.figure import Figure
 
+from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.league.assembly import LeagueRuns, predict_rungs, read_league_runs
 from metaseq_lm.league.entries import Entry, Standings
@@ -192,6 +193,53 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
     add_predictions(tmp_path, [registered(objective="masked")])
     with pytest.raises(UsageError, match="another plan .0123"):
         read_league_runs(folder, Contents(plan, content))
+
+
+LADDER = [1e7 * 4**i for i in range(5)]
+
+
+def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
+    tmp_path, monkeypatch, capsys
+):
+    """Losses of the power law 1 + C^-.5, with C in 1e7 FLOPs, of four budgets, then of five."""
+    lines = {"masked": {"options": ["task.mask_prob=0.15"], "grid": {}}}
+    content = plan_with(objectives=lines, budgets=LADDER, usual_budgets=LADDER, seeds=[1, 2, 3])
+    content["tuning"]["budgets"], content["controls"] = LADDER[:1], {"untrained": False}
+    plan, folder = parse_plan(content), LeagueFolder(tmp_path / "L")
+    folder.write(Contents(plan, content))
+    runs = []
+    monkeypatch.setattr(LeagueFolder, "runs", lambda folder: runs)
+
+    def measure(i: int, started: str | None) -> None:
+        for seed in (1, 2, 3):
+            made = run("masked", LADDER[i], seed, started)
+            loss = 1 + 2.0**-i + 0.001 * (seed - 2)
+            metrics = {"valid": {"mlm": loss}}
+            results = {**made.results, "metrics": metrics, "flops": LADDER[i], "updates": 100}
+            runs.append(replace(made, results=results))
+
+    for i in range(3):
+        measure(i, None)
+    assert main(["league", "predict", str(folder.path)]) == 2
+    assert "3 budgets; E + K C^-g needs 4" in capsys.readouterr().err
+    assert not (folder.path / FILE).exists()
+    measure(3, None)
+    assert main(["league", "predict", str(folder.path), "--name", "x"]) == 2
+    assert main(["league", "predict"]) == 2
+    assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[3]:g}"]) == 2
+    assert "there are runs of it" in capsys.readouterr().err
+    assert main(["league", "predict", str(folder.path)]) == 0
+    assert "open" in capsys.readouterr().out
+    (made,) = read_predictions(folder.path)
+    assert (made.plan, len(made.code)) == (plan.hash, 16)
+    assert made.prediction.value == pytest.approx(1 + 2.0**-4, abs=0.002)
+    assert main(["league", "predict", str(folder.path)]) == 2
+    assert "written down already" in capsys.readouterr().err
+    measure(4, "2126-11-28T03:00:00+00:00")
+    assert main(["league", "report", str(folder.path)]) == 0
+    assert "Of 1 prediction that was made before the runs, 1 has" in capsys.readouterr().out
+    text = (folder.path / "report" / "standings.txt").read_text()
+    assert "Predictions: valid.mlm" in text and "open" not in text
 
 
 # ---------------------------------------------------------------- the page
