@@ -14,6 +14,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,16 +36,11 @@ from metaseq_lm.league.curves import (
     obstacle,
     rejection,
 )
+from metaseq_lm.league.entries import Standings
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.ladders import (
-    Ladder,
-    crossover,
-    draw_means,
-    equal_score,
-    interval,
-)
+from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
-from metaseq_lm.league.rungs import has_number, is_compared, ladder_of, objectives_of, predict
+from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, p_text
@@ -66,25 +62,61 @@ def laptop() -> LeagueRuns:
     return read_archived(Contents(*read_plan(LAPTOP), archive=str(archive_beside(LAPTOP))))
 
 
-def hindsight(ladder: Ladder, budget: float, value: float, metric: Metric) -> list[str]:
-    """Return the cells of a prediction of a mean from the budgets of a ladder, all of them."""
-    rng, form = np.random.default_rng(0), form_of(metric)
-    assert form is not None
-    naive = [f"{metric.text(x - value)}" for x in naive_predictions(ladder, budget).values()]
-    if obstacle(ladder, form, budget):
-        return ["-", "-", metric.text(value), "-", "-", *naive, "-"]
-    fit = Fit.of(ladder, form, rng)
+@dataclass(frozen=True)
+class Hindsight:
+    """What all smaller budgets predict of a mean: by a curve, where there is one, and without.
+
+    Attributes:
+        objective: Its name.
+        value: The mean.
+        naive: What the rules without a curve expect, see `curves.naive_predictions`.
+        expected: By the curve; None if the form needs more budgets.
+        ends: The interval.
+        p: That of the misfit.
+    """
+
+    objective: str
+    value: float
+    naive: dict[str, float]
+    expected: float | None = None
+    ends: tuple[float, float] | None = None
+    p: float = math.nan
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval has the mean."""
+        return covers(self.ends, self.value)
+
+    @property
+    def errors(self) -> list[float]:
+        """The errors of the curve, of the last mean and of the line."""
+        assert self.expected is not None
+        return [x - self.value for x in (self.expected, *self.naive.values())]
+
+    def texts(self, metric: Metric) -> list[str]:
+        """Return the cells of a row."""
+        naive = [metric.text(x - self.value) for x in self.naive.values()]
+        if self.expected is None or self.ends is None:
+            return [self.objective, "-", "-", metric.text(self.value), "-", "-", *naive, "-"]
+        texts = [self.objective, metric.text(self.expected)]
+        texts += [" to ".join(map(metric.text, self.ends)), metric.text(self.value)]
+        texts += ["yes" if self.is_inside else "no", metric.text(self.errors[0])]
+        return [*texts, *naive, p_text(self.p)]
+
+
+def look_back(objective: str, ladder: Ladder, budget: float, metric: Metric) -> Hindsight:
+    """Return what the smaller budgets of a ladder predict, all of them, whether they may or not."""
+    value, below = float(ladder.at([budget]).means[0]), ladder.below(budget)
+    rng, form, naive = np.random.default_rng(0), form_of(metric), naive_predictions(below, budget)
+    if form is None or obstacle(below, form, budget):
+        return Hindsight(objective, value, naive)
+    fit = Fit.of(below, form, rng)
     ends = fit.interval(budget, LEVEL, rng)
-    assert ends is not None
-    expected = fit.value(budget)
-    cells = [metric.text(expected), " to ".join(map(metric.text, ends)), metric.text(value)]
-    cells += ["yes" if ends[0] <= value <= ends[1] else "no", metric.text(expected - value)]
-    return [*cells, *naive, p_text(fit.misfit_p)]
+    return Hindsight(objective, value, naive, fit.value(budget), ends, fit.misfit_p)
 
 
-def ladders_of(league: LeagueRuns, metric: str) -> dict[str, Ladder]:
+def ladders_of(league: LeagueRuns, standings: Standings, metric: str) -> dict[str, Ladder]:
     """Return the scores of each objective over its budgets that are neither void nor refused."""
-    standings = league.standings()
     ladders = {}
     for name in objectives_of(standings):
         budgets = ladder_of(standings, name, has_number).budgets
@@ -93,50 +125,51 @@ def ladders_of(league: LeagueRuns, metric: str) -> dict[str, Ladder]:
     return ladders
 
 
-def hindsight_table(league: LeagueRuns, name: str) -> Table:
-    """Return the predictions of the largest budget from all smaller ones, by objective."""
-    metric = metric_of(name, league.runs)
-    budget, rows = max(league.plan.ladder.budgets), []
-    for objective, ladder in ladders_of(league, name).items():
-        value = float(ladder.at([budget]).means[0])
-        cells = hindsight(ladder.below(budget), budget, value, metric)
-        rows.append([Cell(objective, number=False), *map(Cell, cells)])
+def hindsight_table(metric: Metric, budget: float, results: Sequence[Hindsight]) -> Table:
+    """Return a table of predictions of the largest budget."""
     head = ["objective", "predicted", "95 % interval", "mean", "inside", "error"]
     head += ["as the last", "line of two", "p of the curve"]
     title = f"{metric.title} at {budget:.0e} FLOPs, predicted from all smaller budgets"
-    return Table(title, head, rows, [mean_errors(rows)])
+    return table(title, head, [result.texts(metric) for result in results])
 
 
-def mean_errors(rows: Sequence[Sequence[Cell]]) -> str:
-    """Return the mean size of the errors of each rule, where the curve has one, if it has any."""
-    texts, rows = [], [row for row in rows if row[5].text != "-"] or rows
-    for title, column in (("curve", 5), ("as the last", 6), ("line of two", 7)):
-        sizes = [abs(float(row[column].text)) for row in rows if row[column].text != "-"]
-        if sizes:
-            texts.append(f"{title} {np.mean(sizes):.2f}")
-    inside = [row[4].text for row in rows if row[4].text != "-"]
-    note = f"; {inside.count('yes')} of {len(inside)} intervals have the mean" * bool(inside)
-    return f"Mean size of the error: {', '.join(texts)}{note}."
+def summary_table(by_metric: dict[str, list[Hindsight]]) -> Table:
+    """Return how many intervals have the mean, and mean sizes of errors, of fractions."""
+    rows = []
+    for name, results in by_metric.items():
+        known = [result for result in results if result.expected is not None]
+        fitting = [result for result in known if result.p >= LEVEL]
+        for which, chosen in (("all", known), ("not rejected", fitting)):
+            errors = 100 * np.abs([result.errors for result in chosen]).mean(axis=0)
+            inside = sum(result.is_inside for result in chosen)
+            texts = [name, which, f"{inside} of {len(chosen)}"]
+            rows.append([*texts, *(f"{error:.2f}" for error in errors)])
+    head = ["metric", "curves", "inside", "error", "as the last", "line of two"]
+    return table("Mean size of the errors, in points", head, rows)
 
 
 def print_hindsight() -> None:
-    """Print what the rules of `league predict` say, then predictions from all budgets."""
+    """Print what `league predict` would have said, then predictions from all smaller budgets."""
     league = laptop()
-    standings = league.standings()
-    budget = max(league.plan.ladder.budgets)
+    standings, budget = league.standings(), max(league.plan.ladder.budgets)
     rows = []
     for name in objectives_of(standings):
-        tested = ladder_of(standings, name, is_compared)
         try:
             text = standings.primary.text(predict(standings, name, budget).value)
         except UsageError as error:
-            text = str(error).partition(": ")[2]
-        rows.append([Cell(name, number=False), Cell(text, number=False)])
-        assert tested.budgets
+            text = str(error)
+        rows.append([name, text])
     title = f"What `league predict` would have said of {budget:.0e} FLOPs"
-    show(to_text(Table(title, ["objective", "prediction"], rows, [])))
-    for metric in (league.plan.comparison.metric, *league.parts, "valid.loss"):
-        show(to_text(hindsight_table(league, metric)))
+    show(to_text(table(title, ["objective", "prediction"], rows)))
+    fractions = {}
+    for name in (standings.primary.name, *league.parts, "valid.loss"):
+        metric = metric_of(name, league.runs)
+        ladders = ladders_of(league, standings, name)
+        results = [look_back(other, ladders[other], budget, metric) for other in ladders]
+        show(to_text(hindsight_table(metric, budget, results)))
+        if metric.percent:
+            fractions[name] = results
+    show(to_text(summary_table(fractions)))
 
 
 # ---------------------------------------------------------------- simulations

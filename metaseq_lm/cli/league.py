@@ -196,11 +196,11 @@ def predict(path: Path, options: LeagueOptions) -> int:
     check_budgets(contents.plan, options.budgets)
     with folder.lock():
         runs = read_league_runs(folder, contents)
-        made, reasons = predict_rungs(runs, options.objectives, options.budgets)
-        if not made:
+        predictions, reasons = predict_rungs(runs, options.objectives, options.budgets)
+        if not predictions:
             raise UsageError("nothing is predicted: " + "; ".join(reasons))
-        add_predictions(folder.path, made)
-        runs = replace(runs, predictions=(*runs.predictions, *made))
+        add_predictions(folder.path, predictions)
+        runs = replace(runs, predictions=(*runs.predictions, *predictions))
     show(to_text(predictions_table(runs.standings())))
     for reason in reasons:
         show(f"Not predicted: {reason}.")

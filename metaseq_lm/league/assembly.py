@@ -283,28 +283,36 @@ def predict_rungs(
 ) -> tuple[list[Registered], list[str]]:
     """Return predictions of objectives at budgets, and why others are not predicted.
 
-    By default those of all objectives at their first budget without runs. What has runs is not
-    predicted any more.
+    By default those of all objectives, each at its first budget without runs.
     """
-    plan, standings, code = league.plan, league.standings(), code_hash(None)
-    made, reasons = [], []
-    for name in objectives or [objective.name for objective in plan.objectives]:
+    plan, standings = league.plan, league.standings()
+    predictions, reasons = [], []
+    for name in dict.fromkeys(objectives or [objective.name for objective in plan.objectives]):
         objective = objective_of(plan, name)
         free = [b for b in plan.ladder.budgets if not league.of_rung(objective, b)]
         if not (budgets or free):
             reasons.append(f"{name}: all budgets of the plan have runs")
-        for budget in budgets or free[:1]:
+        for budget in dict.fromkeys(budgets or free[:1]):
             try:
-                if budget not in free:
-                    raise UsageError(f"{name} at {flops_text(budget)}: there are runs of it")
-                prediction = predict(standings, name, budget)
-                if prediction in [item.prediction for item in league.predictions]:
-                    raise UsageError(f"{name} at {flops_text(budget)}: written down already")
+                predictions.append(predict_rung(league, standings, objective, budget))
             except UsageError as error:
-                reasons.append(str(error))
-            else:
-                made.append(Registered(prediction, present_time(), league.contents.plan.hash, code))
-    return made, reasons
+                reasons.append(f"{name} at {flops_text(budget)}: {error}")
+    return predictions, reasons
+
+
+def predict_rung(
+    league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
+) -> Registered:
+    """Return the prediction of an objective at a budget of which it has no runs.
+
+    Raises UsageError if it has some, and where nothing can be predicted, or was already.
+    """
+    if league.of_rung(objective, budget):
+        raise UsageError("there are runs of it")
+    prediction = predict(standings, objective.name, budget)
+    if prediction in [item.prediction for item in league.predictions]:
+        raise UsageError("written down already")
+    return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
 
 
 def mean_updates(runs: Sequence[Run]) -> float | None:

@@ -24,7 +24,7 @@ DRAWS = 2_000
 FEWEST_SEEDS = 3  # of a budget
 EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
 POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
-ROUNDS, STEPS = 8, 21  # of further rounds, each between the neighbours of the best
+ROUNDS, STEPS = 8, 11  # of further rounds, each between the neighbours of the best
 
 
 def solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -102,8 +102,9 @@ class Form:
     """A form of curves.
 
     Attributes:
-        name: With its formula.
+        name: Its formula.
         parameters: How many it has.
+        bounds: Of scores.
         scale: From scores to what is fitted.
         unscale: The inverse.
         solve: From logarithms of budgets and values (n, budgets) to parameters (n, parameters).
@@ -112,6 +113,7 @@ class Form:
 
     name: str
     parameters: int
+    bounds: Ends
     scale: Callable[[np.ndarray], np.ndarray]
     unscale: Callable[[np.ndarray], np.ndarray]
     solve: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -123,8 +125,10 @@ class Form:
         return self.parameters + 1
 
 
-LOGIT_LINE = Form("logit linear in log C", 2, logit_inside, expit, solve_line, line_at)
-POWER_LAW = Form("E + K C^-g", 3, unchanged, unchanged, solve_power_law, power_law_at)
+LOGIT_LINE = Form("logit linear in log C", 2, (0.0, 1.0), logit_inside, expit, solve_line, line_at)
+POWER_LAW = Form(
+    "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, solve_power_law, power_law_at
+)
 
 
 def form_of(metric: Metric) -> Form | None:
@@ -141,18 +145,23 @@ class Fit:
     Attributes:
         ladder: What was fitted.
         form: The form of the curve.
-        noise: What the draws move each mean by, on the scale of the fit, (draws, budgets).
+        means: Drawn means of the ladder, (draws, budgets).
     """
 
     ladder: Ladder
     form: Form
-    noise: np.ndarray
+    means: np.ndarray
 
     @classmethod
     def of(cls, ladder: Ladder, form: Form, rng: np.random.Generator, draws: int = DRAWS) -> Fit:
         """Return the fit of a form to a ladder, see `obstacle`."""
-        noise = form.scale(ladder.draws(rng, draws)) - form.scale(ladder.means)
-        return cls(ladder, form, noise)
+        return cls(ladder, form, ladder.draws(rng, draws))
+
+    @cached_property
+    def noise(self) -> np.ndarray:
+        """What the draws move each mean by, on the scale of the fit, (draws, budgets)."""
+        noise: np.ndarray = self.form.scale(self.means) - self.form.scale(self.ladder.means)
+        return noise
 
     @cached_property
     def parameters(self) -> np.ndarray:
@@ -171,7 +180,8 @@ class Fit:
 
     def offsets(self, logs: np.ndarray) -> np.ndarray:
         """Return logarithms of budgets less that of the first budget of the ladder."""
-        return logs - self.ladder.logs[0]
+        shifted: np.ndarray = logs - self.ladder.logs[0]
+        return shifted
 
     def value(self, budget: float) -> float:
         """Return the score of the curve at a budget."""
@@ -181,12 +191,15 @@ class Fit:
     def interval(self, budget: float, level: float, rng: np.random.Generator) -> Ends | None:
         """Return the 1 - `level` interval of the mean of as many runs at a further budget.
 
-        Their mean scatters about the curve as that of a budget of the ladder, drawn at random.
+        Their mean scatters about the curve as that of a budget of the ladder, drawn at random: by
+        as many points, whatever the scale of the fit.
         """
         values = self.form.value_at(self.drawn, self.offsets(np.log([budget])))[:, 0]
-        rows, columns = self.noise.shape
-        scatter = self.noise[rng.permutation(rows), rng.integers(columns, size=rows)]
-        return interval(self.form.unscale(values + scatter), level)
+        rows, columns = self.means.shape
+        scatter = (self.means - self.ladder.means)[
+            rng.permutation(rows), rng.integers(columns, size=rows)
+        ]
+        return interval(np.clip(self.form.unscale(values) + scatter, *self.form.bounds), level)
 
     @cached_property
     def misfit_p(self) -> float:

@@ -261,7 +261,7 @@ def describe_ladder(standings: Standings) -> str:
     name = interval_name(standings)
     texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
     if any(pair.is_established for pair in meetings(standings)):
-        texts.append(f"lying bar: an established crossover, with its {name}")
+        texts.append(f"horizontal bar: an established crossover, with its {name}")
     if standings.predictions:
         texts.append(f"open, with a dotted bar: predicted, with its {name}")
     if any(entry.untrained for entry in standings.entries):

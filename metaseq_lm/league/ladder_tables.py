@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -18,7 +18,13 @@ from metaseq_lm.league.ladders import (
     interval,
 )
 from metaseq_lm.league.predictions import Outcome, Prediction
-from metaseq_lm.league.rungs import has_number, is_compared, ladder_of, objectives_of
+from metaseq_lm.league.rungs import (
+    has_learnt,
+    has_number,
+    is_compared,
+    ladder_of,
+    objectives_of,
+)
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 from metaseq_lm.reporting.significance import holm
 from metaseq_lm.reporting.table import Cell, Table
@@ -89,40 +95,43 @@ def curves_table(standings: Standings) -> Table:
 
 
 def equal_score_table(standings: Standings) -> Table:
-    """Return how many times fewer FLOPs each objective needs for the scores of the baseline."""
-    metric, rule = standings.primary, standings.rule
-    ladders = compared_ladders(standings)
-    base = ladders.pop(standings.baseline, None)
-    rows = []
-    for i, budget in enumerate(base.ladder.budgets if base else ()):
-        assert base is not None
-        score = float(base.ladder.means[i])
-        for name, other in ladders.items():
-            result = equal_score(
-                (budget, score, base.draws[:, i]),
-                other.ladder,
-                other.draws,
-                rule.lower_is_better,
-                rule.level,
-            )
-            means = dict(zip(other.ladder.budgets, other.ladder.means))
-            texts = [metric.text(means[budget]) if budget in means else NONE]
-            texts += ratio_texts(result, other.ladder)
-            row = [Cell(flops_text(budget)), Cell(metric.text(score)), Cell(name, number=False)]
-            rows.append([*row, *(Cell(text, number=False) for text in texts)])
-    head = ["FLOPs", f"score of {standings.baseline}", "objective", "score there"]
-    head += ["times fewer FLOPs for that score", interval_name(standings)]
-    note = "Below 1: it needs more FLOPs. At least: its first budget is enough, and less might be."
-    return Table(f"FLOPs at equal score: {metric.title}", head, rows, [note])
+    """Return how many times fewer FLOPs an objective needs for the score of another one.
+
+    For the scores of the baseline the others, for those of the others the baseline.
+    """
+    metric, base = standings.primary, standings.baseline
+    ladders, learnt = compared_ladders(standings), learnt_rows(standings)
+    rows, count = [], 0
+    for budget in standings.budgets:
+        for name, other in product(ladders, ladders):
+            if (name == other) or base not in (name, other) or (name, budget) not in learnt:
+                continue
+            result = equal_score_of(standings, ladders[name].at([budget]), ladders[other])
+            count += 1
+            if math.isnan(result.ratio):
+                continue
+            score = metric.text(float(ladders[name].at([budget]).ladder.means[0]))
+            texts = [flops_text(budget), name, score, other]
+            texts.append(f"{'at least ' * result.is_bound}{result.ratio:.2f}")
+            texts.append(" to ".join(f"{end:.2f}" for end in result.interval or ()) or NONE)
+            rows.append([Cell(text, number=False) for text in texts])
+    head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
+    notes = [
+        "Below 1 it takes more FLOPs. At least: the first budget is enough, and less might be. "
+        "Only scores of rows that have learnt something."
+    ]
+    if count > len(rows):
+        notes.append(f"{count - len(rows)} further scores are not reached by the last budget.")
+    title = f"FLOPs at equal score: {metric.title}"
+    return Table(title, [*head, interval_name(standings)], rows, notes)
 
 
-def ratio_texts(result: EqualScore, ladder: Ladder) -> list[str]:
-    """Return the cells of a ratio and of its interval."""
-    if math.isnan(result.ratio):
-        return [f"not by {flops_text(ladder.budgets[-1])}", ""]
-    ends = result.interval
-    text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
-    return [text, f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else "" if result.is_bound else NONE]
+def equal_score_of(standings: Standings, rung: "Drawn", other: "Drawn") -> EqualScore:
+    """Return how many times fewer FLOPs a ladder needs for the score of one rung of another."""
+    (budget,), (score,) = rung.ladder.budgets, rung.ladder.means
+    base = budget, float(score), rung.draws[:, 0]
+    rule = standings.rule
+    return equal_score(base, other.ladder, other.draws, rule.lower_is_better, rule.level)
 
 
 # ---------------------------------------------------------------- crossovers
@@ -152,6 +161,7 @@ class Meeting:
         crossover: Where they cross.
         corrected: Its p after Holm's correction for all pairs.
         level: At which it is established.
+        has_learnt: Whether the one that is ahead has learnt something, at both ends.
     """
 
     before: str
@@ -160,11 +170,13 @@ class Meeting:
     crossover: Crossover
     corrected: float
     level: float
+    has_learnt: bool
 
     @property
     def is_established(self) -> bool:
         """Whether the order at both ends, and that draws cross between them, is beyond chance."""
-        return self.corrected < self.level and self.crossover.none <= self.level
+        is_sure = self.corrected < self.level and self.crossover.none <= self.level
+        return is_sure and self.has_learnt
 
 
 def compared_ladders(standings: Standings) -> dict[str, Drawn]:
@@ -177,21 +189,37 @@ def compared_ladders(standings: Standings) -> dict[str, Drawn]:
     return ladders
 
 
+def learnt_rows(standings: Standings) -> set[tuple[str, float]]:
+    """Return objective and budget of the rows that have learnt something, see `has_learnt`."""
+    name = standings.primary.name
+    return {(e.objective, e.budget) for e in standings.entries if has_learnt(e, name)}
+
+
 def meetings(standings: Standings) -> list[Meeting]:
-    """Return the crossovers of all pairs of objectives that have two budgets in common."""
-    level, lower = standings.rule.level, standings.rule.lower_is_better
+    """Return the crossovers of all pairs of objectives.
+
+    They are of the budgets, two at least, that both have and at which one of them has learnt
+    something: before, a difference is one of untrained models.
+    """
+    learnt, level = learnt_rows(standings), standings.rule.level
     pairs = []
-    for (name, one), (other_name, other) in combinations(compared_ladders(standings).items(), 2):
-        common = [b for b in one.ladder.budgets if b in other.ladder.budgets]
-        one, other = one.at(common), other.at(common)
-        if len(common) < 2 or min(one.ladder.least_seeds, other.ladder.least_seeds) < 2:
-            continue
-        result = crossover((one.ladder, other.ladder), (one.draws, other.draws), level)
-        is_ahead = (one.ladder.means[0] >= other.ladder.means[0]) != lower
-        names = (name, other_name) if is_ahead else (other_name, name)
-        pairs.append((names, (common[0], common[-1]), result))
+    for names in combinations(ladders := compared_ladders(standings), 2):
+        one, other = (ladders[name] for name in names)
+        shared = [b for b in one.ladder.budgets if b in other.ladder.budgets]
+        shared = [b for b in shared if not learnt.isdisjoint(product(names, [b]))]
+        one, other = one.at(shared), other.at(shared)
+        if len(shared) > 1 and min(one.ladder.least_seeds, other.ladder.least_seeds) > 1:
+            result = crossover((one.ladder, other.ladder), (one.draws, other.draws), level)
+            means = one.ladder.means[0], other.ladder.means[0]
+            is_ahead = (means[0] >= means[1]) != standings.rule.lower_is_better
+            ordered = names if is_ahead else names[::-1]
+            pairs.append((ordered, (shared[0], shared[-1]), result))
+    met = []
     corrected = holm([result.p for *_, result in pairs])
-    return [Meeting(*names, ends, r, p, level) for (names, ends, r), p in zip(pairs, corrected)]
+    for (names, ends, result), p in zip(pairs, corrected):
+        have_learnt = set(zip(names, ends)) <= learnt
+        met.append(Meeting(*names, ends, result, p, level, have_learnt))
+    return met
 
 
 def crossover_table(standings: Standings) -> Table:
@@ -201,11 +229,12 @@ def crossover_table(standings: Standings) -> Table:
         result = pair.crossover
         if result.budget is None and standings.baseline not in (pair.before, pair.after):
             continue
-        ends = result.interval
-        between = " to ".join(map(flops_text, pair.budgets))
-        texts = [pair.before, pair.after, between]
-        texts.append("none" if result.budget is None else flops_text(result.budget))
-        texts.append(" to ".join(map(flops_text, ends)) if ends else NONE)
+        texts = [pair.before, pair.after, " to ".join(map(flops_text, pair.budgets))]
+        if result.budget and result.interval:
+            texts.append(flops_text(result.budget))
+            texts.append(" to ".join(map(flops_text, result.interval)))
+        else:
+            texts += ["none", NONE]
         texts += [f"{result.none:.2f}", p_text(pair.corrected)]
         texts.append("established" if pair.is_established else "not established")
         rows.append([Cell(text, number=False) for text in texts])
@@ -214,10 +243,11 @@ def crossover_table(standings: Standings) -> Table:
     left = len(pairs) - len(rows)
     note = (
         "The means change their order, for the last time, at the crossover; its interval is of the "
-        "draws that have one between the first and the last budget, the others are the probability "
-        "of none. Established: the differences at the first and at the last budget have different "
-        f"signs, both with p below {standings.rule.level:g} after Holm's correction for "
-        f"{len(pairs)} pairs of objectives. No crossover was planned."
+        "draws that have one between the first and the last budget, the share of the others is the "
+        "probability of none. Established: the differences at the first and at the last budget "
+        f"have different signs, both with p below {standings.rule.level:g} after Holm's correction "
+        f"for {len(pairs)} pairs of objectives, and the one that is ahead has learnt something. "
+        "Budgets at which neither has are left out. No crossover was planned."
     )
     if left:
         note += f" {left} further pair{'s' * (left > 1)} without the baseline do not cross."

@@ -61,7 +61,7 @@ class Ladder:
     def at(self, budgets: Sequence[float]) -> Ladder:
         """Return the ladder of some of its budgets."""
         scores = dict(zip(self.budgets, self.scores))
-        return Ladder.of({budget: scores[budget] for budget in budgets})
+        return Ladder(tuple(budgets), tuple(scores[budget] for budget in budgets))
 
     def below(self, budget: float) -> Ladder:
         """Return the ladder of the budgets below one."""

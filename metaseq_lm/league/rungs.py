@@ -60,4 +60,4 @@ def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     except UsageError as error:
         out = [flops_text(other) for other in tested.budgets if other not in usable.budgets]
         note = f" (at {', '.join(out)} nothing was learnt yet)" if out else ""
-        raise UsageError(f"{objective} at {flops_text(budget)}: {error}{note}") from None
+        raise UsageError(f"{error}{note}") from None

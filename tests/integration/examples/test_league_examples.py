@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from imported import imported
 
@@ -138,3 +139,70 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert ordered == ["held", "not measured yet", "not held"]
     solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
+
+
+# ---------------------------------------------------------------- ladders
+
+LADDERS = [json.loads(line) for line in (LEAGUE / "ladders.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def ladders() -> Any:
+    """The module examples/league/ladders.py."""
+    return imported(LEAGUE / "ladders.py")
+
+
+def ladder_lines(kind: str, **values: Any) -> list[dict[str, Any]]:
+    """Return the simulations of a kind with some values."""
+    values = {"kind": kind, **values}
+    return [line for line in LADDERS if values.items() <= line.items()]
+
+
+def test_the_archive_of_ladders_is_what_the_simulation_makes(ladders: Any) -> None:
+    (line,) = ladder_lines("crossovers", first=-1.0, last=1.0, seeds=5)
+    assert ladders.simulate_crossovers(-1.0, 1.0, 5) == pytest.approx(line, abs=2)
+    (line,) = ladder_lines("predictions", truth="change of phase", rungs=3, seeds=3)
+    again = ladders.simulate_predictions("change of phase", 3, 3)
+    for key in ("rejected", "covered"):
+        assert again[key] == pytest.approx(line[key], abs=2)
+
+
+def test_stretched_intervals_cover_normal_means_and_plain_ones_do_not() -> None:
+    for line in ladder_lines("means", population="normal"):
+        assert line["stretched"] / line["of"] == pytest.approx(0.95, abs=error(0.05, line["of"]))
+        assert line["plain bootstrap"] / line["of"] < 0.95 - error(0.05, line["of"])
+
+
+def test_crossovers_are_seldom_established_where_there_is_none() -> None:
+    without = [line for line in ladder_lines("crossovers") if line["covered"] is None]
+    assert len(without) == 4
+    for line in without:
+        assert line["established"] / line["of"] <= 0.05
+    for line in ladder_lines("crossovers"):
+        if line["covered"] is not None:
+            assert line["covered"] / line["of"] >= 0.95 - error(0.05, line["of"])
+
+
+def test_intervals_of_equal_scores_and_of_predictions_cover() -> None:
+    for line in ladder_lines("equal score"):
+        shown = line["of"] - line["without"]
+        assert line["covered"] / shown >= 0.95 - error(0.05, shown)
+    for truth in ("logit line", "power law"):
+        for line in ladder_lines("predictions", truth=truth):
+            shown = line["of"] - line["rejected"]
+            assert line["rejected"] / line["of"] <= 0.05 + error(0.05, line["of"])
+            assert line["covered"] / shown >= 0.95 - error(0.05, shown)
+
+
+def test_a_prediction_in_hindsight_uses_smaller_budgets_only(ladders: Any) -> None:
+    """Logits of -1, 0 and 1 at budgets of equal ratio; the fourth is where it is not expected."""
+    noise = 1e-3 * np.linspace(-1, 1, 8)
+    means = [1 / (1 + math.exp(-x)) for x in (-1, 0, 1)]
+    scores = {4.0**i: mean + noise for i, mean in enumerate([*means, 0.5])}
+    metric = ladders.Metric("accuracy", True, False)
+    result = ladders.look_back("a", ladders.Ladder.of(scores), 64.0, metric)
+    assert result.expected == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-3)
+    assert (result.value, result.is_inside) == (pytest.approx(0.5), False)
+    assert result.errors == pytest.approx([0.381, 0.231, 0.462], abs=1e-3)
+    short = ladders.look_back("a", ladders.Ladder.of(scores).at([4.0, 16.0, 64.0]), 64.0, metric)
+    assert short.expected is None and "-" in short.texts(metric)
