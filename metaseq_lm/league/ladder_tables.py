@@ -112,8 +112,7 @@ def equal_score_table(standings: Standings) -> Table:
                 continue
             score = metric.text(float(ladders[name].at([budget]).ladder.means[0]))
             texts = [flops_text(budget), name, score, other]
-            texts.append(f"{'at least ' * result.is_bound}{result.ratio:.2f}")
-            texts.append(" to ".join(f"{end:.2f}" for end in result.interval or ()) or NONE)
+            texts += ratio_texts(result, budget / ladders[other].ladder.budgets[0])
             rows.append([Cell(text, number=False) for text in texts])
     head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
     notes = [
@@ -124,6 +123,15 @@ def equal_score_table(standings: Standings) -> Table:
         notes.append(f"{count - len(rows)} further scores are not reached by the last budget.")
     title = f"FLOPs at equal score: {metric.title}"
     return Table(title, [*head, interval_name(standings)], rows, notes)
+
+
+def ratio_texts(result: EqualScore, largest: float) -> list[str]:
+    """Return the cells of a ratio and its interval; `largest` is the ratio that is a bound."""
+    text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
+    if result.interval is None:
+        return [text, NONE]
+    low, high = result.interval
+    return [text, f"{low:.2f} to {high:.2f}{' or more' * math.isclose(high, largest)}"]
 
 
 def equal_score_of(standings: Standings, rung: "Drawn", other: "Drawn") -> EqualScore:

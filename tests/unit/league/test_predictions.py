@@ -323,6 +323,15 @@ def test_flops_at_equal_score_are_those_of_the_ladder():
     assert "2 further scores are not reached" in " ".join(table.notes)
 
 
+def test_an_interval_that_ends_at_the_first_budget_is_a_bound():
+    """steep has .50, .01 below the first score of flat: some draws have it there already."""
+    table = equal_score_table(standings(entries("flat", (0.505, 0.6)), entries("steep", STEEP)))
+    (ends,) = (
+        row[5].text for row in table.rows if row[1].text == "flat" and row[0].text == "1.0e10"
+    )
+    assert ends.endswith(" to 1.00 or more")
+
+
 def test_the_score_of_a_row_that_has_not_learnt_is_not_looked_up():
     rows = entries("flat", FLAT, {BUDGETS[0]: (UNTRAINED,)})
     table = equal_score_table(standings(rows, entries("steep", STEEP)))
