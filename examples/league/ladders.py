@@ -1,10 +1,10 @@
 """Ladders of leagues: predictions of what has been measured, and how often intervals are right.
 
-python examples/league/ladders.py                              # the laptop division, in hindsight
+python examples/league/ladders.py                # those of the laptop division, and predictions
 python examples/league/ladders.py examples/league/ladders.jsonl                # print simulations
 python examples/league/ladders.py --simulate --out examples/league/ladders.jsonl
 
-In hindsight the largest budget of the laptop division is predicted from the smaller ones.
+The largest budget of the laptop division is predicted from the smaller ones in hindsight.
 Simulated are intervals of means, crossovers, FLOPs at equal score and predictions, of ladders whose
 truth is known.
 """
@@ -38,6 +38,7 @@ from metaseq_lm.league.curves import (
 )
 from metaseq_lm.league.entries import Standings
 from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.ladder_tables import ladder_tables
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
 from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
@@ -149,9 +150,11 @@ def summary_table(by_metric: dict[str, list[Hindsight]]) -> Table:
 
 
 def print_hindsight() -> None:
-    """Print what `league predict` would have said, then predictions from all smaller budgets."""
+    """Print the ladders, what `league predict` would have said, predictions from all budgets."""
     league = laptop()
     standings, budget = league.standings(), max(league.plan.ladder.budgets)
+    for part in ladder_tables(standings):
+        show(to_text(part))
     rows = []
     for name in objectives_of(standings):
         try:
