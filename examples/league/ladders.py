@@ -370,7 +370,8 @@ def simulation_tables(lines: Sequence[Line]) -> Iterator[Table]:
         shown = line["of"] - line["rejected"]
         cells = [line["truth"], str(line["rungs"]), str(line["seeds"])]
         cells += [per_cent(line["rejected"], line["of"]), per_cent(line["covered"], shown)]
-        rows.append([*cells, *(f"{error:.4f}" for error in line["errors"] or ())])
+        errors = line["errors"] or [math.nan] * 3
+        rows.append([*cells, *("-" if math.isnan(x) else f"{x:.4f}" for x in errors)])
     head = ["truth", "budgets", "seeds", "refused, %", "interval has the mean, %"]
     head += ["error", "as the last", "line of two"]
     yield table("Predictions of the next budget", head, rows)

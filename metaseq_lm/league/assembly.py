@@ -333,7 +333,8 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """
     folder.check_plans(contents.plan.hash)
     predictions = tuple(read_predictions(folder.path))
-    check_plans({f"{folder.path / FILE}": item.plan for item in predictions}, contents.plan.hash)
+    plans = {f"{FILE}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
+    check_plans(plans, contents.plan.hash, "prediction")
     runs = folder.runs()
     shipped = read_archived(contents)
     local = {setting_of(run) for run in runs}
@@ -439,7 +440,8 @@ def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[floa
     standings = league.standings()
     if budgets:
         shown = [entry for entry in standings.entries if entry.budget in budgets]
-        standings = replace(standings, entries=shown)
+        predicted = [item for item in standings.predictions if item.budget in budgets]
+        standings = replace(standings, entries=shown, predictions=predicted)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
     return terminal_text(standings, write_page(standings, folder) if folder else ())

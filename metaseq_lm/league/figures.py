@@ -8,7 +8,7 @@ import numpy as np
 
 from metaseq_lm.league.cells import interval_title
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.ladder_tables import curve_intervals, interval_name, meetings
+from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
 from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
@@ -183,7 +183,8 @@ def draw_ladder(standings: Standings, path: Path) -> None:
     Grey are the references. A second panel has the gains over untrained models, if there are any.
     """
     metric = standings.primary
-    predicted = [item.registered.prediction.budget for item in standings.predictions]
+    predicted = [item.budget for item in standings.predictions]
+    established = [pair for pair in meetings(standings) if pair.is_established]
     styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
     with canvas(1 + standings.has_gains, path, shared=False) as (figure, (axes, *others)):
         axes.set(ylabel=metric.axis)
@@ -200,12 +201,13 @@ def draw_ladder(standings: Standings, path: Path) -> None:
             draw_predictions(axes, standings, name, style, shift)
             for gains in others:
                 draw_gains(gains, standings, entries, style, shift)
-        draw_crossovers(axes, standings)
+        for pair in established:
+            draw_crossover(axes, standings, pair)
         values = standings.references.get(metric.name, {}).values()
         lines = reference_styles(standings) if values else {}
         for value, style in zip(values, lines.values()):
             axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
-        legend(figure, styles | lines, describe_ladder(standings))
+        legend(figure, styles | lines, describe_ladder(standings, bool(established)))
         for panel in others:  # `canvas` names the axis of the first panel of a row only
             axes.set_title(metric.axis, fontsize="small")
             panel.set_title(panel.get_ylabel(), fontsize="small")
@@ -243,24 +245,21 @@ def draw_predictions(
         axes.plot([x], scaled([prediction.value], metric), style.marker, **look)
 
 
-def draw_crossovers(axes: "Axes", standings: Standings) -> None:
-    """Draw a bar where the means of two objectives cross, if that is established."""
-    metric = standings.primary
-    for pair in meetings(standings):
-        result = pair.crossover
-        if not (pair.is_established and result.budget and result.interval):
-            continue
-        ladder = ladder_of(standings, pair.after, is_compared)
-        y = float(np.interp(np.log(result.budget), ladder.logs, ladder.means)) * metric.scale
-        axes.plot(result.interval, [y] * 2, color=DARK, linewidth=2.4, alpha=0.8)
-        axes.plot([result.budget], [y], "|", color=DARK, markersize=10, markeredgewidth=1.6)
+def draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
+    """Draw a bar where the means of two objectives cross."""
+    result, metric = pair.crossover, standings.primary
+    assert result.budget and result.interval
+    ladder = ladder_of(standings, pair.after, is_compared)
+    y = float(np.interp(np.log(result.budget), ladder.logs, ladder.means)) * metric.scale
+    axes.plot(result.interval, [y] * 2, color=DARK, linewidth=2.4, alpha=0.8)
+    axes.plot([result.budget], [y], "|", color=DARK, markersize=10, markeredgewidth=1.6)
 
 
-def describe_ladder(standings: Standings) -> str:
+def describe_ladder(standings: Standings, has_crossovers: bool) -> str:
     """Return what the marks of a ladder stand for."""
     name = interval_name(standings)
     texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
-    if any(pair.is_established for pair in meetings(standings)):
+    if has_crossovers:
         texts.append(f"horizontal bar: an established crossover, with its {name}")
     if standings.predictions:
         texts.append(f"open, with a dotted bar: predicted, with its {name}")

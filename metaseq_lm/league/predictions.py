@@ -100,6 +100,11 @@ class Outcome:
     is_open: bool
     is_before: bool | None = None
 
+    @property
+    def budget(self) -> float:
+        """The FLOPs of the runs that it is about."""
+        return self.registered.prediction.budget
+
     @classmethod
     def of(cls, registered: Registered, runs: Sequence[Run]) -> Outcome:
         """Return the outcome of a prediction, with the runs of its rung in all phases."""

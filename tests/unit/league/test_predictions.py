@@ -191,7 +191,7 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
     league = read_league_runs(folder, Contents(plan, content))
     assert league.predictions and league.outcomes()[0].is_open
     add_predictions(tmp_path, [registered(objective="masked")])
-    with pytest.raises(UsageError, match="another plan .0123"):
+    with pytest.raises(UsageError, match="line 2: a prediction of another plan .0123"):
         read_league_runs(folder, Contents(plan, content))
 
 
