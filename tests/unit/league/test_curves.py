@@ -71,6 +71,16 @@ def test_means_that_lie_on_no_curve_are_rejected():
     assert not rejection(fit(logit_line(BUDGETS) + 0.001, LOGIT_LINE, noise), LEVEL)
 
 
+def test_the_interval_has_the_error_of_the_line_and_that_of_the_next_mean():
+    """A line through 4 means, one step on: 1/4 + 2.5^2 / 5 of their variance, and 1 of the next."""
+    noise = 0.01 * np.array([-1.2, -0.7, -0.3, 0, 0.1, 0.4, 0.6, 1.1])
+    flat = fit([0.5] * 4, LOGIT_LINE, noise, draws=4000)
+    low, high = flat.interval(NEXT, LEVEL, np.random.default_rng(0))
+    error = noise.std(ddof=1) / math.sqrt(8) * math.sqrt(1.5 + 1)
+    # Draws of 8 scatter like Student's t with 7 degrees of freedom: variance 7/5.
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(7 / 5) * error, rel=0.1)
+
+
 @pytest.mark.parametrize(
     "form, curve, sd", [(LOGIT_LINE, logit_line, 0.02), (POWER_LAW, power_law, 0.02)]
 )
