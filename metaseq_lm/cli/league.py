@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PROGRESS = True
 WORDS = True
 HELP = "compare objectives at equal compute, with controls and verdicts"
-REPORT = "report"
+REPORT, PREDICT = "report", "predict"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class LeagueOptions:
     )
     budgets: tuple[float, ...] = option(
         (),
-        "FLOPs of a run, of those of the plan (default: its usual ones; report: all)",
+        "FLOPs of a run, of those of the plan (default: its usual ones; report: all; predict: the "
+        "first without runs)",
         metavar="A,B",
     )
     objectives: tuple[str, ...] = option(
@@ -100,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
         "       metaseq-lm league report [L | PLAN.yaml] [--budgets A,B] [--out FOLDER] "
-        "[--archive FILE]"
+        "[--archive FILE]\n"
+        "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     add_options(parser, LeagueOptions)
@@ -117,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a league, or report on one."""
+    """Run a league, report on one, or predict what it will show."""
     options = read_options(LeagueOptions, vars(args))
     words = [*args.words, *args.overrides]
     if words[:1] == [REPORT]:
@@ -126,6 +128,12 @@ def run(args: argparse.Namespace) -> int:
         used = ["archive", "out", "budgets"]
         check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         return report(Path(words[1]) if len(words) > 1 else None, options)
+    if words[:1] == [PREDICT]:
+        if len(words) != 2:
+            raise UsageError("give one league: metaseq-lm league predict L")
+        names = [item.name for item in fields(LeagueOptions)]
+        check_unused(args, names, PREDICT, ["budgets", "objectives"])
+        return predict(Path(words[1]), options)
     if not args.added:
         check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
     if options.archive:
@@ -169,6 +177,33 @@ def report(place: Path | None, options: LeagueOptions) -> int:
     if options.archive is not None:
         write_archive(options.archive, runs)
     show(write_report(runs, folder, options.budgets))
+    return 0
+
+
+def predict(path: Path, options: LeagueOptions) -> int:
+    """Write down what the next budget of each objective will show, and print all predictions.
+
+    Raises UsageError, with the reasons, where nothing can be predicted.
+    """
+    from metaseq_lm.league.assembly import predict_rungs, read_league_runs
+    from metaseq_lm.league.folder import LeagueFolder
+    from metaseq_lm.league.ladder_tables import predictions_table
+    from metaseq_lm.league.predictions import add_predictions
+    from metaseq_lm.reporting.formats import to_text
+
+    folder = LeagueFolder(path)
+    contents = folder.read()
+    check_budgets(contents.plan, options.budgets)
+    with folder.lock():
+        runs = read_league_runs(folder, contents)
+        predictions, reasons = predict_rungs(runs, options.objectives, options.budgets)
+        if not predictions:
+            raise UsageError("nothing is predicted: " + "; ".join(reasons))
+        add_predictions(folder.path, predictions)
+        runs = replace(runs, predictions=(*runs.predictions, *predictions))
+    show(to_text(predictions_table(runs.standings())))
+    for reason in reasons:
+        show(f"Not predicted: {reason}.")
     return 0
 
 

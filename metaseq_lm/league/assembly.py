@@ -11,17 +11,20 @@ from functools import cached_property
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.output import present_time
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans
+from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans, objective_of
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
+from metaseq_lm.league.predictions import FILE, Outcome, Registered, read_predictions
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
+from metaseq_lm.league.rungs import predict
 from metaseq_lm.league.standings import (
     Choice,
     Context,
@@ -37,6 +40,7 @@ from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.folder import code_hash
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class LeagueRuns:
         corpus: What is known of the data; None if nothing is.
         shipped: Label and budget of the runs that are those of the archive.
         incomplete: The same of runs of the archive that were begun here, but not with all seeds.
+        predictions: What was predicted of rows.
     """
 
     contents: Contents
@@ -56,6 +61,7 @@ class LeagueRuns:
     corpus: Corpus | None = None
     shipped: frozenset[tuple[str, float]] = frozenset()
     incomplete: frozenset[tuple[str, float]] = frozenset()
+    predictions: tuple[Registered, ...] = ()
 
     @cached_property
     def plan(self) -> Plan:
@@ -145,7 +151,21 @@ class LeagueRuns:
             self.notes(),
             self.remarks(),
             [self.metric(name) for name in self.parts],
+            self.outcomes(),
         ).decided()
+
+    def of_rung(self, objective: Objective, budget: float) -> list[Run]:
+        """Return the runs of an objective at a budget, those that tuned it and on shuffled text."""
+        phases = (TUNE, FINAL, SHUFFLED)
+        return [run for phase in phases for run in self.of(objective, phase, budget)]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the predictions with what is known of their runs."""
+        outcomes = []
+        for item in self.predictions:
+            objective = objective_of(self.plan, item.prediction.objective)
+            outcomes.append(Outcome.of(item, self.of_rung(objective, item.prediction.budget)))
+        return outcomes
 
     def remarks(self) -> list[str]:
         """Return sentences on parts of the plan without final runs: cannot be, or not yet."""
@@ -257,6 +277,43 @@ class LeagueRuns:
         return [describe_provenance(trials, finals, self.runs)] if self.runs else []
 
 
+def predict_rungs(
+    league: LeagueRuns, objectives: Sequence[str] = (), budgets: Sequence[float] = ()
+) -> tuple[list[Registered], list[str]]:
+    """Return predictions of objectives at budgets, and why others are not predicted.
+
+    By default those of all objectives, each at its first budget without runs.
+    """
+    plan, standings = league.plan, league.standings()
+    predictions, reasons = [], []
+    for name in dict.fromkeys(objectives or [objective.name for objective in plan.objectives]):
+        objective = objective_of(plan, name)
+        free = [b for b in plan.ladder.budgets if not league.of_rung(objective, b)]
+        if not (budgets or free):
+            reasons.append(f"{name}: all budgets of the plan have runs")
+        for budget in dict.fromkeys(budgets or free[:1]):
+            try:
+                predictions.append(predict_rung(league, standings, objective, budget))
+            except UsageError as error:
+                reasons.append(f"{name} at {flops_text(budget)}: {error}")
+    return predictions, reasons
+
+
+def predict_rung(
+    league: LeagueRuns, standings: entries.Standings, objective: Objective, budget: float
+) -> Registered:
+    """Return the prediction of an objective at a budget of which it has no runs.
+
+    Raises UsageError if it has some, and where nothing can be predicted, or was already.
+    """
+    if league.of_rung(objective, budget):
+        raise UsageError("there are runs of it")
+    prediction = predict(standings, objective.name, budget)
+    if prediction in [item.prediction for item in league.predictions]:
+        raise UsageError("written down already")
+    return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
+
+
 def mean_updates(runs: Sequence[Run]) -> float | None:
     """Return the mean number of updates of runs, None if none is recorded."""
     counts = [run.results["updates"] for run in runs if run.results and "updates" in run.results]
@@ -271,9 +328,12 @@ def budget_of(run: Run) -> float:
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """Return the runs of a league and, of settings that it has not completed, the archive's.
 
-    Raises UsageError for a run of another plan.
+    Raises UsageError for a run or a prediction of another plan.
     """
     folder.check_plans(contents.plan.hash)
+    predictions = tuple(read_predictions(folder.path))
+    plans = {f"{FILE}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
+    check_plans(plans, contents.plan.hash, "prediction")
     runs = folder.runs()
     shipped = read_archived(contents)
     local = {setting_of(run) for run in runs}
@@ -292,6 +352,7 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
         corpus,
         frozenset(map(setting_of, archived)),
         frozenset(incomplete),
+        predictions,
     )
 
 
@@ -377,7 +438,8 @@ def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[floa
     standings = league.standings()
     if budgets:
         shown = [entry for entry in standings.entries if entry.budget in budgets]
-        standings = replace(standings, entries=shown)
+        predicted = [item for item in standings.predictions if item.budget in budgets]
+        standings = replace(standings, entries=shown, predictions=predicted)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
     return terminal_text(standings, write_page(standings, folder) if folder else ())

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.gains import Gain, decide_gains
+from metaseq_lm.league.predictions import Outcome
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import WORSE, Decision, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
@@ -99,6 +100,7 @@ class Standings:
         notes: Sentences below the table, such as the cost of tuning.
         remarks: Sentences on what the plan has and the rows have not, also for a terminal.
         parts: The metrics that the primary one is the mean of; () if it is none.
+        predictions: What was predicted of rows before they ran.
     """
 
     title: str
@@ -110,6 +112,7 @@ class Standings:
     notes: Sequence[str] = ()
     remarks: Sequence[str] = ()
     parts: Sequence[Metric] = ()
+    predictions: Sequence[Outcome] = ()
 
     @property
     def primary(self) -> Metric:

@@ -4,8 +4,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from metaseq_lm.league.cells import interval_title
 from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
+from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
 from metaseq_lm.reporting.canvas import (
@@ -173,13 +177,15 @@ def is_any_hidden(standings: Standings) -> bool:
 def draw_ladder(standings: Standings, path: Path) -> None:
     """Draw the primary metric over the FLOPs of a run: means as lines, dots are seeds.
 
+    Means have the intervals of a bootstrap, established crossovers and predictions theirs, too.
     A row that is void or refused is hollow and no part of a line. The mean of the untrained models
     is an open mark at the left end: what a model sees decides what it tells without training.
     Grey are the references. A second panel has the gains over untrained models, if there are any.
     """
     metric = standings.primary
-    objectives = list(dict.fromkeys(entry.objective for entry in standings.entries))
-    styles = {name: style_of(i) for i, name in enumerate(objectives)}
+    predicted = [item.budget for item in standings.predictions]
+    established = [pair for pair in meetings(standings) if pair.is_established]
+    styles = {name: style_of(i) for i, name in enumerate(objectives_of(standings))}
     with canvas(1 + standings.has_gains, path, shared=False) as (figure, (axes, *others)):
         axes.set(ylabel=metric.axis)
         for gains in others:
@@ -187,18 +193,21 @@ def draw_ladder(standings: Standings, path: Path) -> None:
             gains.axhline(0, color=CONTROL, linewidth=1.2)
         for panel in (axes, *others):
             panel.set(xscale="log", xlabel="FLOPs of a run")
-            cost_axis(panel, [min(standings.budgets) / START, *standings.budgets])
+            cost_axis(panel, [min(standings.budgets) / START, *standings.budgets, *predicted])
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)
             draw_steps(axes, standings, entries, style, shift)
+            draw_predictions(axes, standings, name, style, shift)
             for gains in others:
                 draw_gains(gains, standings, entries, style, shift)
+        for pair in established:
+            draw_crossover(axes, standings, pair)
         values = standings.references.get(metric.name, {}).values()
         lines = reference_styles(standings) if values else {}
         for value, style in zip(values, lines.values()):
             axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
-        legend(figure, styles | lines, describe_ladder(standings))
+        legend(figure, styles | lines, describe_ladder(standings, bool(established)))
         for panel in others:  # `canvas` names the axis of the first panel of a row only
             axes.set_title(metric.axis, fontsize="small")
             panel.set_title(panel.get_ylabel(), fontsize="small")
@@ -221,9 +230,39 @@ def draw_gains(
     axes.plot(xs, means, markersize=5, **look)
 
 
-def describe_ladder(standings: Standings) -> str:
+def draw_predictions(
+    axes: "Axes", standings: Standings, objective: str, style: Style, shift: float
+) -> None:
+    """Draw the predictions of an objective as open marks, with their intervals."""
+    metric = standings.primary
+    for outcome in standings.predictions:
+        prediction = outcome.registered.prediction
+        if prediction.objective != objective or prediction.metric != metric.name:
+            continue
+        x, ends = prediction.budget * shift, scaled(prediction.interval, metric)
+        axes.plot([x] * 2, ends, color=style.colour, linewidth=1.2, linestyle=":")
+        look: Any = {"markersize": 7, "markerfacecolor": "none", "color": style.colour}
+        axes.plot([x], scaled([prediction.value], metric), style.marker, **look)
+
+
+def draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
+    """Draw a bar where the means of two objectives cross."""
+    result, metric = pair.crossover, standings.primary
+    assert result.budget and result.interval
+    ladder = ladder_of(standings, pair.after, is_compared)
+    y = float(np.interp(np.log(result.budget), ladder.logs, ladder.means)) * metric.scale
+    axes.plot(result.interval, [y] * 2, color=DARK, linewidth=2.4, alpha=0.8)
+    axes.plot([result.budget], [y], "|", color=DARK, markersize=10, markeredgewidth=1.6)
+
+
+def describe_ladder(standings: Standings, has_crossovers: bool) -> str:
     """Return what the marks of a ladder stand for."""
-    texts = ["small: a seed; large: mean"]
+    name = interval_name(standings)
+    texts = [f"small: a seed; large: mean, with its bootstrap {name}"]
+    if has_crossovers:
+        texts.append(f"horizontal bar: an established crossover, with its {name}")
+    if standings.predictions:
+        texts.append(f"open, with a dotted bar: predicted, with its {name}")
     if any(entry.untrained for entry in standings.entries):
         texts.append("open, at the left: mean of untrained models")
     if standings.has_gains:
@@ -251,6 +290,8 @@ def draw_steps(
             means.append(sum(scores) / len(scores))
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=7, **look)
+    for budget, ends in curve_intervals(standings, entries[0].objective).items():
+        axes.plot([budget * shift] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
     untrained = [
         x for entry in entries for x in scaled(entry.untrained.get(metric.name, ()), metric)
     ]

@@ -185,8 +185,8 @@ class LeagueFolder:
         check_plans(plans, plan_hash)
 
 
-def check_plans(plans: Mapping[str, str], plan_hash: str) -> None:
-    """Raise UsageError for runs of another plan.
+def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> None:
+    """Raise UsageError for runs, or what `kind` says, of another plan.
 
     Args:
         plans: The hash of the plan that each run records, by its name; "" for one that was made
@@ -198,7 +198,7 @@ def check_plans(plans: Mapping[str, str], plan_hash: str) -> None:
         name, other = next(iter(others.items()))
         further = f" So are {len(others) - 1} more." if len(others) > 1 else ""
         raise UsageError(
-            f"{name}: a run of another plan ({other}; that of this league is {plan_hash})."
+            f"{name}: a {kind} of another plan ({other}; that of this league is {plan_hash})."
             f"{further} A plan is fixed before its runs: move them away, or choose another --out"
         )
 

@@ -19,6 +19,7 @@ from metaseq_lm.league.cells import (
 )
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.ladder_tables import ladder_tables
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS
@@ -35,7 +36,7 @@ def write_page(standings: Standings, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
-    others = [gains_table(standings), secondary_table(standings)]
+    others = [gains_table(standings), *ladder_tables(standings), secondary_table(standings)]
     tables = [table, *(other for other in others if other)]
     pictures = [folder / "standings.png"]
     draw_standings(standings, pictures[0])

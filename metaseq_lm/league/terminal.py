@@ -9,6 +9,7 @@ from metaseq_lm.core.output import clean
 from metaseq_lm.league.cells import gain_text, interval_title, signed_texts
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
+from metaseq_lm.league.ladder_tables import describe_crossovers, describe_predictions
 from metaseq_lm.league.page import describe_origins, summaries
 from metaseq_lm.league.parts import (
     DOUBT,
@@ -33,6 +34,7 @@ def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
         [*findings(standings), *rule(standings), *levels(standings), *about_parts(standings)],
+        wrapped(" ".join([*describe_crossovers(standings), *describe_predictions(standings)])),
         wrapped(" ".join([*describe_origins(standings), *standings.remarks])),
         *other_metrics(standings),
         where(paths),

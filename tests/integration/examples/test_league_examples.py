@@ -1,4 +1,4 @@
-"""What the scripts of examples compute: simulated verdicts of leagues, FLOPs at equal loss."""
+"""What the scripts of examples/league compute: simulated verdicts and ladders, predictions."""
 
 import json
 import math
@@ -141,20 +141,68 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
 
 
+# ---------------------------------------------------------------- ladders
+
+LADDERS = [json.loads(line) for line in (LEAGUE / "ladders.jsonl").read_text().splitlines()]
+
+
 @pytest.fixture(scope="module")
-def efficiency() -> Any:
-    """The module examples/modern/efficiency.py."""
-    return imported(LEAGUE.parent / "modern" / "efficiency.py")
+def ladders() -> Any:
+    """The module examples/league/ladders.py."""
+    return imported(LEAGUE / "ladders.py")
 
 
-def test_flops_at_equal_loss(efficiency: Any) -> None:
-    """A ladder of two budgets is a line over log FLOPs; below it the first budget is a bound."""
-    budgets, losses = np.array([1e12, 4e12]), np.array([3.0, 2.0])
-    assert efficiency.flops_for(2.5, budgets, losses) == pytest.approx(2e12)
-    assert efficiency.flops_for(3.5, budgets, losses) == 1e12
-    assert math.isnan(efficiency.flops_for(1.5, budgets, losses))
-    base = {8e12: np.array([2.4, 2.6]), 4e13: np.array([1.0, 1.0])}
-    other = {1e12: np.array([3.0, 3.0]), 4e12: np.array([1.9, 2.1])}
-    value, low, high = efficiency.ratios(base, other, 0)
-    assert value == pytest.approx(4.0) and low < 4.0 < high
-    assert all(math.isnan(number) for number in efficiency.ratios(base, other, 1))
+def ladder_lines(kind: str, **values: Any) -> list[dict[str, Any]]:
+    """Return the simulations of a kind with some values."""
+    values = {"kind": kind, **values}
+    return [line for line in LADDERS if values.items() <= line.items()]
+
+
+def test_the_archive_of_ladders_is_what_the_simulation_makes(ladders: Any) -> None:
+    (line,) = ladder_lines("crossovers", first=-1.0, last=1.0, seeds=5)
+    assert ladders.simulate_crossovers(-1.0, 1.0, 5) == pytest.approx(line, abs=2)
+    (line,) = ladder_lines("predictions", truth="change of phase", rungs=3, seeds=3)
+    again = ladders.simulate_predictions("change of phase", 3, 3)
+    for key in ("rejected", "covered"):
+        assert again[key] == pytest.approx(line[key], abs=2)
+
+
+def test_stretched_intervals_cover_normal_means_and_plain_ones_do_not() -> None:
+    for line in ladder_lines("means", population="normal"):
+        assert line["stretched"] / line["of"] == pytest.approx(0.95, abs=error(0.05, line["of"]))
+        assert line["plain bootstrap"] / line["of"] < 0.95 - error(0.05, line["of"])
+
+
+def test_crossovers_are_seldom_established_where_there_is_none() -> None:
+    without = [line for line in ladder_lines("crossovers") if line["covered"] is None]
+    assert len(without) == 4
+    for line in without:
+        assert line["established"] / line["of"] <= 0.05
+    for line in ladder_lines("crossovers"):
+        if line["covered"] is not None:
+            assert line["covered"] / line["of"] >= 0.95 - error(0.05, line["of"])
+
+
+def test_intervals_of_equal_scores_and_of_predictions_cover() -> None:
+    for line in ladder_lines("equal score"):
+        shown = line["of"] - line["without"]
+        assert line["covered"] / shown >= 0.95 - error(0.05, shown)
+    for truth in ("logit line", "power law"):
+        for line in ladder_lines("predictions", truth=truth):
+            shown = line["of"] - line["rejected"]
+            assert line["rejected"] / line["of"] <= 0.05 + error(0.05, line["of"])
+            assert line["covered"] / shown >= 0.95 - error(0.05, shown)
+
+
+def test_a_prediction_in_hindsight_uses_smaller_budgets_only(ladders: Any) -> None:
+    """Logits of -1, 0 and 1 at budgets of equal ratio; the fourth is where it is not expected."""
+    noise = 1e-3 * np.linspace(-1, 1, 8)
+    means = [1 / (1 + math.exp(-x)) for x in (-1, 0, 1)]
+    scores = {4.0**i: mean + noise for i, mean in enumerate([*means, 0.5])}
+    metric = ladders.Metric("accuracy", True, False)
+    result = ladders.look_back("a", ladders.Ladder.of(scores), 64.0, metric)
+    assert result.expected == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-3)
+    assert (result.value, result.is_inside) == (pytest.approx(0.5), False)
+    assert result.errors == pytest.approx([0.381, 0.231, 0.462], abs=1e-3)
+    short = ladders.look_back("a", ladders.Ladder.of(scores).at([4.0, 16.0, 64.0]), 64.0, metric)
+    assert short.expected is None and "-" in short.texts(metric)

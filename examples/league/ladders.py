@@ -1,0 +1,406 @@
+"""Ladders of leagues: predictions of what has been measured, and how often intervals are right.
+
+python examples/league/ladders.py                # those of the laptop division, and predictions
+python examples/league/ladders.py examples/league/ladders.jsonl                # print simulations
+python examples/league/ladders.py --simulate --out examples/league/ladders.jsonl
+
+The largest budget of the laptop division is predicted from the smaller ones in hindsight.
+Simulated are intervals of means, crossovers, FLOPs at equal score and predictions, of ladders whose
+truth is known.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.special import expit
+
+from metaseq_lm.core.errors import UsageError, run_script
+from metaseq_lm.core.output import show
+from metaseq_lm.league.assembly import LeagueRuns, read_archived
+from metaseq_lm.league.curves import (
+    LOGIT_LINE,
+    POWER_LAW,
+    Fit,
+    Form,
+    form_of,
+    naive_predictions,
+    obstacle,
+    rejection,
+)
+from metaseq_lm.league.entries import Standings
+from metaseq_lm.league.folder import Contents
+from metaseq_lm.league.ladder_tables import ladder_tables
+from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
+from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
+from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
+from metaseq_lm.league.standings import metric_of
+from metaseq_lm.reporting.formats import to_text
+from metaseq_lm.reporting.numbers import Metric, p_text
+from metaseq_lm.reporting.significance import LEVEL
+from metaseq_lm.reporting.table import Cell, Table
+
+DRAWS = 1_000  # of a simulated interval
+SAMPLES, LADDERS, CURVES = 2_000, 500, 300  # of means, of crossovers and ratios, of fits
+BUDGETS = 1e12 * 10.0 ** np.arange(0, 4, 0.5)
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+Line = dict[str, Any]
+
+
+# ---------------------------------------------------------------- hindsight
+
+
+def laptop() -> LeagueRuns:
+    """Return the runs of the laptop division."""
+    return read_archived(Contents(*read_plan(LAPTOP), archive=str(archive_beside(LAPTOP))))
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """What all smaller budgets predict of a mean: by a curve, where there is one, and without.
+
+    Attributes:
+        objective: Its name.
+        value: The mean.
+        naive: What the rules without a curve expect, see `curves.naive_predictions`.
+        expected: By the curve; None if the form needs more budgets.
+        ends: The interval.
+        p: That of the misfit.
+    """
+
+    objective: str
+    value: float
+    naive: dict[str, float]
+    expected: float | None = None
+    ends: tuple[float, float] | None = None
+    p: float = math.nan
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval has the mean."""
+        return covers(self.ends, self.value)
+
+    @property
+    def errors(self) -> list[float]:
+        """The errors of the curve, of the last mean and of the line."""
+        assert self.expected is not None
+        return [x - self.value for x in (self.expected, *self.naive.values())]
+
+    def texts(self, metric: Metric) -> list[str]:
+        """Return the cells of a row."""
+        naive = [metric.text(x - self.value) for x in self.naive.values()]
+        if self.expected is None or self.ends is None:
+            return [self.objective, "-", "-", metric.text(self.value), "-", "-", *naive, "-"]
+        texts = [self.objective, metric.text(self.expected)]
+        texts += [" to ".join(map(metric.text, self.ends)), metric.text(self.value)]
+        texts += ["yes" if self.is_inside else "no", metric.text(self.errors[0])]
+        return [*texts, *naive, p_text(self.p)]
+
+
+def look_back(objective: str, ladder: Ladder, budget: float, metric: Metric) -> Hindsight:
+    """Return what the smaller budgets of a ladder predict, all of them, whether they may or not."""
+    value, below = float(ladder.at([budget]).means[0]), ladder.below(budget)
+    rng, form, naive = np.random.default_rng(0), form_of(metric), naive_predictions(below, budget)
+    if form is None or obstacle(below, form, budget):
+        return Hindsight(objective, value, naive)
+    fit = Fit.of(below, form, rng)
+    ends = fit.interval(budget, LEVEL, rng)
+    return Hindsight(objective, value, naive, fit.value(budget), ends, fit.misfit_p)
+
+
+def ladders_of(league: LeagueRuns, standings: Standings, metric: str) -> dict[str, Ladder]:
+    """Return the scores of each objective over its budgets that are neither void nor refused."""
+    ladders = {}
+    for name in objectives_of(standings):
+        budgets = ladder_of(standings, name, has_number).budgets
+        rows = [row for row in league.rows() if row.objective == name and row.budget in budgets]
+        ladders[name] = Ladder.of({row.budget: row.scores(metric) for row in rows})
+    return ladders
+
+
+def hindsight_table(metric: Metric, budget: float, results: Sequence[Hindsight]) -> Table:
+    """Return a table of predictions of the largest budget."""
+    head = ["objective", "predicted", "95 % interval", "mean", "inside", "error"]
+    head += ["as the last", "line of two", "p of the curve"]
+    title = f"{metric.title} at {budget:.0e} FLOPs, predicted from all smaller budgets"
+    return table(title, head, [result.texts(metric) for result in results])
+
+
+def summary_table(by_metric: dict[str, list[Hindsight]]) -> Table:
+    """Return how many intervals have the mean, and mean sizes of errors, of fractions."""
+    rows = []
+    for name, results in by_metric.items():
+        known = [result for result in results if result.expected is not None]
+        fitting = [result for result in known if result.p >= LEVEL]
+        for which, chosen in (("all", known), ("not rejected", fitting)):
+            errors = 100 * np.abs([result.errors for result in chosen]).mean(axis=0)
+            inside = sum(result.is_inside for result in chosen)
+            texts = [name, which, f"{inside} of {len(chosen)}"]
+            rows.append([*texts, *(f"{error:.2f}" for error in errors)])
+    head = ["metric", "curves", "inside", "error", "as the last", "line of two"]
+    return table("Mean size of the errors, in points", head, rows)
+
+
+def print_hindsight() -> None:
+    """Print the ladders, what `league predict` would have said, predictions from all budgets."""
+    league = laptop()
+    standings, budget = league.standings(), max(league.plan.ladder.budgets)
+    for part in ladder_tables(standings):
+        show(to_text(part))
+    rows = []
+    for name in objectives_of(standings):
+        try:
+            text = standings.primary.text(predict(standings, name, budget).value)
+        except UsageError as error:
+            text = str(error)
+        rows.append([name, text])
+    title = f"What `league predict` would have said of {budget:.0e} FLOPs"
+    show(to_text(table(title, ["objective", "prediction"], rows)))
+    fractions = {}
+    for name in (standings.primary.name, *league.parts, "valid.loss"):
+        metric = metric_of(name, league.runs)
+        ladders = ladders_of(league, standings, name)
+        results = [look_back(other, ladders[other], budget, metric) for other in ladders]
+        show(to_text(hindsight_table(metric, budget, results)))
+        if metric.percent:
+            fractions[name] = results
+    show(to_text(summary_table(fractions)))
+
+
+# ---------------------------------------------------------------- simulations
+
+
+def solved(share: float) -> Draw:
+    """Return accuracies of a task that a share of the seeds solves, the others not at all."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        return np.where(rng.random(n) < share, 0.97, 0.55) + rng.normal(scale=0.02, size=n)
+
+    return draw
+
+
+POPULATIONS: dict[str, tuple[Draw, float]] = {
+    "normal": (lambda rng, n: rng.normal(size=n), 0.0),
+    "near 1": (lambda rng, n: rng.beta(30, 1, size=n), 30 / 31),
+    "half of the seeds solve it": (solved(0.5), 0.76),
+    "nine of ten solve it": (solved(0.9), 0.928),
+}
+SEEDS = (3, 5, 8)
+
+
+def simulate_means(name: str, seeds: int) -> Line:
+    """Return how many 95 % intervals of a mean have the true one."""
+    draw, mean = POPULATIONS[name]
+    rng = np.random.default_rng([seeds, list(POPULATIONS).index(name)])
+    counts = dict.fromkeys(("plain bootstrap", "stretched", "Student"), 0)
+    for _ in range(SAMPLES):
+        scores = draw(rng, seeds)
+        plain = rng.choice(scores, (DRAWS, seeds)).mean(axis=1)
+        half = stats.t.isf(LEVEL / 2, seeds - 1) * scores.std(ddof=1) / math.sqrt(seeds)
+        intervals = {
+            "plain bootstrap": interval(plain, LEVEL),
+            "stretched": interval(draw_means(scores, rng, DRAWS), LEVEL),
+            "Student": (scores.mean() - half, scores.mean() + half),
+        }
+        for method, ends in intervals.items():
+            counts[method] += covers(ends, mean)
+    return {"kind": "means", "population": name, "seeds": seeds, "of": SAMPLES, **counts}
+
+
+def covers(ends: tuple[float, float] | None, value: float) -> bool:
+    """Return whether an interval has a value."""
+    return ends is not None and bool(ends[0] <= value <= ends[1])
+
+
+def draw_ladder(rng: np.random.Generator, means: np.ndarray, sd: float, seeds: int) -> Ladder:
+    """Return a ladder of normal scores about means."""
+    scores = means[:, None] + rng.normal(scale=sd, size=(len(means), seeds))
+    return Ladder.of(dict(zip(BUDGETS, scores)))
+
+
+def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
+    """Return counts of crossovers of two ladders of 4 budgets, whose difference is a line.
+
+    `first` and `last` are the differences at the ends, in sd over seeds.
+    """
+    rng = np.random.default_rng([seeds, round(10 * first + 100), round(10 * last + 100)])
+    means = np.linspace(first, last, 4)
+    place = math.log(BUDGETS[0]) + (math.log(BUDGETS[3]) - math.log(BUDGETS[0])) * (
+        first / (first - last) if first != last else math.nan
+    )
+    established = covered = 0
+    none = []
+    for _ in range(LADDERS):
+        pair = draw_ladder(rng, means, 1.0, seeds), draw_ladder(rng, 0 * means, 1.0, seeds)
+        one, other = (ladder.draws(rng, DRAWS) for ladder in pair)
+        result = crossover(pair, (one, other), LEVEL)
+        established += result.p < LEVEL and result.none <= LEVEL
+        ends = result.interval and (math.log(result.interval[0]), math.log(result.interval[1]))
+        covered += covers(ends, place)
+        none.append(result.none)
+    line: Line = {"kind": "crossovers", "first": first, "last": last, "seeds": seeds}
+    line |= {"of": LADDERS, "established": established, "none": float(np.mean(none))}
+    return line | {"covered": covered if first * last < 0 else None}
+
+
+def simulate_equal_score(slope: float, seeds: int) -> Line:
+    """Return how many intervals of FLOPs at equal score have the true ratio, 10.
+
+    The ladder rises by `slope` sd a budget, of which there are 4; the score is that of its middle.
+    """
+    rng = np.random.default_rng([seeds, round(10 * slope), 7])
+    means, middle = slope * np.arange(4), float(np.sqrt(BUDGETS[1] * BUDGETS[2]))
+    covered = without = 0
+    for _ in range(LADDERS):
+        other = draw_ladder(rng, means, 1.0, seeds)
+        scores = rng.normal(1.5 * slope, 1.0, seeds)
+        base = 10 * middle, float(scores.mean()), draw_means(scores, rng, DRAWS)
+        result = equal_score(base, other, other.draws(rng, DRAWS), False, LEVEL)
+        covered += covers(result.interval, 10.0)
+        without += result.interval is None
+    line: Line = {"kind": "equal score", "slope": slope, "seeds": seeds, "of": LADDERS}
+    return line | {"covered": covered, "without": without}
+
+
+def logit_line(budgets: np.ndarray) -> np.ndarray:
+    """Return accuracies whose logit is linear in log FLOPs."""
+    return np.asarray(expit(0.2 + 0.35 * np.log(budgets / 1e12)))
+
+
+def power_law(budgets: np.ndarray) -> np.ndarray:
+    """Return losses of a power law."""
+    return np.asarray(1.8 + 2.5 * (budgets / 1e12) ** -0.3)
+
+
+def phases(budgets: np.ndarray) -> np.ndarray:
+    """Return accuracies of a task that is learnt within a decade, from 50 to 95 %."""
+    return np.asarray(0.5 + 0.45 * expit(2.5 * np.log(budgets / 2e13)))
+
+
+TRUTHS: dict[str, tuple[Form, Callable[[np.ndarray], np.ndarray], float]] = {
+    "logit line": (LOGIT_LINE, logit_line, 0.02),
+    "power law": (POWER_LAW, power_law, 0.02),
+    "change of phase": (LOGIT_LINE, phases, 0.02),
+}
+
+
+def simulate_predictions(name: str, rungs: int, seeds: int) -> Line:
+    """Return how often the interval of the next budget has its mean, and sizes of errors."""
+    form, curve, sd = TRUTHS[name]
+    rng = np.random.default_rng([seeds, rungs, list(TRUTHS).index(name)])
+    budget, covered, rejected = float(BUDGETS[rungs]), 0, 0
+    errors = []
+    for _ in range(CURVES):
+        ladder = draw_ladder(rng, curve(BUDGETS[:rungs]), sd, seeds)
+        value = float((curve(BUDGETS[rungs]) + rng.normal(scale=sd, size=seeds)).mean())
+        fit = Fit.of(ladder, form, rng, DRAWS)
+        if rejection(fit, LEVEL):
+            rejected += 1
+            continue
+        covered += covers(fit.interval(budget, LEVEL, rng), value)
+        expected = [fit.value(budget), *naive_predictions(ladder, budget).values()]
+        errors.append([abs(x - value) for x in expected])
+    line: Line = {"kind": "predictions", "truth": name, "rungs": rungs, "seeds": seeds}
+    line |= {"of": CURVES, "rejected": rejected, "covered": covered}
+    return line | {"errors": np.mean(errors, axis=0).tolist() if errors else None}
+
+
+def simulations() -> Iterator[Line]:
+    """Yield the lines of all simulations."""
+    for name, seeds in product(POPULATIONS, SEEDS):
+        yield simulate_means(name, seeds)
+    for (first, last), seeds in product(
+        ((0.0, 0.0), (0.0, 4.0), (-1.0, 1.0), (-2.0, 2.0), (-4.0, 4.0), (-1.0, 4.0)), (5, 8)
+    ):
+        yield simulate_crossovers(first, last, seeds)
+    for slope, seeds in product((1.0, 2.0, 4.0), (5, 8)):
+        yield simulate_equal_score(slope, seeds)
+    for name, seeds in product(TRUTHS, (3, 8)):
+        fewest = TRUTHS[name][0].rungs
+        for rungs in range(fewest, fewest + 3):
+            yield simulate_predictions(name, rungs, seeds)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def per_cent(count: float, total: int) -> str:
+    """Return a share in per cent, "-" of nothing."""
+    return f"{100 * count / total:.1f}" if total else "-"
+
+
+def simulation_tables(lines: Sequence[Line]) -> Iterator[Table]:
+    """Yield the tables of simulations."""
+    by_kind: dict[str, list[Line]] = {}
+    for line in lines:
+        by_kind.setdefault(line["kind"], []).append(line)
+    rows = []
+    for line in by_kind["means"]:
+        methods = ("plain bootstrap", "stretched", "Student")
+        shares = [per_cent(line[method], line["of"]) for method in methods]
+        rows.append([line["population"], str(line["seeds"]), *shares])
+    head = ["scores", "seeds", "plain bootstrap", "stretched", "Student"]
+    yield table("95 % intervals of a mean that have the true one, %", head, rows)
+    rows = []
+    for line in by_kind["crossovers"]:
+        covered = "-" if line["covered"] is None else per_cent(line["covered"], line["of"])
+        cells = [f"{line['first']:g}", f"{line['last']:g}", str(line["seeds"])]
+        cells += [per_cent(line["established"], line["of"]), covered]
+        rows.append([*cells, f"{line['none']:.2f}"])
+    head = ["first", "last", "seeds", "established, %", "interval has it, %"]
+    head += ["mean probability of none"]
+    yield table("Crossovers by the difference at the first and last budget, in sd", head, rows)
+    rows = []
+    for line in by_kind["equal score"]:
+        shown = line["of"] - line["without"]
+        cells = [f"{line['slope']:g}", str(line["seeds"]), per_cent(line["covered"], shown)]
+        rows.append([*cells, per_cent(line["without"], line["of"])])
+    head = ["sd a budget", "seeds", "interval has it, %", "no interval, %"]
+    yield table("FLOPs at equal score", head, rows)
+    rows = []
+    for line in by_kind["predictions"]:
+        shown = line["of"] - line["rejected"]
+        cells = [line["truth"], str(line["rungs"]), str(line["seeds"])]
+        cells += [per_cent(line["rejected"], line["of"]), per_cent(line["covered"], shown)]
+        errors = line["errors"] or [math.nan] * 3
+        rows.append([*cells, *("-" if math.isnan(x) else f"{x:.4f}" for x in errors)])
+    head = ["truth", "budgets", "seeds", "refused, %", "interval has the mean, %"]
+    head += ["error", "as the last", "line of two"]
+    yield table("Predictions of the next budget", head, rows)
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of texts."""
+    cells = [[Cell(text, number=False) for text in row] for row in rows]
+    return Table(title, list(head), cells, [])
+
+
+def main() -> None:
+    """Print the laptop division in hindsight, or simulations, or simulate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("archive", type=Path, nargs="?")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(sys.argv[1:])
+    if arguments.simulate:
+        with arguments.out.open("w", encoding="utf-8") as file:
+            for line in simulations():
+                print(json.dumps(line), file=file, flush=True)
+    elif arguments.archive:
+        text = arguments.archive.read_text(encoding="utf-8")
+        for part in simulation_tables([json.loads(line) for line in text.splitlines()]):
+            show(to_text(part))
+    else:
+        print_hindsight()
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,251 @@
+"""Curves of scores over FLOPs, and the score that they predict for a further budget.
+
+A loss is taken as E + K C^-g, with E, K and g not negative, an accuracy as a line of its logit over
+the logarithm of C. They are fitted to the means of the budgets by least squares. Seeds make the
+error: each draw adds to the fitted curve what a bootstrap of the seeds (`ladders.draw_means`) moves
+the means by, and is fitted anew. A curve that the budgets miss by more than the draws do is
+rejected: its error would not be that of seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import expit, logit
+
+from metaseq_lm.league.ladders import Ends, Ladder, interval
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
+
+DRAWS = 2_000
+FEWEST_SEEDS = 3  # of a budget
+EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
+POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
+ROUNDS, STEPS = 8, 11  # of further rounds, each between the neighbours of the best
+
+
+def solve_line(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return level at the first budget and slope of lines, (n, 2), for values (n, budgets)."""
+    x = logs - logs[0]
+    centred = x - x.mean()
+    slopes = values @ centred / (centred @ centred)
+    return np.stack([values.mean(axis=1) - slopes * x.mean(), slopes], axis=1)
+
+
+def line_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the values of lines, (n, points), at logarithms of C over the first budget."""
+    level, slope = parameters.T[:, :, None]
+    values: np.ndarray = level + slope * x
+    return values
+
+
+def solve_power_law(logs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return E, the part of the first budget that falls, and g, (n, 3), for (n, budgets).
+
+    g is searched, E and the other part are linear in the values.
+    """
+    x = logs - logs[0]
+    powers = np.broadcast_to(POWERS, (len(values), len(POWERS)))
+    for _ in range(ROUNDS + 1):
+        levels, parts, squares = linear_parts(x, values, powers)
+        best = squares.argmin(axis=1)[:, None]
+        low, high = (
+            np.take_along_axis(powers, np.clip(best + step, 0, powers.shape[1] - 1), axis=1)
+            for step in (-1, 1)
+        )
+        chosen = [np.take_along_axis(part, best, axis=1) for part in (levels, parts, powers)]
+        powers = low + (high - low) * np.linspace(0, 1, STEPS)
+    return np.concatenate(chosen, axis=1)
+
+
+def linear_parts(
+    x: np.ndarray, values: np.ndarray, powers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return E, the other part and the sum of squares for each power, each (n, powers).
+
+    Least squares with neither part below zero.
+    """
+    basis = np.exp(-powers[:, :, None] * x)  # (n, powers, budgets)
+    y = values[:, None, :]
+    centred = basis - basis.mean(axis=2, keepdims=True)
+    part = np.maximum((centred * y).sum(axis=2) / (centred**2).sum(axis=2), 0.0)
+    level = y.mean(axis=2) - part * basis.mean(axis=2)
+    alone = np.maximum((basis * y).sum(axis=2) / (basis**2).sum(axis=2), 0.0)
+    part, level = np.where(level < 0, alone, part), np.maximum(level, 0.0)
+    squares = ((y - level[:, :, None] - part[:, :, None] * basis) ** 2).sum(axis=2)
+    return level, part, squares
+
+
+def power_law_at(parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the values of power laws, (n, points), at logarithms of C over the first budget."""
+    level, part, power = parameters.T[:, :, None]
+    values: np.ndarray = level + part * np.exp(-power * x)
+    return values
+
+
+def logit_inside(scores: np.ndarray) -> np.ndarray:
+    """Return the logit of accuracies, of those near 0 and 1 that of EDGE and 1 - EDGE."""
+    values: np.ndarray = logit(np.clip(scores, EDGE, 1 - EDGE))
+    return values
+
+
+def unchanged(scores: np.ndarray) -> np.ndarray:
+    """Return scores as they are."""
+    return scores
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of curves.
+
+    Attributes:
+        name: Its formula.
+        parameters: How many it has.
+        bounds: Of scores.
+        scale: From scores to what is fitted.
+        unscale: The inverse.
+        solve: From logarithms of budgets and values (n, budgets) to parameters (n, parameters).
+        value_at: From parameters and logarithms of C over the first budget to values (n, points).
+    """
+
+    name: str
+    parameters: int
+    bounds: Ends
+    scale: Callable[[np.ndarray], np.ndarray]
+    unscale: Callable[[np.ndarray], np.ndarray]
+    solve: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    value_at: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+    @property
+    def rungs(self) -> int:
+        """The least number of budgets: one more than parameters, so that a misfit shows."""
+        return self.parameters + 1
+
+
+LOGIT_LINE = Form("logit linear in log C", 2, (0.0, 1.0), logit_inside, expit, solve_line, line_at)
+POWER_LAW = Form(
+    "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, solve_power_law, power_law_at
+)
+
+
+def form_of(metric: Metric) -> Form | None:
+    """Return the form of curves of a metric; None if none is known."""
+    if metric.percent:
+        return LOGIT_LINE
+    return POWER_LAW if metric.lower_is_better else None
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A curve that was fitted to a ladder.
+
+    Attributes:
+        ladder: What was fitted.
+        form: The form of the curve.
+        means: Drawn means of the ladder, (draws, budgets).
+    """
+
+    ladder: Ladder
+    form: Form
+    means: np.ndarray
+
+    @classmethod
+    def of(cls, ladder: Ladder, form: Form, rng: np.random.Generator, draws: int = DRAWS) -> Fit:
+        """Return the fit of a form to a ladder, see `obstacle`."""
+        return cls(ladder, form, ladder.draws(rng, draws))
+
+    @cached_property
+    def noise(self) -> np.ndarray:
+        """What the draws move each mean by, on the scale of the fit, (draws, budgets)."""
+        noise: np.ndarray = self.form.scale(self.means) - self.form.scale(self.ladder.means)
+        return noise
+
+    @cached_property
+    def parameters(self) -> np.ndarray:
+        """The parameters of the curve, (1, parameters)."""
+        return self.form.solve(self.ladder.logs, self.form.scale(self.ladder.means)[None])
+
+    @cached_property
+    def drawn(self) -> np.ndarray:
+        """The parameters of the draws, (draws, parameters)."""
+        return self.form.solve(self.ladder.logs, self.fitted + self.noise)
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """The values of the curve at the budgets, on the scale of the fit, (1, budgets)."""
+        return self.form.value_at(self.parameters, self.offsets(self.ladder.logs))
+
+    def offsets(self, logs: np.ndarray) -> np.ndarray:
+        """Return logarithms of budgets less that of the first budget of the ladder."""
+        shifted: np.ndarray = logs - self.ladder.logs[0]
+        return shifted
+
+    def value(self, budget: float) -> float:
+        """Return the score of the curve at a budget."""
+        x = self.offsets(np.log([budget]))
+        return float(self.form.unscale(self.form.value_at(self.parameters, x))[0, 0])
+
+    def interval(self, budget: float, level: float, rng: np.random.Generator) -> Ends | None:
+        """Return the 1 - `level` interval of the mean of as many runs at a further budget.
+
+        Their mean scatters about the curve as that of a budget of the ladder, drawn at random: by
+        as many points, whatever the scale of the fit.
+        """
+        values = self.form.value_at(self.drawn, self.offsets(np.log([budget])))[:, 0]
+        rows, columns = self.means.shape
+        scatter = (self.means - self.ladder.means)[
+            rng.permutation(rows), rng.integers(columns, size=rows)
+        ]
+        return interval(np.clip(self.form.unscale(values) + scatter, *self.form.bounds), level)
+
+    @cached_property
+    def misfit_p(self) -> float:
+        """The share of draws that miss their curve by as much as the means miss theirs."""
+        values = self.form.scale(self.ladder.means)
+        observed = float(((values - self.fitted) ** 2).sum())
+        refitted = self.form.value_at(self.drawn, self.offsets(self.ladder.logs))
+        drawn = ((self.fitted + self.noise - refitted) ** 2).sum(axis=1)
+        rounding = 1e-12 * float((values**2).sum())
+        return float((1 + (drawn >= observed - rounding).sum()) / (1 + len(drawn)))
+
+
+def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
+    """Return why a form cannot be fitted to a ladder and predict a budget above it, "" if it can.
+
+    Too few budgets or seeds, a mean at the end of a scale, or too far a budget.
+    """
+    if (count := len(ladder.budgets)) < form.rungs:
+        return f"{count} budget{'s' * (count != 1)}; {form.name} needs {form.rungs}"
+    if ladder.least_seeds < FEWEST_SEEDS:
+        return f"a budget with fewer than {FEWEST_SEEDS} seeds"
+    if form is LOGIT_LINE and not ((ladder.means > 0) & (ladder.means < 1)).all():
+        return "a mean at 0 or 1 has no logit"
+    if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
+        return (
+            f"{flops_text(budget)} is further above {flops_text(ladder.budgets[-1])} than that is "
+            f"above {flops_text(ladder.budgets[0])}"
+        )
+    return ""
+
+
+def rejection(fit: Fit, level: float) -> str:
+    """Return that the budgets do not lie on a curve of the form, "" if they may."""
+    p = fit.misfit_p
+    return f"the budgets do not lie on {fit.form.name} (p = {p_text(p)})" if p < level else ""
+
+
+def naive_predictions(ladder: Ladder, budget: float) -> dict[str, float]:
+    """Return what two rules without a curve predict for a budget above a ladder.
+
+    "last": the mean of the last budget. "line": the line over log FLOPs through the last two, where
+    there are two.
+    """
+    last = float(ladder.means[-1])
+    predictions = {"last": last}
+    if len(ladder.budgets) > 1:
+        slope = np.diff(ladder.means)[-1] / np.diff(ladder.logs)[-1]
+        predictions["line"] = last + float(slope * (math.log(budget) - ladder.logs[-1]))
+    return predictions

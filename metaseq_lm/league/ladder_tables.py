@@ -1,0 +1,367 @@
+"""Tables of ladders: curves with intervals, FLOPs at equal score, crossovers, predictions."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+
+from metaseq_lm.league.cells import signed
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.ladders import (
+    Crossover,
+    EqualScore,
+    Ladder,
+    crossover,
+    equal_score,
+    interval,
+)
+from metaseq_lm.league.predictions import Outcome, Prediction
+from metaseq_lm.league.rungs import (
+    has_learnt,
+    has_number,
+    is_compared,
+    ladder_of,
+    objectives_of,
+)
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
+from metaseq_lm.reporting.significance import holm
+from metaseq_lm.reporting.table import Cell, Table
+
+NONE = "-"
+
+
+def ladder_tables(standings: Standings) -> list[Table]:
+    """Return the tables of standings with two budgets or more, and of predictions, if any."""
+    tables = []
+    if len(standings.budgets) > 1:
+        tables += [curves_table(standings), equal_score_table(standings)]
+        tables.append(crossover_table(standings))
+    if standings.predictions:
+        tables.append(predictions_table(standings))
+    return [table for table in tables if table.rows]
+
+
+def interval_name(standings: Standings) -> str:
+    """Return the title of intervals of a bootstrap: 95 % interval."""
+    return f"{100 * (1 - standings.rule.level):g} % interval"
+
+
+def ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
+    """Return the ends of an interval of scores, "-" without one."""
+    if ends is None:
+        return NONE
+    digits = metric.decimals(max(map(abs, ends)))
+    return " to ".join(metric.text(end, digits) for end in ends)
+
+
+# ---------------------------------------------------------------- curves
+
+
+def curve_intervals(standings: Standings, objective: str) -> dict[float, tuple[float, float]]:
+    """Return the interval of the mean at each budget of an objective that has two seeds there."""
+    ladder = ladder_of(standings, objective, has_number)
+    intervals = {}
+    for budget, draws in zip(ladder.budgets, ladder.draws(np.random.default_rng(0)).T):
+        if ends := interval(draws, standings.rule.level):
+            intervals[budget] = ends
+    return intervals
+
+
+def curves_table(standings: Standings) -> Table:
+    """Return means with their intervals, objectives by budgets."""
+    metric, rows = standings.primary, []
+    for name in objectives_of(standings):
+        ladder = ladder_of(standings, name, has_number)
+        means = dict(zip(ladder.budgets, ladder.means))
+        intervals = curve_intervals(standings, name)
+        row = [Cell(name, number=False)]
+        for budget in standings.budgets:
+            text = metric.text(means[budget]) if budget in means else NONE
+            if budget in intervals:
+                text += f" ({ends_text(intervals[budget], metric)})"
+            row.append(Cell(text))
+        rows.append(row)
+    title = f"Ladders: {metric.title}, mean with its {interval_name(standings)}"
+    note = (
+        "Intervals are of a bootstrap over seeds, stretched for their number, here and below. "
+        "Between budgets the mean is a line over log FLOPs."
+    )
+    return Table(title, ["objective", *map(flops_text, standings.budgets)], rows, [note])
+
+
+# ---------------------------------------------------------------- FLOPs at equal score
+
+
+def equal_score_table(standings: Standings) -> Table:
+    """Return how many times fewer FLOPs an objective needs for the score of another one.
+
+    For the scores of the baseline the others, for those of the others the baseline.
+    """
+    metric, base = standings.primary, standings.baseline
+    ladders, learnt = compared_ladders(standings), learnt_rows(standings)
+    rows, count = [], 0
+    for budget in standings.budgets:
+        for name, other in product(ladders, ladders):
+            if (name == other) or base not in (name, other) or (name, budget) not in learnt:
+                continue
+            result = equal_score_of(standings, ladders[name].at([budget]), ladders[other])
+            count += 1
+            if math.isnan(result.ratio):
+                continue
+            score = metric.text(float(ladders[name].at([budget]).ladder.means[0]))
+            texts = [flops_text(budget), name, score, other]
+            texts += ratio_texts(result, budget / ladders[other].ladder.budgets[0])
+            rows.append([Cell(text, number=False) for text in texts])
+    head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
+    notes = [
+        "Below 1 it takes more FLOPs. At least: the first budget is enough, and less might be. "
+        "Only scores of rows that have learnt something."
+    ]
+    if count > len(rows):
+        notes.append(f"{count - len(rows)} further scores are not reached by the last budget.")
+    title = f"FLOPs at equal score: {metric.title}"
+    return Table(title, [*head, interval_name(standings)], rows, notes)
+
+
+def ratio_texts(result: EqualScore, largest: float) -> list[str]:
+    """Return the cells of a ratio and its interval; `largest` is the ratio that is a bound."""
+    text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
+    if result.interval is None:
+        return [text, NONE]
+    low, high = result.interval
+    return [text, f"{low:.2f} to {high:.2f}{' or more' * math.isclose(high, largest)}"]
+
+
+def equal_score_of(standings: Standings, rung: "Drawn", other: "Drawn") -> EqualScore:
+    """Return how many times fewer FLOPs a ladder needs for the score of one rung of another."""
+    (budget,), (score,) = rung.ladder.budgets, rung.ladder.means
+    base = budget, float(score), rung.draws[:, 0]
+    rule = standings.rule
+    return equal_score(base, other.ladder, other.draws, rule.lower_is_better, rule.level)
+
+
+# ---------------------------------------------------------------- crossovers
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A ladder and its drawn means, (draws, budgets)."""
+
+    ladder: Ladder
+    draws: np.ndarray
+
+    def at(self, budgets: Sequence[float]) -> "Drawn":
+        """Return those of some budgets."""
+        columns = [self.ladder.budgets.index(budget) for budget in budgets]
+        return Drawn(self.ladder.at(budgets), self.draws[:, columns])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The crossover of two objectives.
+
+    Attributes:
+        before: The objective that is ahead at the first budget that both have.
+        after: The other one.
+        budgets: The first and the last budget.
+        crossover: Where they cross.
+        corrected: Its p after Holm's correction for all pairs.
+        level: At which it is established.
+        has_learnt: Whether the one that is ahead has learnt something, at both ends.
+    """
+
+    before: str
+    after: str
+    budgets: tuple[float, float]
+    crossover: Crossover
+    corrected: float
+    level: float
+    has_learnt: bool
+
+    @property
+    def is_established(self) -> bool:
+        """Whether the order at both ends, and that draws cross between them, is beyond chance."""
+        is_sure = self.corrected < self.level and self.crossover.none <= self.level
+        return is_sure and self.has_learnt
+
+
+def compared_ladders(standings: Standings) -> dict[str, Drawn]:
+    """Return the ladders of the rows that are tested, with independent draws."""
+    rng, ladders = np.random.default_rng(0), {}
+    for name in objectives_of(standings):
+        ladder = ladder_of(standings, name, is_compared)
+        if ladder.least_seeds > 0:
+            ladders[name] = Drawn(ladder, ladder.draws(rng))
+    return ladders
+
+
+def learnt_rows(standings: Standings) -> set[tuple[str, float]]:
+    """Return objective and budget of the rows that have learnt something, see `has_learnt`."""
+    name = standings.primary.name
+    return {(e.objective, e.budget) for e in standings.entries if has_learnt(e, name)}
+
+
+def meetings(standings: Standings) -> list[Meeting]:
+    """Return the crossovers of all pairs of objectives.
+
+    They are of the budgets, two at least, that both have and at which one of them has learnt
+    something: before, a difference is one of untrained models.
+    """
+    learnt, level = learnt_rows(standings), standings.rule.level
+    pairs = []
+    for names in combinations(ladders := compared_ladders(standings), 2):
+        one, other = (ladders[name] for name in names)
+        shared = [b for b in one.ladder.budgets if b in other.ladder.budgets]
+        shared = [b for b in shared if not learnt.isdisjoint(product(names, [b]))]
+        one, other = one.at(shared), other.at(shared)
+        if len(shared) > 1 and min(one.ladder.least_seeds, other.ladder.least_seeds) > 1:
+            result = crossover((one.ladder, other.ladder), (one.draws, other.draws), level)
+            means = one.ladder.means[0], other.ladder.means[0]
+            is_ahead = (means[0] >= means[1]) != standings.rule.lower_is_better
+            ordered = names if is_ahead else names[::-1]
+            pairs.append((ordered, (shared[0], shared[-1]), result))
+    met = []
+    corrected = holm([result.p for *_, result in pairs])
+    for (names, ends, result), p in zip(pairs, corrected):
+        have_learnt = set(zip(names, ends)) <= learnt
+        met.append(Meeting(*names, ends, result, p, level, have_learnt))
+    return met
+
+
+def crossover_table(standings: Standings) -> Table:
+    """Return the crossovers of pairs with the baseline, and of others whose means cross."""
+    pairs, rows = meetings(standings), []
+    for pair in pairs:
+        result = pair.crossover
+        if result.budget is None and standings.baseline not in (pair.before, pair.after):
+            continue
+        texts = [pair.before, pair.after, " to ".join(map(flops_text, pair.budgets))]
+        if result.budget and result.interval:
+            texts.append(flops_text(result.budget))
+            texts.append(" to ".join(map(flops_text, result.interval)))
+        else:
+            texts += ["none", NONE]
+        texts += [f"{result.none:.2f}", p_text(pair.corrected)]
+        texts.append("established" if pair.is_established else "not established")
+        rows.append([Cell(text, number=False) for text in texts])
+    head = ["ahead at first", "the other", "budgets", "crossover", interval_name(standings)]
+    head += ["probability of none", "p (Holm)", "the order changes"]
+    left = len(pairs) - len(rows)
+    note = (
+        "The means change their order, for the last time, at the crossover; its interval is of the "
+        "draws that have one between the first and the last budget, the share of the others is the "
+        "probability of none. Established: the differences at the first and at the last budget "
+        f"have different signs, both with p below {standings.rule.level:g} after Holm's correction "
+        f"for {len(pairs)} pairs of objectives, and the one that is ahead has learnt something. "
+        "Budgets at which neither has are left out. No crossover was planned."
+    )
+    if left:
+        note += f" {left} further pair{'s' * (left > 1)} without the baseline do not cross."
+    title = f"Crossovers: {standings.primary.title}"
+    return Table(title, head, rows, [note])
+
+
+def describe_crossovers(standings: Standings) -> list[str]:
+    """Return the established crossovers, a sentence each."""
+    sentences = []
+    for pair in meetings(standings):
+        ends = pair.crossover.interval
+        if pair.is_established and ends and pair.crossover.budget:
+            low, high = map(flops_text, ends)
+            sentences.append(
+                f"{pair.after} passes {pair.before} at {flops_text(pair.crossover.budget)} FLOPs "
+                f"({low} to {high})."
+            )
+    return sentences
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def row_at(standings: Standings, objective: str, budget: float) -> Entry | None:
+    """Return the row of an objective at a budget; None if there is none."""
+    for entry in standings.entries:
+        if (entry.objective, entry.budget) == (objective, budget):
+            return entry
+    return None
+
+
+def observed(standings: Standings, outcome: Outcome) -> float | None:
+    """Return the mean that a prediction is scored by.
+
+    None if its runs are not over, if they began before it or do not say when, and if the row is
+    not tested.
+    """
+    prediction = outcome.registered.prediction
+    entry = row_at(standings, prediction.objective, prediction.budget)
+    scores = entry.scores.get(prediction.metric) if entry else None
+    if not (outcome.is_before and entry and scores and entry.is_tested(prediction.metric)):
+        return None
+    return float(np.mean(scores))
+
+
+def why_unscored(standings: Standings, outcome: Outcome) -> str:
+    """Return why a prediction has no observed mean."""
+    prediction = outcome.registered.prediction
+    entry = row_at(standings, prediction.objective, prediction.budget)
+    if outcome.is_open:
+        return "open"
+    if outcome.is_before is None:
+        return "its runs do not say when they began"
+    if not outcome.is_before:
+        return "made after its runs began"
+    return standings.verdict_text(entry) if entry else "no scores"
+
+
+def predictions_table(standings: Standings) -> Table:
+    """Return the predictions of a league with what came out, and their errors."""
+    metric, rows = standings.primary, []
+    for outcome in standings.predictions:
+        prediction, value = outcome.registered.prediction, observed(standings, outcome)
+        low, high = prediction.interval
+        row = [Cell(flops_text(prediction.budget)), Cell(prediction.objective, number=False)]
+        row.append(Cell(outcome.registered.time, number=False))
+        rungs = ", ".join(map(flops_text, prediction.rungs))
+        row += [Cell(rungs, number=False), Cell(prediction.form, number=False)]
+        row += [Cell(metric.text(prediction.value)), Cell(ends_text((low, high), metric))]
+        if value is None:
+            reason = why_unscored(standings, outcome)
+            row += [Cell(reason, number=False), *([Cell("")] * 4)]
+        else:
+            row += [Cell(metric.text(value)), Cell("yes" if low <= value <= high else "no")]
+            row += [Cell(signed(x - value, metric, None)) for x in expectations(prediction)]
+        rows.append(row)
+    head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
+    head += ["mean", "inside", "error", "error of the last budget", "error of the line"]
+    notes = list(describe_predictions(standings))
+    return Table(f"Predictions: {metric.title}", head, rows, notes)
+
+
+def expectations(prediction: Prediction) -> list[float]:
+    """Return the mean that is expected by the curve, as the last one, and by the line."""
+    return [prediction.value, prediction.naive["last"], prediction.naive["line"]]
+
+
+def describe_predictions(standings: Standings) -> Iterator[str]:
+    """Yield sentences on the predictions that were scored and on those that are open."""
+    metric, errors, inside = standings.primary, [], 0
+    for outcome in standings.predictions:
+        prediction = outcome.registered.prediction
+        if (value := observed(standings, outcome)) is not None:
+            low, high = prediction.interval
+            inside += low <= value <= high
+            errors.append([abs(x - value) for x in expectations(prediction)])
+    if errors:
+        curve, last, line = (metric.text(x) for x in np.mean(errors, axis=0))
+        count = len(errors)
+        yield (
+            f"Of {count} prediction{'s' * (count > 1)} that {'were' if count > 1 else 'was'} made "
+            f"before the runs, {inside} "
+            f"{'have' if inside != 1 else 'has'} the mean inside the interval. Mean size of the "
+            f"error: {curve}; of the score of the last budget {last}, of the line over log FLOPs "
+            f"through the last two {line}."
+        )
+    if open_count := sum(outcome.is_open for outcome in standings.predictions):
+        yield f"{open_count} of the predictions have no runs yet."

@@ -1,0 +1,187 @@
+"""Predictions: the score of a further budget, written down before it runs and scored after it.
+
+`L/predictions.jsonl` has a line for each, with the time, the hashes of the plan and of the code,
+and a checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import (
+    LARGEST_SWEEP,
+    is_altered,
+    read_bounded,
+    schema_error,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
+from metaseq_lm.league.curves import Fit, form_of, naive_predictions, obstacle, rejection
+from metaseq_lm.league.ladders import Ladder
+from metaseq_lm.league.provenance import times
+from metaseq_lm.league.standings import finished
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.runs import Run
+
+FILE = "predictions.jsonl"
+NUMBER = (float, int)
+SCHEMA = {
+    "time": str,
+    "plan": str,
+    "code": str,
+    "objective": str,
+    "budget": NUMBER,
+    "metric": str,
+    "form": str,
+    "rungs": [NUMBER],
+    "value": NUMBER,
+    "interval": [NUMBER],
+    "naive": {"*": NUMBER},
+    "checksum": str,
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The mean score of an objective that is expected at a budget.
+
+    Attributes:
+        objective: Its name.
+        budget: The FLOPs of a run.
+        metric: The metric.
+        form: The name of the curve.
+        rungs: The budgets that it was fitted to.
+        value: What is expected.
+        interval: In which the mean over seeds should be, with a probability of 1 - the plan's
+            level.
+        naive: What is expected without a curve, see `curves.naive_predictions`.
+    """
+
+    objective: str
+    budget: float
+    metric: str
+    form: str
+    rungs: tuple[float, ...]
+    value: float
+    interval: tuple[float, float]
+    naive: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A prediction with the time at which it was made, and the hashes of plan and code."""
+
+    prediction: Prediction
+    time: str
+    plan: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A prediction and when its runs began.
+
+    Attributes:
+        registered: The prediction.
+        is_open: Whether no run of its rung is over.
+        is_before: Whether it was made before they began; None if they do not say when.
+    """
+
+    registered: Registered
+    is_open: bool
+    is_before: bool | None = None
+
+    @property
+    def budget(self) -> float:
+        """The FLOPs of the runs that it is about."""
+        return self.registered.prediction.budget
+
+    @classmethod
+    def of(cls, registered: Registered, runs: Sequence[Run]) -> Outcome:
+        """Return the outcome of a prediction, with the runs of its rung in all phases."""
+        over = finished(runs)
+        starts = times(over, "started")
+        if not over or len(starts) < len(over):
+            return cls(registered, not over)
+        return cls(registered, False, min(starts) >= datetime.fromisoformat(registered.time))
+
+
+def predict_from(
+    ladder: Ladder, metric: Metric, objective: str, budget: float, level: float
+) -> Prediction:
+    """Return what the curve of a ladder predicts for a budget; UsageError says why it does not."""
+    form = form_of(metric)
+    if form is None:
+        raise UsageError(f"no form of a curve is known for {metric.name}")
+    if reason := obstacle(ladder, form, budget):
+        raise UsageError(reason)
+    rng = np.random.default_rng(0)
+    fit = Fit.of(ladder, form, rng)
+    if reason := rejection(fit, level):
+        raise UsageError(reason)
+    ends = fit.interval(budget, level, rng)
+    assert ends is not None  # each budget has a spread
+    naive = naive_predictions(ladder, budget)
+    value = fit.value(budget)
+    return Prediction(objective, budget, metric.name, form.name, ladder.budgets, value, ends, naive)
+
+
+def read_predictions(folder: Path) -> list[Registered]:
+    """Return the predictions of a league, the earliest first; [] without a file.
+
+    Raises MetaseqError for a line that is damaged or was changed.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return []
+    registered = []
+    try:
+        text = read_bounded(file, LARGEST_SWEEP).decode("utf-8")
+    except ValueError as error:
+        raise MetaseqError(f"{file}: {error}. Restore it or delete it") from error
+    for i, line in enumerate(text.splitlines(), 1):
+        try:
+            content = json.loads(line)
+            problem = schema_error(content, SCHEMA)
+        except (ValueError, RecursionError) as error:
+            content, problem = {}, f"not readable as JSON: {error}"
+        if not problem and is_altered(content):
+            problem = "changed after it was written"
+        if problem:
+            raise MetaseqError(f"{file}, line {i}: damaged ({problem}). Restore it or delete it")
+        registered.append(parse(content))
+    return registered
+
+
+def parse(content: dict[str, Any]) -> Registered:
+    """Return the prediction of a line."""
+    low, high = content["interval"]
+    prediction = Prediction(
+        content["objective"],
+        content["budget"],
+        content["metric"],
+        content["form"],
+        tuple(content["rungs"]),
+        content["value"],
+        (low, high),
+        content["naive"],
+    )
+    return Registered(prediction, content["time"], content["plan"], content["code"])
+
+
+def add_predictions(folder: Path, predictions: Sequence[Registered]) -> None:
+    """Write further predictions behind those of a league."""
+    lines = []
+    for item in [*read_predictions(folder), *predictions]:
+        content = {"time": item.time, "plan": item.plan, "code": item.code}
+        lines.append(to_json(with_checksum(content | asdict(item.prediction))) + "\n")
+    write_atomic(folder / FILE, "".join(lines).encode())

@@ -1,0 +1,63 @@
+"""The ladders of standings: which rows of an objective are its rungs, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.ladders import Ladder
+from metaseq_lm.league.predictions import Prediction, predict_from
+from metaseq_lm.league.standings import FLAG, REFUSE, VOID
+from metaseq_lm.reporting.numbers import flops_text
+
+# Flags of rows that have not learnt yet: a curve describes what comes after.
+NOT_LEARNT = ("plateau", "untrained", "below untrained")
+Allows = Callable[[Entry, str], bool]  # a row and a metric
+
+
+def has_number(entry: Entry, metric: str) -> bool:
+    """Return whether a row has scores and is neither void nor refused."""
+    return bool(entry.scores.get(metric)) and not entry.about(metric, VOID, REFUSE)
+
+
+def is_compared(entry: Entry, metric: str) -> bool:
+    """Return whether a row is tested beside others: a flag for what it did not gain is no bar."""
+    return entry.is_tested(metric)
+
+
+def has_learnt(entry: Entry, metric: str) -> bool:
+    """Return whether a row is tested and above what it has without training."""
+    flags = {finding.gate for finding in entry.about(metric, FLAG)}
+    return entry.is_tested(metric) and flags.isdisjoint(NOT_LEARNT)
+
+
+def objectives_of(standings: Standings) -> list[str]:
+    """Return the names of the objectives with rows, in the order of the plan."""
+    return list(dict.fromkeys(entry.objective for entry in standings.entries))
+
+
+def ladder_of(standings: Standings, objective: str, allows: Allows) -> Ladder:
+    """Return the primary metric of an objective over the budgets whose rows `allows` lets in."""
+    name = standings.primary.name
+    rungs = {}
+    for entry in standings.entries:
+        if entry.objective == objective and allows(entry, name):
+            rungs[entry.budget] = entry.scores[name]
+    return Ladder.of(rungs)
+
+
+def predict(standings: Standings, objective: str, budget: float) -> Prediction:
+    """Return the prediction of an objective at a budget from its rows at smaller ones.
+
+    Rows that are not tested, or not above what they have without training, are left out. Raises
+    UsageError, which says why, where nothing can be predicted.
+    """
+    usable = ladder_of(standings, objective, has_learnt).below(budget)
+    tested = ladder_of(standings, objective, is_compared).below(budget)
+    try:
+        return predict_from(usable, standings.primary, objective, budget, standings.rule.level)
+    except UsageError as error:
+        out = [flops_text(other) for other in tested.budgets if other not in usable.budgets]
+        note = f" (at {', '.join(out)} nothing was learnt yet)" if out else ""
+        raise UsageError(f"{error}{note}") from None

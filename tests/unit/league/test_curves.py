@@ -1,0 +1,131 @@
+"""Fits of curves that are known, and what they predict."""
+
+import math
+
+import numpy as np
+import pytest
+
+from metaseq_lm.league.curves import (
+    LOGIT_LINE,
+    POWER_LAW,
+    Fit,
+    form_of,
+    naive_predictions,
+    obstacle,
+    rejection,
+)
+from metaseq_lm.league.ladders import Ladder
+from metaseq_lm.reporting.numbers import Metric
+
+BUDGETS = np.array([1e12, 4e12, 1.6e13, 6.4e13])
+NEXT = 2.56e14
+LEVEL = 0.05
+NONE = np.zeros(8)
+
+
+def power_law(budgets, level=1.8, part=2.5, power=0.3):
+    return level + part * (budgets / 1e12) ** -power
+
+
+def logit_line(budgets, slope=0.5):
+    return 1 / (1 + np.exp(-(slope * np.log(budgets / 1e13))))
+
+
+def ladder(means, noise=NONE, budgets=BUDGETS):
+    return Ladder.of(dict(zip(budgets, np.asarray(means)[:, None] + noise)))
+
+
+def fit(means, form, noise=NONE, budgets=BUDGETS, draws=400):
+    return Fit.of(ladder(means, noise, budgets), form, np.random.default_rng(0), draws)
+
+
+@pytest.mark.parametrize("power", [0.05, 0.3, 1.5])
+@pytest.mark.parametrize("level", [0.0, 1.8])
+def test_a_power_law_is_recovered(level, power):
+    curve = fit(power_law(BUDGETS, level, power=power), POWER_LAW)
+    assert curve.parameters[0] == pytest.approx([level, 2.5, power], rel=1e-4, abs=1e-4)
+    assert curve.value(NEXT) == pytest.approx(power_law(NEXT, level, power=power), rel=1e-6)
+    assert curve.misfit_p == 1.0 and not rejection(curve, LEVEL)
+    low, high = curve.interval(NEXT, LEVEL, np.random.default_rng(0))
+    assert (low, high) == pytest.approx((curve.value(NEXT),) * 2, rel=1e-6)
+
+
+def test_a_logit_line_is_recovered():
+    curve = fit(logit_line(BUDGETS), LOGIT_LINE)
+    assert curve.parameters[0] == pytest.approx([0.5 * math.log(0.1), 0.5])
+    assert curve.value(NEXT) == pytest.approx(logit_line(NEXT))
+
+
+def test_a_loss_that_rises_is_flat_and_never_below_zero():
+    rising = fit([2.0, 2.1, 2.2, 2.3], POWER_LAW)
+    assert rising.parameters[0, 1] == 0 and rising.value(NEXT) == pytest.approx(2.15)
+    steep = fit([4.0, 2.0, 0.9, 0.1], POWER_LAW)
+    assert steep.parameters[0, 0] >= 0 and steep.value(NEXT) > 0
+
+
+def test_means_that_lie_on_no_curve_are_rejected():
+    """A change of phase: chance, chance, then nearly solved, with small noise."""
+    noise = 0.004 * np.array([-1.2, -0.7, -0.3, 0, 0.1, 0.4, 0.6, 1.1])
+    jump = fit([0.51, 0.50, 0.93, 0.95], LOGIT_LINE, noise)
+    assert jump.misfit_p < 0.01 and "logit" in rejection(jump, LEVEL)
+    assert not rejection(fit(logit_line(BUDGETS) + 0.001, LOGIT_LINE, noise), LEVEL)
+
+
+def test_the_interval_has_the_error_of_the_line_and_that_of_the_next_mean():
+    """A line through 4 means, one step on: 1/4 + 2.5^2 / 5 of their variance, and 1 of the next."""
+    noise = 0.01 * np.array([-1.2, -0.7, -0.3, 0, 0.1, 0.4, 0.6, 1.1])
+    flat = fit([0.5] * 4, LOGIT_LINE, noise, draws=4000)
+    low, high = flat.interval(NEXT, LEVEL, np.random.default_rng(0))
+    error = noise.std(ddof=1) / math.sqrt(8) * math.sqrt(1.5 + 1)
+    # Draws of 8 scatter like Student's t with 7 degrees of freedom: variance 7/5.
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(7 / 5) * error, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "form, curve, sd", [(LOGIT_LINE, logit_line, 0.02), (POWER_LAW, power_law, 0.02)]
+)
+def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
+    """80 ladders of 4 budgets and 5 seeds: 95 % have a standard error of 2.4 points."""
+    rng = np.random.default_rng(4)
+    covered, rejected = 0, 0
+    for _ in range(80):
+        scores = curve(BUDGETS)[:, None] + rng.normal(scale=sd, size=(4, 5))
+        one = Fit.of(Ladder.of(dict(zip(BUDGETS, scores))), form, rng, 300)
+        low, high = one.interval(NEXT, LEVEL, rng)
+        covered += low < curve(NEXT) + rng.normal(scale=sd, size=5).mean() < high
+        rejected += bool(rejection(one, LEVEL))
+    assert 0.88 <= covered / 80 and rejected <= 10
+    assert low > curve(NEXT) - 0.2 and high < curve(NEXT) + 0.2
+
+
+@pytest.mark.parametrize(
+    "form, budgets, seeds, expected",
+    [
+        (LOGIT_LINE, BUDGETS[:2], 8, "needs 3"),
+        (POWER_LAW, BUDGETS[:3], 8, "needs 4"),
+        (LOGIT_LINE, BUDGETS, 2, "fewer than 3 seeds"),
+        (LOGIT_LINE, BUDGETS[1:], 8, "further above"),
+        (LOGIT_LINE, BUDGETS, 3, ""),
+        (POWER_LAW, BUDGETS, 3, ""),
+    ],
+)
+def test_too_short_a_ladder_is_refused(form, budgets, seeds, expected):
+    reason = obstacle(ladder(logit_line(budgets), np.zeros(seeds), budgets), form, 8 * NEXT)
+    assert expected in reason and bool(reason) == bool(expected)
+
+
+def test_a_solved_budget_has_no_logit():
+    assert "no logit" in obstacle(ladder([0.5, 0.7, 0.9, 1.0]), LOGIT_LINE, NEXT)
+
+
+def test_the_form_is_that_of_the_metric():
+    assert form_of(Metric.of("probe.accuracy", [0.5])) is LOGIT_LINE
+    assert form_of(Metric.of("valid.loss", [2.0])) is POWER_LAW
+    assert form_of(Metric.of("pearson", [0.2])) is None
+
+
+def test_naive_predictions():
+    one = ladder([0.5, 0.5, 0.6, 0.7])
+    assert naive_predictions(one, NEXT) == pytest.approx({"last": 0.7, "line": 0.8})
+    assert naive_predictions(one, 1.28e14) == pytest.approx({"last": 0.7, "line": 0.75})
+    assert naive_predictions(one.at([1e12]), NEXT) == {"last": 0.5}

@@ -1,0 +1,380 @@
+"""Predictions of a league: what is predicted, kept in a file, refused, and scored."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from league_plans import LARGE, SMALL, plan_with
+from matplotlib.figure import Figure
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.league.assembly import LeagueRuns, predict_rungs, read_league_runs
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.figures import draw_ladder
+from metaseq_lm.league.folder import Contents, LeagueFolder
+from metaseq_lm.league.ladder_tables import (
+    crossover_table,
+    curves_table,
+    describe_crossovers,
+    equal_score_table,
+    ladder_tables,
+    predictions_table,
+)
+from metaseq_lm.league.page import write_page
+from metaseq_lm.league.plan import parse_plan
+from metaseq_lm.league.predictions import (
+    FILE,
+    Outcome,
+    Prediction,
+    Registered,
+    add_predictions,
+    read_predictions,
+)
+from metaseq_lm.league.rungs import predict
+from metaseq_lm.league.standings import FLAG, REFUSE, Finding
+from metaseq_lm.league.terminal import terminal_text
+from metaseq_lm.league.verdict import Rule
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.runs import Run
+
+PROBE = "probe.accuracy"
+NOISE = 0.01 * np.array([-1.2, -0.7, -0.3, 0.0, 0.1, 0.4, 0.6, 1.1])
+BUDGETS = (1e10, 4e10, 1.6e11, 6.4e11)
+STEEP, FLAT = (0.50, 0.60, 0.70, 0.78), (0.60, 0.62, 0.64, 0.66)
+UNTRAINED = Finding("untrained", FLAG, "not above the untrained model", PROBE)
+EDGE = Finding("edge of the grid", FLAG, "the largest value")
+SUITES = Finding("suites", REFUSE, "other items")
+
+
+def entries(name, means, findings=()):
+    findings = dict(findings)
+    return [
+        Entry(name, budget, {PROBE: list(mean + NOISE)}, findings=findings.get(budget, ()))
+        for budget, mean in zip(BUDGETS, means)
+    ]
+
+
+def standings(*rows, **changes):
+    flat = [entry for row in rows for entry in row]
+    made = Standings(
+        "Ladder, plan 0123", [Metric.of(PROBE, [0.5])], "flat", Rule(0.02, comparisons=4), flat
+    ).decided()
+    return replace(made, **changes)
+
+
+def prediction(value=0.8, interval=(0.75, 0.85), budget=6.4e11, objective="steep"):
+    naive = {"last": 0.7, "line": 0.9}
+    return Prediction(objective, budget, PROBE, "a curve", BUDGETS[:3], value, interval, naive)
+
+
+def registered(**values):
+    return Registered(prediction(**values), "2026-11-28T03:00:00+00:00", "0123", "c1")
+
+
+def cells(table, column):
+    at = table.head.index(column)
+    return [row[at].text for row in table.rows]
+
+
+# ---------------------------------------------------------------- what is predicted
+
+
+def test_a_budget_is_predicted_from_smaller_ones_only():
+    league = standings(entries("flat", FLAT), entries("steep", STEEP))
+    made = predict(league, "steep", BUDGETS[3])
+    assert made.rungs == BUDGETS[:3]
+    low, high = made.interval
+    assert low < made.value < high and made.value == pytest.approx(0.785, abs=0.01)
+    assert made.naive == pytest.approx({"last": 0.7 + NOISE.mean(), "line": 0.8 + NOISE.mean()})
+
+
+@pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 3")])
+def test_rows_that_are_not_tested_or_not_above_the_untrained_model_are_left_out(finding, reason):
+    rows = entries("steep", STEEP, {BUDGETS[0]: (finding,)})
+    league = standings(entries("flat", FLAT), rows)
+    assert predict(league, "steep", 2e12).rungs == BUDGETS[1:]
+    with pytest.raises(UsageError, match=f"^2 budgets.*{reason}"):
+        predict(league, "steep", BUDGETS[3])
+
+
+def test_what_lies_on_no_curve_is_not_predicted():
+    league = standings(entries("steep", (0.5, 0.5, 0.9, 0.9)))
+    with pytest.raises(UsageError, match="do not lie on"):
+        predict(league, "steep", BUDGETS[3])
+
+
+def test_a_metric_without_a_form_is_not_predicted():
+    league = standings(entries("steep", STEEP))
+    league = replace(league, metrics=[Metric(PROBE, percent=False, lower_is_better=False)])
+    with pytest.raises(UsageError, match="no form"):
+        predict(league, "steep", BUDGETS[3])
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_predictions_are_read_as_they_were_written(tmp_path):
+    assert read_predictions(tmp_path) == []
+    one, two = registered(), registered(budget=2e12)
+    add_predictions(tmp_path, [one])
+    add_predictions(tmp_path, [two])
+    assert read_predictions(tmp_path) == [one, two]
+
+
+@pytest.mark.parametrize(
+    "edit, reason",
+    [
+        (lambda line: line | {"value": 0.81}, "changed after it was written"),
+        (lambda line: {k: v for k, v in line.items() if k != "checksum"}, "lacks 'checksum'"),
+        (lambda line: line | {"rungs": "all"}, "rungs is no list"),
+    ],
+)
+def test_a_prediction_that_was_changed_is_refused(tmp_path, edit, reason):
+    add_predictions(tmp_path, [registered()])
+    file = tmp_path / FILE
+    file.write_text(json.dumps(edit(json.loads(file.read_text()))) + "\n")
+    with pytest.raises(MetaseqError, match=f"line 1.*{reason}"):
+        read_predictions(tmp_path)
+
+
+# ---------------------------------------------------------------- when it was made
+
+
+def run(label: str, budget: float, seed: int, started: str | None) -> Run:
+    """Return a finished run."""
+    values = {"label": label, "trainer.max_flops": budget, "seed": seed}
+    results = {"status": "finished", "metrics": {"valid": {"mlm": 1.0}}, "losses": ["mlm"]}
+    results |= {"started": started} if started else {}
+    return Run(Path(f"{label}/{budget:g}/{seed}"), values, [], results)
+
+
+@pytest.mark.parametrize(
+    "starts, expected",
+    [
+        ([], (True, None)),
+        (["2026-11-28T03:00:01+00:00", "2026-11-28T04:00:00+00:00"], (False, True)),
+        (["2026-11-28T02:59:59+00:00", "2026-11-28T04:00:00+00:00"], (False, False)),
+        (["2026-11-28T04:00:01+02:00"], (False, False)),
+        (["2026-11-28T04:00:00+00:00", None], (False, None)),
+    ],
+)
+def test_a_prediction_counts_if_every_run_began_after_it(starts, expected):
+    runs = [run("steep", 6.4e11, i, start) for i, start in enumerate(starts)]
+    outcome = Outcome.of(registered(), runs)
+    assert (outcome.is_open, outcome.is_before) == expected
+
+
+def league_of(*runs: Run) -> LeagueRuns:
+    """Return a league of the small plan."""
+    content = plan_with()
+    return LeagueRuns(Contents(parse_plan(content), content), runs)
+
+
+@pytest.mark.parametrize("phase", ["{}", "{}, tuning", "{}, shuffled"])
+def test_what_has_runs_is_not_predicted(phase):
+    league = league_of(run("masked", SMALL, 1, None), run(phase.format("masked"), LARGE, 101, None))
+    made, reasons = predict_rungs(league, ["masked"], [LARGE])
+    assert made == [] and reasons == ["masked at 6.0e7: there are runs of it"]
+    assert predict_rungs(league, ["masked"])[1] == ["masked: all budgets of the plan have runs"]
+    # Another objective has none there, but too few budgets below.
+    assert "dense at 3.0e7: 0 budgets" in predict_rungs(league, ["dense"])[1][0]
+
+
+def test_predictions_of_another_plan_are_refused(tmp_path):
+    content = plan_with()
+    plan = parse_plan(content)
+    folder = LeagueFolder(tmp_path)
+    add_predictions(tmp_path, [replace(registered(objective="masked"), plan=plan.hash)])
+    league = read_league_runs(folder, Contents(plan, content))
+    assert league.predictions and league.outcomes()[0].is_open
+    add_predictions(tmp_path, [registered(objective="masked")])
+    with pytest.raises(UsageError, match="line 2: a prediction of another plan .0123"):
+        read_league_runs(folder, Contents(plan, content))
+
+
+LADDER = [1e7 * 4**i for i in range(5)]
+
+
+def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
+    tmp_path, monkeypatch, capsys
+):
+    """Losses of the power law 1 + C^-.5, with C in 1e7 FLOPs, of four budgets, then of five."""
+    lines = {"masked": {"options": ["task.mask_prob=0.15"], "grid": {}}}
+    content = plan_with(objectives=lines, budgets=LADDER, usual_budgets=LADDER, seeds=[1, 2, 3])
+    content["tuning"]["budgets"], content["controls"] = LADDER[:1], {"untrained": False}
+    plan, folder = parse_plan(content), LeagueFolder(tmp_path / "L")
+    folder.write(Contents(plan, content))
+    runs = []
+    monkeypatch.setattr(LeagueFolder, "runs", lambda folder: runs)
+
+    def measure(i: int, started: str | None) -> None:
+        for seed in (1, 2, 3):
+            made = run("masked", LADDER[i], seed, started)
+            loss = 1 + 2.0**-i + 0.001 * (seed - 2)
+            metrics = {"valid": {"mlm": loss}}
+            results = {**made.results, "metrics": metrics, "flops": LADDER[i], "updates": 100}
+            runs.append(replace(made, results=results))
+
+    for i in range(3):
+        measure(i, None)
+    assert main(["league", "predict", str(folder.path)]) == 2
+    assert "3 budgets; E + K C^-g needs 4" in capsys.readouterr().err
+    assert not (folder.path / FILE).exists()
+    measure(3, None)
+    assert main(["league", "predict", str(folder.path), "--name", "x"]) == 2
+    assert main(["league", "predict"]) == 2
+    assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[3]:g}"]) == 2
+    assert "there are runs of it" in capsys.readouterr().err
+    assert main(["league", "predict", str(folder.path)]) == 0
+    assert "open" in capsys.readouterr().out
+    (made,) = read_predictions(folder.path)
+    assert (made.plan, len(made.code)) == (plan.hash, 16)
+    assert made.prediction.value == pytest.approx(1 + 2.0**-4, abs=0.002)
+    assert main(["league", "predict", str(folder.path)]) == 2
+    assert "written down already" in capsys.readouterr().err
+    measure(4, "2126-11-28T03:00:00+00:00")
+    assert main(["league", "report", str(folder.path)]) == 0
+    assert "Of 1 prediction that was made before the runs, 1 has" in capsys.readouterr().out
+    text = (folder.path / "report" / "standings.txt").read_text()
+    assert "Predictions: valid.mlm" in text and "open" not in text
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_predictions_are_scored_beside_the_naive_ones():
+    league = standings(entries("flat", FLAT), entries("steep", STEEP))
+    outcomes = [
+        Outcome(registered(), False, True),
+        Outcome(registered(value=0.9, interval=(0.88, 0.93)), False, True),
+        Outcome(registered(), False, False),
+        Outcome(registered(), False, None),
+        Outcome(registered(budget=2e12), True),
+    ]
+    table = predictions_table(replace(league, predictions=outcomes))
+    assert cells(table, "mean") == [
+        *("78.00", "78.00", "made after its runs began"),
+        *("its runs do not say when they began", "open"),
+    ]
+    assert cells(table, "inside") == ["yes", "no", "", "", ""]
+    assert cells(table, "error") == ["+2.00", "+12.00", "", "", ""]
+    assert cells(table, "error of the last budget")[:2] == ["-8.00"] * 2
+    assert cells(table, "error of the line")[:2] == ["+12.00"] * 2
+    text = " ".join(table.notes)
+    assert "Of 2 predictions" in text and "1 has the mean inside" in text
+    assert "error: 7.00; of the score of the last budget 8.00" in text
+    assert "1 of the predictions have no runs" in text
+
+
+def test_a_row_that_is_not_tested_scores_no_prediction():
+    rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
+    league = standings(entries("flat", FLAT), rows)
+    table = predictions_table(replace(league, predictions=[Outcome(registered(), False, True)]))
+    assert cells(table, "mean") == ["not ranked: edge of the grid"]
+
+
+def test_a_crossover_is_established_and_named():
+    league = standings(entries("flat", FLAT), entries("steep", STEEP))
+    table = crossover_table(league)
+    (row,) = [[cell.text for cell in line] for line in table.rows]
+    assert row[:3] == ["flat", "steep", "1.0e10 to 6.4e11"]
+    # .1 behind at the first rung, .02 at the second, .06 ahead at the third: a quarter behind it.
+    assert float(row[3]) == pytest.approx(4e10 * 4**0.25, rel=0.05)
+    assert row[5] == "0.00" and row[7] == "established"
+    (sentence,) = describe_crossovers(league)
+    assert sentence.startswith("steep passes flat at 5.7e10 FLOPs (")
+    assert sentence in terminal_text(league).replace("\n", " ")
+
+
+def test_a_lower_loss_is_ahead():
+    metric = Metric(PROBE, percent=False, lower_is_better=True)
+    league = standings(entries("flat", FLAT), entries("steep", STEEP))
+    rule = Rule(0.02, lower_is_better=True)
+    table = crossover_table(replace(league, metrics=[metric], rule=rule))
+    assert [cell.text for cell in table.rows[0]][:2] == ["steep", "flat"]
+
+
+def test_rows_that_are_not_tested_are_no_part_of_crossovers():
+    rows = entries("steep", STEEP, dict.fromkeys(BUDGETS[2:], (EDGE,)))
+    league = standings(entries("flat", FLAT), rows)
+    assert cells(crossover_table(league), "crossover") == ["none"]
+    assert cells(crossover_table(league), "budgets") == ["1.0e10 to 4.0e10"]
+    assert "70.00" in cells(curves_table(league), "1.6e11")[1]  # a number, all the same
+    refused = entries("steep", STEEP, dict.fromkeys(BUDGETS[1:], (SUITES,)))
+    league = standings(entries("flat", FLAT), refused)
+    assert crossover_table(league).rows == []
+    assert cells(curves_table(league), "1.6e11")[1] == "-"
+
+
+def test_flops_at_equal_score_are_those_of_the_ladder():
+    """steep has .62, the score of flat at 4e10, a fifth of the way from 4e10 to 1.6e11."""
+    table = equal_score_table(standings(entries("flat", FLAT), entries("steep", STEEP)))
+    rows = {(row[0].text, row[1].text): [cell.text for cell in row[2:]] for row in table.rows}
+    expected = {"1.0e10": 1 / 4, "4.0e10": 1 / 4**0.2, "1.6e11": 4 / 4**0.4}
+    for budget, ratio in expected.items():
+        assert float(rows[budget, "flat"][2]) == pytest.approx(ratio, abs=0.01)
+    low, high = (float(x) for x in rows["1.6e11", "flat"][3].split(" to "))
+    assert low < expected["1.6e11"] < high
+    assert rows["4.0e10", "steep"][1:] == ["flat", "at least 4.00", "-"]
+    assert ("6.4e11", "steep") not in rows  # flat never has .78, nor .70
+    assert "2 further scores are not reached" in " ".join(table.notes)
+
+
+def test_an_interval_that_ends_at_the_first_budget_is_a_bound():
+    """steep has .50, .01 below the first score of flat: some draws have it there already."""
+    table = equal_score_table(standings(entries("flat", (0.505, 0.6)), entries("steep", STEEP)))
+    (ends,) = (
+        row[5].text for row in table.rows if row[1].text == "flat" and row[0].text == "1.0e10"
+    )
+    assert ends.endswith(" to 1.00 or more")
+
+
+def test_the_score_of_a_row_that_has_not_learnt_is_not_looked_up():
+    rows = entries("flat", FLAT, {BUDGETS[0]: (UNTRAINED,)})
+    table = equal_score_table(standings(rows, entries("steep", STEEP)))
+    assert ("1.0e10", "flat") not in {(row[0].text, row[1].text) for row in table.rows}
+
+
+def test_a_crossover_needs_a_leader_that_has_learnt():
+    """Budgets at which neither has learnt are left out; else a head start would be overtaken."""
+    nothing = {BUDGETS[0]: (UNTRAINED,)}
+    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP, nothing))
+    assert cells(crossover_table(league), "budgets") == ["4.0e10 to 6.4e11"]
+    assert cells(crossover_table(league), "the order changes") == ["established"]
+    league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP))
+    assert cells(crossover_table(league), "budgets") == ["1.0e10 to 6.4e11"]
+    assert cells(crossover_table(league), "the order changes") == ["not established"]
+
+
+def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():
+    league = standings(entries("flat", FLAT[:1]), entries("steep", STEEP[:1]))
+    assert ladder_tables(league) == []
+
+
+def test_the_page_has_ladders_in_all_forms(tmp_path):
+    outcomes = [Outcome(registered(budget=2e12), True)]
+    league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
+    write_page(league, tmp_path)
+    for ending in ("txt", "md", "html"):
+        text = (tmp_path / f"standings.{ending}").read_text()
+        for title in ("Ladders:", "FLOPs at equal score", "Crossovers:", "Predictions:"):
+            assert title in text
+
+
+def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    outcomes = [Outcome(registered(budget=2e12), True)]
+    league = standings(entries("flat", FLAT), entries("steep", STEEP), predictions=outcomes)
+    draw_ladder(league, tmp_path / "ladder.png")
+    axes = figures[0].axes[0]
+    lines = [(list(line.get_xdata()), list(line.get_ydata()), line) for line in axes.lines]
+    opened = [line for xs, ys, line in lines if ys == [80.0]]
+    assert [line.get_markerfacecolor() for line in opened] == ["none"]
+    assert any(ys == [75.0, 85.0] for _, ys, _ in lines)
+    bars = [(xs, ys) for xs, ys, _ in lines if len(xs) == 2 and xs[0] < 5.7e10 < xs[1]]
+    assert len(bars) == 1 and bars[0][1] == pytest.approx([62.5] * 2, abs=0.3)
+    assert axes.get_xlim()[1] > 2e12
