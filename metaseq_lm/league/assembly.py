@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import yaml
+
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.data import data_folder
@@ -18,7 +21,7 @@ from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, U
 from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans
 from metaseq_lm.league.frequencies import Frequencies, read_frequencies
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.page import write_page
+from metaseq_lm.league.page import REPEAT, write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
@@ -36,6 +39,7 @@ from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 
 
@@ -370,11 +374,17 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
     return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
 
 
-def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[float] = ()) -> str:
+def write_report(
+    league: LeagueRuns,
+    folder: Path | None,
+    budgets: Sequence[float] = (),
+    command: str = "",
+    reload: int = 0,
+) -> str:
     """Return what a terminal shows of the standings; their page is written into `folder`, if any.
 
-    All rows are tested, those of `budgets` (default: of all) are shown. Raises UsageError if there
-    are none.
+    All rows are tested, those of `budgets` (default: of all) are shown. The page names `command`,
+    and reloads itself after `reload` seconds, 0 for never. Raises UsageError if there are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -382,4 +392,21 @@ def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[floa
         standings = replace(standings, entries=shown)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
-    return terminal_text(standings, write_page(standings, folder) if folder else ())
+    paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
+    return terminal_text(standings, paths)
+
+
+def repeat(league: LeagueRuns, command: str) -> Section:
+    """Return what repeats a league: the plan with its hash, what was added, and commands."""
+    contents = league.contents
+    commands = ["metaseq-lm league plan.yaml --out L"]
+    for item in contents.added:
+        words = ["--with", *item.options, "--name", item.name]
+        words += ["--user-dir", item.user_dir] if item.user_dir else []
+        commands.append(f"metaseq-lm league --out L {masked(words)}")
+    notes = [
+        f"The hash of the plan is {contents.plan.hash}; with what was added: {league.plan.hash}."
+    ]
+    plan = yaml.safe_dump(dict(contents.content), sort_keys=False, allow_unicode=True, width=100)
+    texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
+    return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))

@@ -22,33 +22,51 @@ from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS
+from metaseq_lm.reporting.drawing import collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
-from metaseq_lm.reporting.html import render_page
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.page import Page, Section, render
 from metaseq_lm.reporting.table import Cell, Table
 
+REPEAT = Section("To repeat it")
 
-def write_page(standings: Standings, folder: Path) -> list[Path]:
+
+def write_page(
+    standings: Standings, folder: Path, repeat: Section = REPEAT, reload: int = 0
+) -> list[Path]:
     """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
 
-    `standings` are decided ones. Returns the paths; the text is the first.
+    Args:
+        standings: Decided ones.
+        folder: Where the files are written.
+        repeat: The last section of the html page: plan and commands.
+        reload: After how many seconds the html page reloads itself, 0 for never.
+
+    Returns:
+        The paths; the text is the first.
     """
+    from metaseq_lm.league.html import league_sections
+
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
     others = [gains_table(standings), secondary_table(standings)]
     tables = [table, *(other for other in others if other)]
     pictures = [folder / "standings.png"]
-    draw_standings(standings, pictures[0])
     ladder = folder / "ladder.png"
-    ladder.unlink(missing_ok=True)  # of an earlier page
     if len(standings.budgets) > 1:
         pictures.append(ladder)
-        draw_ladder(standings, ladder)
+    else:
+        ladder.unlink(missing_ok=True)  # of an earlier page
+    with collect() as drawings:
+        draw_standings(standings, pictures[0])
+        if ladder in pictures:
+            draw_ladder(standings, ladder)
+    sections = league_sections(standings, tables, drawings, repeat)
     texts = {
         "txt": "\n".join(map(to_text, tables)),
         "md": "\n".join(map(to_markdown, tables)),
         "csv": to_csv(table),
-        "html": render_page(table, pictures, tables=tables[1:]),
+        "html": render(Page(standings.title, [], sections, reload)),
     }
     paths = []
     for ending, text in texts.items():

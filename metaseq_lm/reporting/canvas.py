@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import printable
+from metaseq_lm.reporting.drawing import begin, describe
+from metaseq_lm.reporting.svg import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 CONTROL = "#888888"
+GRID = "#e5e5e5"
+# What stands for a colour of a figure on the dark page; a figure has no others.
+ON_DARK = {
+    "#0072b2": "#58b0ea",
+    "#d55e00": "#ff8a3d",
+    "#009e73": "#2fc79c",
+    "#cc79a7": "#e59ac3",
+    "#e69f00": "#f2b53a",
+    "#56b4e9": "#8fd0f5",
+    "#333333": "#e3e3e3",
+    "#888888": "#9d9d9d",
+    "#8a6d00": "#d3b445",
+    "#e5e5e5": "#363a41",
+    "#000000": "#c9c9c9",
+    "#ffffff": "#15181c",
+}
 # Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
@@ -29,13 +47,16 @@ LOOK: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e5e5e5",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
     # A name with two dollar signs is a name, no formula.
     "text.parse_math": False,
+    # An SVG has texts as texts, and the same names whenever it is written.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "metaseq-lm",
 }
 PANEL = (5.2, 3.4)  # inches
 DPI = 150
@@ -122,6 +143,8 @@ def canvas(
 ) -> Iterator[tuple["Figure", list[Any]]]:
     """Give a figure with so many panels, and write it to `path` as png on leaving.
 
+    Where drawings are collected for a page, that gets it, too.
+
     The panels have one scale for their scores where it is `shared`, else each its own. They stand
     in rows of up to three, or one below another with the heights `stacked`, in inches.
     """
@@ -133,7 +156,7 @@ def canvas(
     columns = 1 if stacked else 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     heights = list(stacked) or [PANEL[1]] * rows
-    with rc_context(LOOK):
+    with rc_context(LOOK), begin(path.stem.replace("_", " ")) as drawing:
         width = PANEL[0] if columns == 1 else 3.8 * columns
         figure = Figure(figsize=(width, sum(heights)))
         FigureCanvasAgg(figure)
@@ -151,12 +174,18 @@ def canvas(
         drawn = BytesIO()
         figure.savefig(drawn, dpi=DPI, format="png")
         write_atomic(path, drawn.getvalue())
+        if drawing is not None:
+            for shown in list(figure.legends):  # the page has its own, which switches series
+                shown.remove()
+            figure.set_figheight(sum(heights))
+            drawing.svg = to_svg(figure, drawing)
 
 
 def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
     """Put the legend below the panels, in as many columns as its names leave room for."""
     from matplotlib.lines import Line2D
 
+    describe(styles, title)
     room = int(figure.get_figwidth() * 15)  # characters of a small font
     # matplotlib leaves out of a legend what begins with an underscore.
     names = [fill(name if name[0] != "_" else f" {name}", room - 6) for name in styles]
