@@ -404,9 +404,8 @@ def repeat(league: LeagueRuns, command: str) -> Section:
         words = ["--with", *item.options, "--name", item.name]
         words += ["--user-dir", item.user_dir] if item.user_dir else []
         commands.append(f"metaseq-lm league --out L {masked(words)}")
-    notes = [
-        f"The hash of the plan is {contents.plan.hash}; with what was added: {league.plan.hash}."
-    ]
+    further = f"; with what was added it is {league.plan.hash}" if contents.added else ""
+    notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
     plan = yaml.safe_dump(dict(contents.content), sort_keys=False, allow_unicode=True, width=100)
     texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
     return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))

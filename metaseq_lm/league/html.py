@@ -1,9 +1,10 @@
 """The sections of a league's page: verdicts, controls and gates, tables and figures, the plan."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Standings
-from metaseq_lm.league.page import describe_origins, describe_rule, references
+from metaseq_lm.league.page import describe_origins, describe_rule
 from metaseq_lm.league.parts import describe_parts
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import VERDICTS
@@ -11,6 +12,10 @@ from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
 from metaseq_lm.reporting.table import Table
+
+FIRST = ("FLOPs", "objective", "verdict")  # columns of the standings
+FINDING = ("FLOPs", "objective", "gate", "action", "of", "reason")
+ACTIONS = (VOID, REFUSE, FLAG)  # that bar a row, in this order
 
 
 def league_sections(
@@ -23,17 +28,36 @@ def league_sections(
         Section(
             "Verdicts",
             about,
-            tables=[verdict_table(standings), html_table(main, standings.primary.title, [])],
+            tables=[verdict_table(standings), main_table(standings, main)],
         ),
         Section(
             "Controls and gates",
-            [*references(standings), *describe_parts(standings)],
-            tables=finding_tables(standings),
+            describe_parts(standings),
+            tables=[*reference_tables(standings), *finding_tables(standings)],
         ),
         Section("Figures", drawings=drawings),
-        *(Section(table.title, tables=[html_table(table)]) for table in others),
+        *(other_section(standings, table) for table in others),
         Section(repeat.title, [*standings.notes, *repeat.notes], texts=repeat.texts),
     ]
+
+
+def main_table(standings: Standings, table: Table) -> HtmlTable:
+    """Return the table of standings with the verdict beside the objective."""
+    order = [*FIRST, *(title for title in table.head if title not in FIRST)]
+    columns = [table.head.index(title) for title in order]
+    rows = [[row[i] for i in columns] for row in table.rows]
+    moved = Table(table.title, order, rows, [])
+    return html_table(moved, f"Standings by {standings.primary.title}, mean ± sd over seeds")
+
+
+def other_section(standings: Standings, table: Table) -> Section:
+    """Return a section with a table, called by what its title begins with.
+
+    Notes on what gates say of single metrics are left out: they are among the findings.
+    """
+    of_metrics = tuple(f"{metric.name}: " for metric in standings.metrics)
+    notes = [note for note in table.notes if not note.startswith(of_metrics)]
+    return Section(table.title.partition(":")[0], tables=[html_table(table, table.title, notes)])
 
 
 def verdict_table(standings: Standings) -> HtmlTable:
@@ -53,25 +77,42 @@ def verdict_table(standings: Standings) -> HtmlTable:
     return text_table(["FLOPs", *VERDICTS, "not ranked"], rows, right=("FLOPs",), title=title)
 
 
+def reference_tables(standings: Standings) -> list[HtmlTable]:
+    """Return a table of the scores that need no training; [] if there are none."""
+    known = {metric: standings.references.get(metric.name) or {} for metric in standings.metrics}
+    names: dict[str, None] = {}
+    for values in known.values():
+        names.update(dict.fromkeys(values))
+    rows = []
+    for metric, values in known.items():
+        if values:
+            texts = [metric.text(values[name]) if name in values else "-" for name in names]
+            rows.append([metric.title, *texts])
+    title = "What needs no training"
+    return [text_table(["metric", *names], rows, right=tuple(names), title=title)] if rows else []
+
+
 def finding_tables(standings: Standings) -> list[HtmlTable]:
-    """Return what the gates say: what bars a row from the ranking, and notes, which are closed."""
-    findings = []
+    """Return what the gates say: what bars rows from the ranking; closed, the rest."""
+    barring, others, notes = [], [], []
     for budget in standings.budgets:
         for entry in standings.at(budget, standings.primary):
-            findings += [(entry, finding) for finding in entry.findings]
-    order = (VOID, REFUSE, FLAG)
-    barring = [pair for pair in findings if pair[1].action in order]
-    barring.sort(key=lambda pair: order.index(pair[1].action))
-    notes = [pair for pair in findings if pair[1].action == NOTE]
+            for finding in entry.findings:
+                is_primary = finding.metric in ("", standings.primary.name)
+                rows = notes if finding.action == NOTE else barring if is_primary else others
+                rows.append((entry, finding))
+    barring.sort(key=lambda pair: ACTIONS.index(pair[1].action))
     tables = []
-    for title, pairs in (("What bars rows from the ranking", barring), ("Notes", notes)):
-        if pairs:
-            rows = [finding_row(standings, *pair) for pair in pairs]
-            closed = f"{len(rows)} notes, which bar nothing" if pairs is notes else ""
-            head = ["FLOPs", "objective", "gate", "action", "of", "reason"]
-            tables.append(
-                text_table(head, rows, right=("FLOPs",), title=title, look="small", closed=closed)
-            )
+    for title, rows in (
+        ("What bars rows from the ranking", barring),
+        ("What bars numbers of other metrics", others),
+        ("Notes, which bar nothing", notes),
+    ):
+        if rows:
+            texts = [finding_row(standings, *row) for row in rows]
+            closed = "" if rows is barring else f"{title} ({len(rows)})"
+            table = text_table(FINDING, texts, right=("FLOPs",), title=title, closed=closed)
+            tables.append(replace(table, look="small"))
     return tables
 
 
