@@ -12,7 +12,7 @@ from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
 from metaseq_lm.reporting.provenance import describe_software, hashes_of
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
-from metaseq_lm.reporting.significance import LEVEL, Comparison, Significance
+from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
 # Columns of the table of runs, and which of them are numbers.
@@ -87,13 +87,12 @@ class Report:
             return Section("Verdicts", [*self.best(), note])
         rows = []
         for item in self.compared.comparisons:
-            if item.is_baseline:
+            if item.holm is None or item.baseline is None:  # a note says why
                 continue
-            baseline = item.baseline.name if item.baseline else "-"
             score = summarise(item.setting.scores(self.metric.name), self.spread)
             text = score.text(self.metric) if score else "-"
-            p = "-" if item.holm is None else p_text(item.holm)
-            rows.append([item.setting.name, text, baseline, p, verdict_text(item)])
+            verdict = "better" if item.holm < LEVEL else "not shown to be better"
+            rows.append([item.setting.name, text, item.baseline.name, p_text(item.holm), verdict])
         head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
         table = text_table(head, rows, right=(self.metric.title, "p (Holm)"))
         return Section("Verdicts", self.compared.notes(), tables=[table] if rows else [])
@@ -134,13 +133,6 @@ class Report:
         texts = [("This page", self.command)] if self.command else []
         notes = [*describe_software(self.runs), *hashes_of(self.runs)]
         return Section("To repeat it", notes, tables=[commands] if rows else [], texts=texts)
-
-
-def verdict_text(comparison: Comparison) -> str:
-    """Return what a one-sided test says."""
-    if comparison.holm is None:
-        return "not compared"
-    return "better" if comparison.holm < LEVEL else "not shown to be better"
 
 
 def command_of(folder: Path) -> str:

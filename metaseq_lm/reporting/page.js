@@ -183,11 +183,11 @@
       });
     }
     if (items.length > 2) {
-      for (const [text, off] of [["all", () => []], ["none", () => [...buttons.keys()]]]) {
+      for (const [text, off] of [["none", () => [...buttons.keys()]], ["all", () => []]]) {
         const item = make("li"), button = make("button", { type: "button", class: "all" }, text);
         button.addEventListener("click", () => { chosen.off = off(); apply(); });
         item.append(button);
-        figure.querySelector(".legend").append(item);
+        figure.querySelector(".legend").prepend(item);
       }
     }
     if (chosen.off.length) apply();

@@ -8,7 +8,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.core.output import show_progress
@@ -26,6 +28,7 @@ SHARE = 10  # of the time is left between writing and writing again
 STALE = 3600.0  # seconds without a line in its log, after which a run of no sweep counts as dead
 FILES = ("config.yaml", "log.jsonl", "results.json", "sweep.json", "jobs.jsonl", "league.json")
 
+Result = TypeVar("Result")
 State = dict[str, tuple[int, int]]
 
 
@@ -45,11 +48,11 @@ def follow(
     """
     paths, seen, said = list(paths), None, ""
     try:
-        while goes_on():
+        while quietly(goes_on):
             pause, present = float(INTERVAL), files_below(paths)
             if present != seen:
                 started = time.monotonic()
-                problem = write_quietly(write)
+                problem = problem_of(write)
                 if problem not in ("", said):
                     say(f"metaseq-lm: {problem}")
                 show_progress(
@@ -65,13 +68,18 @@ def follow(
     write(0)
 
 
-def write_quietly(write: Callable[[int], object]) -> str:
-    """Write files without what that prints; returns the message of an error, "" for none."""
+def quietly(call: Callable[[], Result]) -> Result:
+    """Return the result of a call without what it prints, warnings too."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            write(INTERVAL)
-        except MetaseqError as error:
-            return str(error)
+        return call()
+
+
+def problem_of(write: Callable[[int], object]) -> str:
+    """Write files of a page that reloads itself; returns the message of an error, "" for none."""
+    try:
+        quietly(partial(write, INTERVAL))
+    except MetaseqError as error:
+        return str(error)
     return ""
 
 

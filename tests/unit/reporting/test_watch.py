@@ -96,7 +96,11 @@ def test_when_runs_of_no_sweep_are_over(tmp_path):
 def test_a_sweep_goes_on_while_its_command_does(tmp_path):
     """Runs that were never started wait for the command; with that they are over."""
     definition = {"data": "/d", "config_dir": None, "user_dir": None, "grid": {}, "list": []}
-    definition |= {"stages": [], "seeds": [1], "overrides": []}
+    definition |= {
+        "stages": [{"name": "", "config_name": None, "overrides": []}],
+        "seeds": [1],
+        "overrides": [],
+    }
     stage = {"name": "", "folder": "a", "arguments": ["/d"]}
     run = {"name": "a", "folder": "a", "values": {}, "seed": 1, "stages": [stage]}
     content = {"version": 1, "out": str(tmp_path), "definition": definition, "launch": {}}
