@@ -293,7 +293,7 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
                 table, settings, metric, args.spread, compared, controls, samples, command
             )
             title = f"{title_of(args.paths)}: {table.title}"
-            page = Page(title, [], content.sections(drawings, notes), reload)
+            page = Page(title, content.sections(drawings, notes), reload)
             write_atomic(paths[-1], render(page).encode())
     show(written_list(paths))
     return 0

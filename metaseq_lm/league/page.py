@@ -66,7 +66,7 @@ def write_page(
         "txt": "\n".join(map(to_text, tables)),
         "md": "\n".join(map(to_markdown, tables)),
         "csv": to_csv(table),
-        "html": render(Page(standings.title, [], sections, reload)),
+        "html": render(Page(standings.title, sections, reload)),
     }
     paths = []
     for ending, text in texts.items():

@@ -31,7 +31,7 @@
       const { column, direction } = chosen;
       heads.forEach((head, i) => head.setAttribute("aria-sort", i === column ? direction : "none"));
       const sign = direction === "descending" ? -1 : 1;
-      const sorted = rows.map((row, i) => ({ row, i, key: column < heads.length ? key(row, column) : i }));
+      const sorted = rows.map((row, i) => ({ row, i, key: column === undefined ? i : key(row, column) }));
       // What has no value stands last in either direction.
       const empty = (x) => x === "" || x === "-" || Number.isNaN(x);
       sorted.sort((a, b) => {

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.output import clean
+from metaseq_lm.core.output import clean, present_time
 from metaseq_lm.reporting.canvas import ON_DARK
 from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.formats import numeric_columns
@@ -76,7 +76,6 @@ class Page:
     """A page; one that follows runs reloads itself after `reload` seconds, 0 for never."""
 
     title: str
-    about: Sequence[str]
     sections: Sequence[Section]
     reload: int = 0
 
@@ -110,7 +109,8 @@ def render(page: Page) -> str:
     script = source(SCRIPT)
     shown = [section for section in page.sections if not section.is_empty]
     return environment.from_string(source(TEMPLATE)).render(
-        page=Page(page.title, page.about, shown, page.reload),
+        page=Page(page.title, shown, page.reload),
+        time=present_time(),
         style=Markup(style),
         script=Markup(script),
         style_hash=hash_source(style),

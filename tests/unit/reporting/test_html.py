@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 import pytest
 from synthetic import make_run
 
-from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.reporting.canvas import COLOURS, CONTROL, ON_DARK
+from metaseq_lm.reporting.drawing import collect, thinned
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.html import Report, title_of
 from metaseq_lm.reporting.page import Page as Content
@@ -55,7 +56,7 @@ def render_report(runs, metric=None, baseline=(), drawings=(), notes=(), **optio
     compared = compare(settings, metric, baseline) if baseline else None
     table = setting_table(settings, metric, significance=compared)
     report = Report(table, settings, metric, compared=compared, **options)
-    return render(Content("runs: a title", [], report.sections(drawings, notes)))
+    return render(Content("runs: a title", report.sections(drawings, notes)))
 
 
 def page_of(tmp_path, **options):
@@ -168,6 +169,38 @@ def test_figures_have_their_values_as_titles_table_and_alternative_text(tmp_path
     keys = {costs.keys["hard"], costs.keys["soft"]}
     for key in keys:
         assert costs.svg.count(f'data-series="{key}"') > 3
+
+
+def test_every_colour_of_a_figure_has_one_for_the_dark_theme(tmp_path):
+    for label in "abcdefghi":  # more than there are colours
+        for seed, status in ((1, "finished"), (2, "finished"), (3, "diverged")):
+            score = ord(label) / 300
+            results = {"status": status}
+            name = f"{label}{seed}"
+            make_run(tmp_path / "runs" / name, score, label=label, seed=seed, results=results)
+    svg = "".join(drawing.svg for drawing in drawings_of(tmp_path))
+    colours = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', svg))
+    assert len(colours) > 8 and colours <= ON_DARK.keys()
+    assert set(COLOURS) | {CONTROL} <= {colour.upper() for colour in ON_DARK} | set(ON_DARK)
+
+
+def test_figures_are_drawn_for_a_page_only_where_one_collects_them(tmp_path):
+    make_run(tmp_path / "runs" / "a")
+    curves, costs = drawings_of(tmp_path)
+    assert (curves.name, costs.name) == ("curves", "score by flops")
+    ids = re.findall(r' id="([^"]+)"', curves.svg), re.findall(r' id="([^"]+)"', costs.svg)
+    assert ids[0] and set(ids[0]).isdisjoint(ids[1])
+    settings = group(find_runs([tmp_path / "runs"]))
+    draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "other.png")
+    with collect() as drawings:
+        assert drawings == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 60, 61, 1000])
+def test_curves_have_few_marks_with_the_last_point(count):
+    chosen = thinned(count)
+    assert len(chosen) <= 60 and (not count or chosen[-1] == count - 1)
+    assert count > 60 or len(chosen) == count
 
 
 @pytest.mark.parametrize(
