@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import yaml
+from omegaconf import OmegaConf
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.secrets import masked
@@ -406,6 +406,6 @@ def repeat(league: LeagueRuns, command: str) -> Section:
         commands.append(f"metaseq-lm league --out L {masked(words)}")
     further = f"; with what was added it is {league.plan.hash}" if contents.added else ""
     notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
-    plan = yaml.safe_dump(dict(contents.content), sort_keys=False, allow_unicode=True, width=100)
+    plan = OmegaConf.to_yaml(dict(contents.content))
     texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
     return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))

@@ -8,18 +8,10 @@ from metaseq_lm.league.cells import gain_text, interval_title, score_text, summa
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
-from metaseq_lm.reporting.canvas import (
-    COLOURS,
-    CONTROL,
-    Style,
-    canvas,
-    control_style,
-    cost_axis,
-    legend,
-    style_of,
-)
+from metaseq_lm.reporting.canvas import canvas, cost_axis, legend
 from metaseq_lm.reporting.drawing import mark, series
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

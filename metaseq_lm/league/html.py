@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from metaseq_lm.league.describe import describe_origins, describe_rule
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Standings
-from metaseq_lm.league.page import describe_origins, describe_rule
 from metaseq_lm.league.parts import describe_parts
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.verdict import VERDICTS
@@ -94,7 +94,9 @@ def reference_tables(standings: Standings) -> list[HtmlTable]:
 
 def finding_tables(standings: Standings) -> list[HtmlTable]:
     """Return what the gates say: what bars rows from the ranking; closed, the rest."""
-    barring, others, notes = [], [], []
+    barring: list[tuple[Entry, Finding]] = []
+    others: list[tuple[Entry, Finding]] = []
+    notes: list[tuple[Entry, Finding]] = []
     for budget in standings.budgets:
         for entry in standings.at(budget, standings.primary):
             for finding in entry.findings:

@@ -17,8 +17,10 @@ from metaseq_lm.league.cells import (
     signed_texts,
     summary_text,
 )
+from metaseq_lm.league.describe import describe_origins, describe_rule
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.html import league_sections
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS
@@ -45,8 +47,6 @@ def write_page(
     Returns:
         The paths; the text is the first.
     """
-    from metaseq_lm.league.html import league_sections
-
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
     others = [gains_table(standings), secondary_table(standings)]
@@ -227,19 +227,6 @@ def references(standings: Standings) -> list[str]:
     return lines
 
 
-def describe_rule(standings: Standings) -> str:
-    """Return how the verdicts came about."""
-    rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
-    return (
-        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
-        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
-        "Equivalent: the "
-        f"{interval_title(rule)} of the difference (Welch's) lies within ± "
-        f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
-    )
-
-
 def gain_verdict(entry: Entry, metric: Metric) -> str:
     """Return the verdict on the gain of a row in words, "" if there is none."""
     decision = entry.stated_gain(metric.name)
@@ -258,20 +245,6 @@ def describe_gains(standings: Standings) -> str:
         f"corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds that "
         "would decide are runs and untrained models of each."
     )
-
-
-def describe_origins(standings: Standings) -> list[str]:
-    """Return which rows were run and which ones shipped with the plan; [] if none did."""
-    if not any(entry.shipped for entry in standings.entries):
-        return []
-    trained = []
-    for budget in standings.budgets:
-        entries = standings.at(budget, standings.primary)
-        names = [entry.objective for entry in entries if not entry.shipped]
-        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
-    if not trained:
-        return ["All rows ship with the plan."]
-    return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]
 
 
 def record(standings: Standings, entry: Entry) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from metaseq_lm.core.output import clean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from metaseq_lm.reporting.canvas import Style
+    from metaseq_lm.reporting.styles import Style
 
 PREFIX = "series-"  # of the group id that matplotlib writes for an artist of a series
 LISTED = 12  # series in an alternative text; all are in the table of values

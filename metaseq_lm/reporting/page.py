@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.output import clean, present_time
-from metaseq_lm.reporting.canvas import ON_DARK
 from metaseq_lm.reporting.drawing import Drawing
 from metaseq_lm.reporting.formats import numeric_columns
+from metaseq_lm.reporting.styles import ON_DARK
 from metaseq_lm.reporting.svg import swatch
 from metaseq_lm.reporting.table import Cell, Table
 

@@ -17,13 +17,10 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.canvas import (
-    Style,
     canvas,
-    control_style,
     cost_axis,
     dodge,
     legend,
-    style_of,
     thousands,
     ticks,
 )
@@ -31,6 +28,7 @@ from metaseq_lm.reporting.drawing import mark, series, thinned
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
 from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, show
+from metaseq_lm.reporting.styles import Style, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from metaseq_lm.reporting.drawing import PREFIX, Drawing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from metaseq_lm.reporting.canvas import Style
+    from metaseq_lm.reporting.styles import Style
 
 # Characters that no XML document may have.
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -70,7 +70,7 @@ def strip(element: Element) -> None:
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() and element.text
     element.tail = None
-    attributes = {}
+    attributes: dict[str, str] = {}
     for name, value in element.attrib.items():
         name = name.rpartition("}")[2]
         if name == "style":

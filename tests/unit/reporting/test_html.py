@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import pytest
 from synthetic import make_run
 
-from metaseq_lm.reporting.canvas import COLOURS, CONTROL, ON_DARK
 from metaseq_lm.reporting.drawing import collect, thinned
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.html import Report, title_of
@@ -15,6 +14,7 @@ from metaseq_lm.reporting.page import render, sort_value
 from metaseq_lm.reporting.plots import Pictures, draw_costs, draw_curves
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
+from metaseq_lm.reporting.styles import COLOURS, CONTROL, ON_DARK
 from metaseq_lm.reporting.table import Cell, choose_metric, setting_table
 
 VOID = {"meta", "br"}
