@@ -5,6 +5,7 @@
   metaseq-lm league PLAN.yaml --out L --budgets 2e10,6e10 --objectives causal,masked_15
   metaseq-lm league --out L --text corpus.txt --probe train.conllu --probe-test test.conllu
   metaseq-lm league report L             print the standings again, write L/report
+  metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows that ship with the package
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
@@ -30,6 +31,7 @@ from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show, show_progress
+from metaseq_lm.core.secrets import masked
 
 if TYPE_CHECKING:
     from metaseq_lm.league.folder import Added, Contents, LeagueFolder
@@ -85,6 +87,11 @@ class LeagueOptions:
     )
     probe_test: str | None = option(None, "with --text: the same, for the score")
     user_dir: str | None = option(None, "plug-in folder or file to load")
+    watch: bool = option(
+        False,
+        "report: write the page again whenever results change, until the league is over; it "
+        "reloads itself",
+    )
     dry_run: bool = option(
         False, "show runs, FLOPs, hours and the effect that they can show, and run nothing"
     )
@@ -101,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "metaseq-lm league [PLAN.yaml] --out L [options]\n"
         "       metaseq-lm league report [L | PLAN.yaml] [--budgets A,B] [--out FOLDER] "
-        "[--archive FILE]\n"
+        "[--archive FILE] [--watch]\n"
         "       metaseq-lm league predict L [--budgets A,B] [--objectives A,B]"
     )
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -125,9 +132,15 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] == [REPORT]:
         if len(words) > 2:
             raise UsageError("give one league: metaseq-lm league report L")
-        used = ["archive", "out", "budgets"]
+        used = ["archive", "out", "budgets", "watch"]
         check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
-        return report(Path(words[1]) if len(words) > 1 else None, options)
+        path, command = (
+            Path(words[1]) if len(words) > 1 else None,
+            masked(["metaseq-lm", *args.argv]),
+        )
+        if options.watch:
+            return watch(path, options, command)
+        return report(path, options, command)
     if words[:1] == [PREDICT]:
         if len(words) != 2:
             raise UsageError("give one league: metaseq-lm league predict L")
@@ -136,8 +149,9 @@ def run(args: argparse.Namespace) -> int:
         return predict(Path(words[1]), options)
     if not args.added:
         check_unused(args, ("name", "grid", "control", "tune_by"), "a league without --with")
-    if options.archive:
-        raise UsageError("--archive goes with 'metaseq-lm league report L'")
+    for name in ("archive", "watch"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} goes with 'metaseq-lm league report L'")
     return run_league(args, options, words)
 
 
@@ -150,10 +164,24 @@ def check_unused(
             raise UsageError(f"{flag_of(name)}: {command} does not use it")
 
 
-def report(place: Path | None, options: LeagueOptions) -> int:
+def watch(path: Path | None, options: LeagueOptions, command: str) -> int:
+    """Report on a league whenever its results change, until no command runs it any more."""
+    from metaseq_lm.league.folder import LeagueFolder
+    from metaseq_lm.reporting.watch import follow
+
+    if path is None or options.archive:
+        raise UsageError("--watch follows a league that runs: metaseq-lm league report L --watch")
+    folder = LeagueFolder(path)
+    folder.read()
+    follow(lambda reload: report(path, options, command, reload), [folder.path], folder.is_running)
+    return 0
+
+
+def report(place: Path | None, options: LeagueOptions, command: str = "", reload: int = 0) -> int:
     """Print the standings of a folder, or those that ship with a plan, and write the page.
 
-    That is in L/report, or where --out says; without both it is not written.
+    That is in L/report, or where --out says; without both it is not written. The page names the
+    command, and reloads itself after `reload` seconds, 0 for never.
     """
     from metaseq_lm.league.assembly import (
         read_archived,
@@ -176,7 +204,7 @@ def report(place: Path | None, options: LeagueOptions) -> int:
     check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
-    show(write_report(runs, folder, options.budgets))
+    show(write_report(runs, folder, options.budgets, command, reload))
     return 0
 
 
@@ -248,7 +276,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         folder.check_plans(plan_hash)
         folder.write(contents)
         over = runner.run()
-    report(folder.path, replace(options, out=None))
+    report(folder.path, replace(options, out=None), masked(["metaseq-lm", *args.argv]))
     return 0 if over else 1
 
 

@@ -10,6 +10,10 @@ Results kept without their folders, and later runs beside them in one table:
 
     metaseq-lm report SWEEP --archive measured.jsonl
     metaseq-lm report measured.jsonl MORE_RUNS --archive measured.jsonl
+
+The page of a sweep while it runs; it reloads itself:
+
+    metaseq-lm report SWEEP --out DIR --watch
 """
 
 import argparse
@@ -17,6 +21,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,12 +29,15 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
+from metaseq_lm.reporting.drawing import collect
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
-from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
+from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, title_of
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.page import Page, render
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_costs,
@@ -44,6 +52,7 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
 from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
+from metaseq_lm.reporting.watch import follow, runs_go_on
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
 READABLE = 14  # series in one picture
@@ -119,6 +128,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
     add(
+        "--watch",
+        action="store_true",
+        help="with --out: write the files again whenever results change, until all runs are over; "
+        "the page reloads itself (default: once)",
+    )
+    add(
         "--archive",
         type=Path,
         metavar="FILE",
@@ -182,9 +197,23 @@ def formats(text: str) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and write the files."""
+    """Print the table and write the files, with --watch whenever results change."""
     if args.json and (args.out or args.format):
         raise UsageError("--json prints one document; leave --out and --format out")
+    if args.watch and (args.out is None or args.archive):
+        raise UsageError("--watch writes a page again and again: give --out DIR, and no --archive.")
+    if not args.watch:
+        return report(args)
+    paths = [Path(path) for path in args.paths]
+    follow(lambda reload: report(args, reload), paths, partial(runs_go_on, paths))
+    return 0
+
+
+def report(args: argparse.Namespace, reload: int = 0) -> int:
+    """Print the table and write the files; the page reloads itself after `reload` seconds, if any.
+
+    A path that is no run or archive, and options that exclude each other, raise UsageError.
+    """
     output_formats = args.format or (list(FORMATS) if args.out else ["text"])
     draws = not {*DRAWN}.isdisjoint(output_formats)
     if args.out is None and (draws or args.curve or args.x or args.control):
@@ -249,18 +278,23 @@ def run(args: argparse.Namespace) -> int:
         pictures = Pictures(settings, args.spread, args.columns, args.x, controls)
         with TemporaryDirectory() as spare:
             folder = args.out if "png" in output_formats else Path(spare)
-            with warnings.catch_warnings(record=True) as caught:
+            with warnings.catch_warnings(record=True) as caught, collect() as drawings:
                 drawn, notes = draw(pictures, metric, curves, folder)
             # matplotlib names characters that its font lacks.
             notes += dict.fromkeys(str(warning.message) for warning in caught)
-            page = to_html(table, settings, metric, drawn, notes, samples)
         if notes:
             show("\n".join(["", *map(clean, notes)]))
         if "png" in output_formats:
             paths += drawn
         if "html" in output_formats:
             paths.append(args.out / "report.html")
-            write_atomic(paths[-1], page.encode())
+            command = masked(["metaseq-lm", *args.argv])
+            content = Report(
+                table, settings, metric, args.spread, compared, controls, samples, command
+            )
+            title = f"{title_of(args.paths)}: {table.title}"
+            page = Page(title, content.sections(drawings, notes), reload)
+            write_atomic(paths[-1], render(page).encode())
     show(written_list(paths))
     return 0
 

@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
+from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
@@ -19,7 +22,7 @@ from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans, objective_of
 from metaseq_lm.league.gates import examine
-from metaseq_lm.league.page import write_page
+from metaseq_lm.league.page import REPEAT, write_page
 from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
 from metaseq_lm.league.predictions import FILE, Outcome, Registered, read_predictions
 from metaseq_lm.league.prices import describe_excluded, possible
@@ -39,6 +42,7 @@ from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
 
@@ -429,11 +433,17 @@ def labels_of(objectives: Iterable[Objective]) -> set[str]:
     return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
 
 
-def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[float] = ()) -> str:
+def write_report(
+    league: LeagueRuns,
+    folder: Path | None,
+    budgets: Sequence[float] = (),
+    command: str = "",
+    reload: int = 0,
+) -> str:
     """Return what a terminal shows of the standings; their page is written into `folder`, if any.
 
-    All rows are tested, those of `budgets` (default: of all) are shown. Raises UsageError if there
-    are none.
+    All rows are tested, those of `budgets` (default: of all) are shown. The page names `command`,
+    and reloads itself after `reload` seconds, 0 for never. Raises UsageError if there are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -442,4 +452,20 @@ def write_report(league: LeagueRuns, folder: Path | None, budgets: Sequence[floa
         standings = replace(standings, entries=shown, predictions=predicted)
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
-    return terminal_text(standings, write_page(standings, folder) if folder else ())
+    paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
+    return terminal_text(standings, paths)
+
+
+def repeat(league: LeagueRuns, command: str) -> Section:
+    """Return what repeats a league: the plan with its hash, what was added, and commands."""
+    contents = league.contents
+    commands = ["metaseq-lm league plan.yaml --out L"]
+    for item in contents.added:
+        words = ["--with", *item.options, "--name", item.name]
+        words += ["--user-dir", item.user_dir] if item.user_dir else []
+        commands.append(f"metaseq-lm league --out L {masked(words)}")
+    further = f"; with what was added it is {league.plan.hash}" if contents.added else ""
+    notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
+    plan = OmegaConf.to_yaml(dict(contents.content))
+    texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]
+    return Section(REPEAT.title, notes, texts=texts + ([("This page", command)] if command else []))

@@ -6,23 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from metaseq_lm.league.cells import interval_title
+from metaseq_lm.league.cells import gain_text, interval_title, score_text, summary_text
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladder_tables import Meeting, curve_intervals, interval_name, meetings
 from metaseq_lm.league.rungs import is_compared, ladder_of, objectives_of
 from metaseq_lm.league.standings import REFUSE, VOID
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, UNDECIDED, WORSE
-from metaseq_lm.reporting.canvas import (
-    COLOURS,
-    CONTROL,
-    Style,
-    canvas,
-    control_style,
-    cost_axis,
-    legend,
-    style_of,
-)
+from metaseq_lm.reporting.canvas import canvas, cost_axis, legend
+from metaseq_lm.reporting.drawing import mark, series
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.styles import COLOURS, CONTROL, Style, control_style, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,6 +77,7 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
     ys = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     for y, entry in zip(ys, entries):
         draw_row(axes, y, entry, metric, colour_of(entry, standings))
+        mark_row(axes, y, standings, entry)
     axes.set_ylim(sum(heights), 0)
     axes.grid(visible=False, axis="y")
     names, words = zip(*(row_texts(standings, entry) for entry in entries))
@@ -96,9 +90,27 @@ def draw_panel(axes: "Axes", standings: Standings, entries: list[Entry]) -> None
     for label, entry in zip(beside.get_yticklabels(), entries):
         label.set_color(colour_of(entry, standings))
     values = standings.references.get(metric.name, {}).values()
-    for value, style in zip(values, reference_styles(standings).values()):
+    for value, (name, style) in zip(values, reference_styles(standings).items()):
         look: Any = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.2}
-        axes.axvline(value * metric.scale, zorder=1, **look)
+        with series(axes, name):
+            axes.axvline(value * metric.scale, zorder=1, **look)
+
+
+def mark_row(axes: "Axes", y: float, standings: Standings, entry: Entry) -> None:
+    """Say the values of a row: its mean with the verdict, and its controls."""
+    metric, name = standings.primary, entry.objective
+    if entry.about(metric.name, VOID, REFUSE):
+        low, high = axis_ends(standings)
+        mark(axes, (low + high) / 2, y, standings.verdict_text(entry), name=name)
+        return
+    if scores := scaled(entry.scores.get(metric.name, ()), metric):
+        text = score_text(standings, entry, metric)
+        value = f"{text} ({len(scores)} seeds), {standings.verdict_text(entry)}"
+        mark(axes, sum(scores) / len(scores), y, value, name=name)
+    for control, values in (("untrained", entry.untrained), ("shuffled", entry.shuffled)):
+        if scores := scaled(values.get(metric.name, ()), metric):
+            text = summary_text(values, metric)
+            mark(axes, sum(scores) / len(scores), y, text, name=f"{name}, {control}")
 
 
 def row_texts(standings: Standings, entry: Entry) -> tuple[str, str]:
@@ -197,16 +209,20 @@ def draw_ladder(standings: Standings, path: Path) -> None:
         for i, (name, style) in enumerate(styles.items()):
             entries = [entry for entry in standings.entries if entry.objective == name]
             shift = 1.02 ** (i - (len(styles) - 1) / 2)
-            draw_steps(axes, standings, entries, style, shift)
-            draw_predictions(axes, standings, name, style, shift)
+            with series(axes, name):
+                draw_steps(axes, standings, entries, style, shift)
+                draw_predictions(axes, standings, name, style, shift)
             for gains in others:
-                draw_gains(gains, standings, entries, style, shift)
+                with series(gains, name):
+                    draw_gains(gains, standings, entries, style, shift)
         for pair in established:
             draw_crossover(axes, standings, pair)
         values = standings.references.get(metric.name, {}).values()
         lines = reference_styles(standings) if values else {}
-        for value, style in zip(values, lines.values()):
-            axes.axhline(value * metric.scale, color=CONTROL, linestyle=style.dash, linewidth=1.2)
+        for value, (name, style) in zip(values, lines.items()):
+            look: Any = {"color": CONTROL, "linestyle": style.dash, "linewidth": 1.2}
+            with series(axes, name):
+                axes.axhline(value * metric.scale, **look)
         legend(figure, styles | lines, describe_ladder(standings, bool(established)))
         for panel in others:  # `canvas` names the axis of the first panel of a row only
             axes.set_title(metric.axis, fontsize="small")
@@ -224,6 +240,8 @@ def draw_gains(
             continue
         xs.append(entry.budget * shift)
         means.append(gain.mean * metric.scale)
+        at = f"{flops_text(entry.budget)} FLOPs"
+        mark(axes, xs[-1], means[-1], gain_text(gain, metric), at)
         if ends := gain.interval(level):
             axes.plot([xs[-1]] * 2, scaled(ends, metric), color=style.colour, linewidth=1.2)
     look: Any = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
@@ -242,7 +260,9 @@ def draw_predictions(
         x, ends = prediction.budget * shift, scaled(prediction.interval, metric)
         axes.plot([x] * 2, ends, color=style.colour, linewidth=1.2, linestyle=":")
         look: Any = {"markersize": 7, "markerfacecolor": "none", "color": style.colour}
-        axes.plot([x], scaled([prediction.value], metric), style.marker, **look)
+        (y,) = scaled([prediction.value], metric)
+        axes.plot([x], [y], style.marker, **look)
+        mark(axes, x, y, f"{y:.4g} predicted", f"{flops_text(prediction.budget)} FLOPs")
 
 
 def draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:
@@ -288,6 +308,8 @@ def draw_steps(
         if scores and not is_hollow:
             xs.append(x)
             means.append(sum(scores) / len(scores))
+            at = f"{flops_text(entry.budget)} FLOPs"
+            mark(axes, x, means[-1], score_text(standings, entry, metric), at)
     look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker}
     axes.plot(xs, means, markersize=7, **look)
     for budget, ends in curve_intervals(standings, entries[0].objective).items():
@@ -299,3 +321,5 @@ def draw_steps(
         x = min(standings.budgets) / START * shift
         look = {"markersize": 7, "markerfacecolor": "none"}
         axes.plot([x], [summary.centre], style.marker, color=style.colour, **look)
+        known = next(entry.untrained for entry in entries if entry.untrained.get(metric.name))
+        mark(axes, x, summary.centre, summary_text(known, metric), "no training")

@@ -169,6 +169,17 @@ class LeagueFolder:
                 ) from None
             yield
 
+    def is_running(self) -> bool:
+        """Return whether a command runs this league."""
+        try:
+            with open(self.path / ".lock", "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def runs(self) -> list[Run]:
         """Return all runs that have begun, of all phases."""
         folders = []

@@ -17,39 +17,57 @@ from metaseq_lm.league.cells import (
     signed_texts,
     summary_text,
 )
+from metaseq_lm.league.describe import describe_origins, describe_rule
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
+from metaseq_lm.league.html import league_sections
 from metaseq_lm.league.ladder_tables import ladder_tables
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS
+from metaseq_lm.reporting.drawing import collect
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_text
-from metaseq_lm.reporting.html import render_page
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.page import Page, Section, render
 from metaseq_lm.reporting.table import Cell, Table
 
+REPEAT = Section("To repeat it")
 
-def write_page(standings: Standings, folder: Path) -> list[Path]:
+
+def write_page(
+    standings: Standings, folder: Path, repeat: Section = REPEAT, reload: int = 0
+) -> list[Path]:
     """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
 
-    `standings` are decided ones. Returns the paths; the text is the first.
+    Args:
+        standings: Decided ones.
+        folder: Where the files are written.
+        repeat: The last section of the html page: plan and commands.
+        reload: After how many seconds the html page reloads itself, 0 for never.
+
+    Returns:
+        The paths; the text is the first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
     others = [gains_table(standings), *ladder_tables(standings), secondary_table(standings)]
     tables = [table, *(other for other in others if other)]
     pictures = [folder / "standings.png"]
-    draw_standings(standings, pictures[0])
     ladder = folder / "ladder.png"
-    ladder.unlink(missing_ok=True)  # of an earlier page
     if len(standings.budgets) > 1:
         pictures.append(ladder)
-        draw_ladder(standings, ladder)
+    else:
+        ladder.unlink(missing_ok=True)  # of an earlier page
+    with collect() as drawings:
+        draw_standings(standings, pictures[0])
+        if ladder in pictures:
+            draw_ladder(standings, ladder)
+    sections = league_sections(standings, tables, drawings, repeat)
     texts = {
         "txt": "\n".join(map(to_text, tables)),
         "md": "\n".join(map(to_markdown, tables)),
         "csv": to_csv(table),
-        "html": render_page(table, pictures, tables=tables[1:]),
+        "html": render(Page(standings.title, sections, reload)),
     }
     paths = []
     for ending, text in texts.items():
@@ -210,19 +228,6 @@ def references(standings: Standings) -> list[str]:
     return lines
 
 
-def describe_rule(standings: Standings) -> str:
-    """Return how the verdicts came about."""
-    rule, metric = standings.rule, standings.primary
-    count = sum(entry.decision is not None for entry in standings.entries)
-    return (
-        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
-        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
-        "Equivalent: the "
-        f"{interval_title(rule)} of the difference (Welch's) lies within ± "
-        f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
-    )
-
-
 def gain_verdict(entry: Entry, metric: Metric) -> str:
     """Return the verdict on the gain of a row in words, "" if there is none."""
     decision = entry.stated_gain(metric.name)
@@ -241,20 +246,6 @@ def describe_gains(standings: Standings) -> str:
         f"corrected among themselves for {max(rule.comparisons, count)} comparisons. Seeds that "
         "would decide are runs and untrained models of each."
     )
-
-
-def describe_origins(standings: Standings) -> list[str]:
-    """Return which rows were run and which ones shipped with the plan; [] if none did."""
-    if not any(entry.shipped for entry in standings.entries):
-        return []
-    trained = []
-    for budget in standings.budgets:
-        entries = standings.at(budget, standings.primary)
-        names = [entry.objective for entry in entries if not entry.shipped]
-        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
-    if not trained:
-        return ["All rows ship with the plan."]
-    return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]
 
 
 def record(standings: Standings, entry: Entry) -> dict[str, Any]:

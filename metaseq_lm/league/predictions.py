@@ -27,9 +27,9 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.league.curves import Fit, form_of, naive_predictions, obstacle, rejection
 from metaseq_lm.league.ladders import Ladder
-from metaseq_lm.league.provenance import times
 from metaseq_lm.league.standings import finished
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.provenance import times
 from metaseq_lm.reporting.runs import Run
 
 FILE = "predictions.jsonl"

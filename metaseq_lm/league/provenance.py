@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
+from collections.abc import Sequence
 
+from metaseq_lm.reporting.provenance import made_with, time_text, times
 from metaseq_lm.reporting.runs import Run
 
 
@@ -27,60 +26,12 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:
         text += f" ({unknown} of {len(runs)} runs do not say when)"
-    facts = [counted(runs, fact) for fact in (code_of, versions_of, machine_of)]
-    made_with = "; ".join(filter(None, facts))
+    made = made_with(runs)
     marked = sum(bool(run.plan) for run in runs)
     count = {0: "No run records", len(runs): "Each run records"}.get(
         marked, f"{marked} of {len(runs)} runs record"
     )
     return (
-        f"{text[0].upper()}{text[1:]}{f'; they were made with {made_with}' if made_with else ''}. "
+        f"{text[0].upper()}{text[1:]}{f'; they were made with {made}' if made else ''}. "
         f"{count} the hash of this plan."
     )
-
-
-def times(runs: Iterable[Run], key: str) -> list[datetime]:
-    """Return the times that results.json of runs has under a key."""
-    known = []
-    for run in runs:
-        text = (run.results or {}).get(key)
-        try:
-            known.append(datetime.fromisoformat(str(text)).astimezone(timezone.utc))
-        except (ValueError, OverflowError):  # runs of earlier versions have none
-            continue
-    return known
-
-
-def time_text(time: datetime) -> str:
-    """Return a time as 2026-11-27 16:40:00 UTC."""
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
-    """Return the values of a fact, with the number of runs where they differ."""
-    counts = Counter(value for run in runs if (value := fact(run)))
-    if len(counts) < 2:
-        return "".join(counts)
-    texts = [f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.most_common()]
-    return " and ".join(texts)
-
-
-def code_of(run: Run) -> str:
-    """Return the hash of the code that made a run, "" if it is not recorded."""
-    code = (run.results or {}).get("code")
-    return f"code {code}" if code else ""
-
-
-def versions_of(run: Run) -> str:
-    """Return the versions of the software that made a run, "" if they are not recorded."""
-    versions = (run.results or {}).get("versions") or {}
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def machine_of(run: Run) -> str:
-    """Return the architecture and the threads that made a run, "" if they are not recorded."""
-    results = run.results or {}
-    if not results.get("architecture"):
-        return ""
-    threads = results.get("threads")
-    return f"{results['architecture']}, {threads} thread{'s' * (threads != 1)}"

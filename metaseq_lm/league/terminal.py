@@ -7,10 +7,11 @@ from textwrap import wrap
 
 from metaseq_lm.core.output import clean
 from metaseq_lm.league.cells import gain_text, interval_title, signed_texts
+from metaseq_lm.league.describe import describe_origins
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
 from metaseq_lm.league.ladder_tables import describe_crossovers, describe_predictions
-from metaseq_lm.league.page import describe_origins, summaries
+from metaseq_lm.league.page import summaries
 from metaseq_lm.league.parts import (
     DOUBT,
     aligned,

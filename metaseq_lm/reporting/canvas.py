@@ -1,9 +1,8 @@
-"""What all pictures share: colours, panels, axes, the legend."""
+"""What all pictures share: panels, axes, the legend."""
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -11,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import printable
+from metaseq_lm.reporting.drawing import begin, describe
+from metaseq_lm.reporting.styles import GRID, Style
+from metaseq_lm.reporting.svg import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-CONTROL = "#888888"
-# Markers tell series apart without colour; from the eighth on colours return with another dash.
-DASHES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D")
 LOOK: Any = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -29,36 +25,19 @@ LOOK: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e5e5e5",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
     # A name with two dollar signs is a name, no formula.
     "text.parse_math": False,
+    # An SVG has texts as texts, and the same names whenever it is written.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "metaseq-lm",
 }
 PANEL = (5.2, 3.4)  # inches
 DPI = 150
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a series is drawn."""
-
-    colour: str
-    dash: Any  # what matplotlib takes as a line style
-    marker: str
-
-
-def style_of(i: int) -> Style:
-    """Return the style of the i-th series."""
-    turn = i // len(COLOURS)
-    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[i % len(MARKERS)])
-
-
-def control_style(i: int) -> Style:
-    """Return the style of the i-th control, a grey line without points."""
-    return Style(CONTROL, DASHES[(i + 1) % len(DASHES)], "")
 
 
 def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:
@@ -122,6 +101,8 @@ def canvas(
 ) -> Iterator[tuple["Figure", list[Any]]]:
     """Give a figure with so many panels, and write it to `path` as png on leaving.
 
+    Where drawings are collected for a page, that gets it, too.
+
     The panels have one scale for their scores where it is `shared`, else each its own. They stand
     in rows of up to three, or one below another with the heights `stacked`, in inches.
     """
@@ -133,7 +114,7 @@ def canvas(
     columns = 1 if stacked else 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     heights = list(stacked) or [PANEL[1]] * rows
-    with rc_context(LOOK):
+    with rc_context(LOOK), begin(path.stem.replace("_", " ")) as drawing:
         width = PANEL[0] if columns == 1 else 3.8 * columns
         figure = Figure(figsize=(width, sum(heights)))
         FigureCanvasAgg(figure)
@@ -151,12 +132,18 @@ def canvas(
         drawn = BytesIO()
         figure.savefig(drawn, dpi=DPI, format="png")
         write_atomic(path, drawn.getvalue())
+        if drawing is not None:
+            for shown in list(figure.legends):  # the page has its own, which switches series
+                shown.remove()
+            figure.set_figheight(sum(heights))
+            drawing.svg = to_svg(figure, drawing)
 
 
 def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
     """Put the legend below the panels, in as many columns as its names leave room for."""
     from matplotlib.lines import Line2D
 
+    describe(styles, title)
     room = int(figure.get_figwidth() * 15)  # characters of a small font
     # matplotlib leaves out of a legend what begins with an underscore.
     names = [fill(name if name[0] != "_" else f" {name}", room - 6) for name in styles]

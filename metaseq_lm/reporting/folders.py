@@ -178,6 +178,14 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
 
     Archives have no plan.
     """
+    plan = []
+    for file in sweep_files(paths):
+        plan += with_states(file.parent, read_plan(file))
+    return plan
+
+
+def sweep_files(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the files sweep.json in folders and at most LEVELS_ABOVE above them, each once."""
     files: dict[Path, None] = {}
     for path in (Path(path).resolve() for path in paths):
         if path.is_file():
@@ -185,10 +193,7 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
         for folder in (path, *path.parents[:LEVELS_ABOVE]):
             if (folder / SWEEP_FILE).is_file():
                 files[folder / SWEEP_FILE] = None
-    plan = []
-    for file in files:
-        plan += with_states(file.parent, read_plan(file))
-    return plan
+    return list(files)
 
 
 def with_states(folder: Path, plan: list[Planned]) -> list[Planned]:

@@ -1,18 +1,21 @@
-"""One self-contained html page of a whole report, and the page of samples."""
+"""The page of `metaseq-lm report`, and that of samples."""
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from metaseq_lm.core.files import LARGEST_JSON, read_bounded
 from metaseq_lm.core.output import clean, seconds_text
-from metaseq_lm.reporting.formats import numeric_columns
-from metaseq_lm.reporting.numbers import Metric, flops_text
+from metaseq_lm.reporting.drawing import Drawing
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.page import HtmlTable, Section, html_table, text_table
+from metaseq_lm.reporting.provenance import describe_software, hashes_of
+from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
+from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
-TEMPLATE = Path(__file__).with_name("report.html")
-# Columns of the table of runs, and which of them are aligned right.
+# Columns of the table of runs, and which of them are numbers.
 RUN_COLUMNS = {
     "setting": False,
     "seed": True,
@@ -25,91 +28,144 @@ RUN_COLUMNS = {
     "code": False,
     "folder": False,
 }
+NAMES = 3  # of folders in a title
 
 
-class HtmlTable(NamedTuple):
-    """A table of the page; `right` says which columns are aligned right."""
+@dataclass(frozen=True)
+class Report:
+    """What a report shows, in the order of its page: what is decided, what it rests on, the rest.
 
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    right: Sequence[bool]
-
-
-def to_html(
-    table: Table,
-    settings: Sequence[Setting],
-    metric: Metric,
-    pictures: Sequence[Path] = (),
-    notes: Sequence[str] = (),
-    samples: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Return the page: table, pictures (png files) with their notes, samples, settings and runs."""
-    has_hidden = any(len(setting.values) > len(setting.shown) for setting in settings)
-    details = {"What else the settings differ in": difference_table(settings)} if has_hidden else {}
-    details["Runs"] = run_table(settings, metric)
-    return render_page(table, pictures, notes, samples=samples, details=details)
-
-
-def render_page(
-    table: Table,
-    pictures: Sequence[Path] = (),
-    notes: Sequence[str] = (),
-    *,
-    samples: Sequence[tuple[str, str]] = (),
-    tables: Sequence[Table] = (),
-    details: Mapping[str, HtmlTable] | None = None,
-) -> str:
-    """Return a page: table, more `tables`, pictures with their notes, samples, small tables.
-
-    `details` are the small tables by their headings. The template escapes every text. Pictures are
-    embedded.
+    Attributes:
+        table: The table of scores.
+        settings: The settings with their runs.
+        metric: What is compared.
+        spread: The measure of spread, a key of SPREAD_TITLES.
+        compared: The tests, None without.
+        controls: Those of the settings that are controls.
+        samples: Texts that runs logged, by their headings.
+        command: The command line of the report, without secrets.
     """
-    from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(
-        autoescape=True,
-        finalize=without_control_characters,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=table.title,
-        tables=[
-            (part, HtmlTable(part.head, part.rows, numeric_columns(part)), has_best(part))
-            for part in (table, *tables)
-        ],
-        pictures=[(path.stem.replace("_", " "), encoded(path)) for path in pictures],
-        picture_notes=notes,
-        samples=[(name, content.splitlines()) for name, content in samples],
-        details=details or {},
-    )
+    table: Table
+    settings: Sequence[Setting]
+    metric: Metric
+    spread: str = "sd"
+    compared: Significance | None = None
+    controls: Sequence[Setting] = ()
+    samples: Sequence[tuple[str, str]] = ()
+    command: str = ""
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all settings."""
+        runs = []
+        for setting in self.settings:
+            runs += setting.runs
+        return runs
+
+    def sections(self, drawings: Sequence[Drawing], notes: Sequence[str]) -> list[Section]:
+        """Return the sections of the page; `notes` are about the figures."""
+        differences = difference_table(self.settings)
+        details = [run_table(self.settings, self.metric)]
+        return [
+            self.verdicts(),
+            self.checks(),
+            Section("Scores", tables=[html_table(self.table, self.table.title, [])]),
+            Section("Figures", notes, drawings),
+            Section("Samples", texts=self.samples),
+            Section(
+                "What else the settings differ in", tables=[differences] if differences else []
+            ),
+            Section("Runs", tables=details),
+            self.repeat(),
+        ]
+
+    def verdicts(self) -> Section:
+        """Return what the tests say of each setting, or which one is best."""
+        if self.compared is None:
+            note = "Nothing was tested: --baseline KEY=VALUE names a setting to compare with."
+            return Section("Verdicts", [*self.best(), note])
+        rows = []
+        for item in self.compared.comparisons:
+            if item.holm is None or item.baseline is None:  # a note says why
+                continue
+            score = summarise(item.setting.scores(self.metric.name), self.spread)
+            text = score.text(self.metric) if score else "-"
+            verdict = "better" if item.holm < LEVEL else "not shown to be better"
+            rows.append([item.setting.name, text, item.baseline.name, p_text(item.holm), verdict])
+        head = ["setting", self.metric.title, "baseline", "p (Holm)", "verdict"]
+        table = text_table(head, rows, right=(self.metric.title, "p (Holm)"))
+        return Section("Verdicts", self.compared.notes(), tables=[table] if rows else [])
+
+    def best(self) -> list[str]:
+        """Return a sentence on the settings that the table marks as best; [] if it marks none."""
+        if len(self.table.records) != len(self.settings):  # a table of one key against another
+            return []
+        names = []
+        for setting, line in zip(self.settings, self.table.records):
+            if line.get("is_best") and (score := summarise(setting.scores(self.metric.name))):
+                names.append(f"{setting.name} ({self.metric.text(score.centre)})")
+        return [f"Best by {self.metric.title}: {', '.join(names)}."] if names else []
+
+    def checks(self) -> Section:
+        """Return the scores of controls, and what is missing, left out or wrong."""
+        tested = set(self.compared.notes()) if self.compared else set()
+        notes = [note for note in self.table.notes if note not in tested]
+        rows = []
+        for control in self.controls:
+            score = summarise(control.scores(self.metric.name), self.spread)
+            text = score.text(self.metric) if score else "-"
+            rows.append([control.name, str(score.n if score else 0), text])
+        head = ["control", "seeds", self.metric.title]
+        tables = [text_table(head, rows, right=head[1:])] if rows else []
+        if not notes:
+            notes = ["All runs have a score, and none is marked as changed or incomplete."]
+        return Section("Controls and checks", notes, tables=tables)
+
+    def repeat(self) -> Section:
+        """Return the commands, hashes and versions that the numbers come from."""
+        rows = []
+        for setting in self.settings:
+            if command := command_of(setting.runs[0].path):
+                rows.append([setting.name, command])
+        closed = "The command of the first run of each setting"
+        commands = text_table(["setting", "command"], rows, look="small", closed=closed)
+        texts = [("This page", self.command)] if self.command else []
+        notes = [*describe_software(self.runs), *hashes_of(self.runs)]
+        return Section("To repeat it", notes, tables=[commands] if rows else [], texts=texts)
 
 
-def has_best(table: Table) -> bool:
-    """Return whether any cell of a table is marked as the best."""
-    return any(cell.best for row in table.rows for cell in row)
+def command_of(folder: Path) -> str:
+    """Return the last command that a run was started with, "" if its folder is gone."""
+    try:
+        text = read_bounded(folder / "command.txt", LARGEST_JSON).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+    return text.strip().rpartition("\n")[2]
 
 
-def without_control_characters(value: Any) -> Any:
-    """Return what the template prints; markup of its macros keeps its line ends."""
-    return clean(value) if type(value) is str else value
+def title_of(paths: Sequence[str | Path]) -> str:
+    """Return the names of the folders and archives of a report: of sweeps, mostly."""
+    names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + more
 
 
-def encoded(picture: Path) -> str:
-    """Return the content of a file in base64."""
-    return base64.b64encode(picture.read_bytes()).decode("ascii")
+def difference_table(settings: Sequence[Setting]) -> HtmlTable | None:
+    """Return the config values of each setting that its name does not show; None if there are none.
 
-
-def difference_table(settings: Sequence[Setting]) -> HtmlTable:
-    """Return a table of the config values of each setting that its name does not show."""
+    A value of None is left out.
+    """
+    if not any(len(setting.values) > len(setting.shown) for setting in settings):
+        return None
     rows = []
     for setting in settings:
         words = []
         for key, value in setting.values.items():
             if key not in setting.shown and value is not None:
                 words.append(f"{key}={show(value)}")
-        rows.append([Cell(setting.name), Cell(", ".join(words))])
-    return HtmlTable(["setting", "config"], rows, [False, False])
+        rows.append([setting.name, ", ".join(words)])
+    return text_table(["setting", "config"], rows, look="small")
 
 
 def run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
@@ -118,22 +174,23 @@ def run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
     for setting in settings:
         for run in setting.runs:
             results = run.results or {}
-            score = run.metrics.get(metric.name)
-            texts = [
-                setting.name,
-                show(run.seed),
-                run.why_unscored(metric.name) or run.status,
-                "-" if score is None else metric.text(score),
-                str(results.get("updates", run.last_update)),
-                flops_text(run.costs["own_flops"]),
-                seconds_text(run.costs["own_seconds"]),
-                str(results.get("data", "-")),
-                str(results.get("code", "-")),
-                run.name,
-            ]
-            rows.append([Cell(text) for text in texts])
+            score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
+            rows.append(
+                [
+                    Cell(setting.name),
+                    Cell(show(run.seed)),
+                    Cell(run.why_unscored(metric.name) or run.status),
+                    Cell("-" if score is None else metric.text(score), value=score),
+                    Cell(str(results.get("updates", run.last_update))),
+                    Cell(flops_text(run.costs["own_flops"])),
+                    Cell(seconds_text(seconds), value=seconds),
+                    Cell(str(results.get("data", "-"))),
+                    Cell(str(results.get("code", "-"))),
+                    Cell(run.name),
+                ]
+            )
     head = [metric.title if title == "score" else title for title in RUN_COLUMNS]
-    return HtmlTable(head, rows, list(RUN_COLUMNS.values()))
+    return HtmlTable(head, rows, list(RUN_COLUMNS.values()), look="small")
 
 
 # ---------------------------------------------------------------- samples

@@ -17,19 +17,18 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.canvas import (
-    Style,
     canvas,
-    control_style,
     cost_axis,
     dodge,
     legend,
-    style_of,
     thousands,
     ticks,
 )
-from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, summarise
+from metaseq_lm.reporting.drawing import mark, series, thinned
+from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, flops_text, summarise, words_text
 from metaseq_lm.reporting.runs import Run, identity, natural
 from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, show
+from metaseq_lm.reporting.styles import Style, control_style, style_of
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -148,7 +147,8 @@ def draw_metrics(pictures: Pictures, pattern: str, path: Path) -> list[str]:
             thousands(axes)
             for name, style in zip(names, styles.values()):
                 unit = unit_of(name, setting.runs)
-                notes += curve(axes, setting, unit, style, pictures.spread)
+                with series(axes, name.partition(".")[2]):
+                    notes += curve(axes, setting, unit, style, pictures.spread)
         legend(figure, styles, "line and band: " + SPREAD_TITLES[pictures.spread])
     return notes
 
@@ -169,8 +169,9 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
             axes.set(title=title, xlabel="updates", ylabel=unit.axis)
             thousands(axes)
             for setting in settings:
-                style = styles[pictures.series(setting)]
-                notes += curve(axes, setting, unit, style, pictures.spread)
+                name = pictures.series(setting)
+                with series(axes, name):
+                    notes += curve(axes, setting, unit, styles[name], pictures.spread)
         subject = "line and band: " + SPREAD_TITLES[pictures.spread]
         thin = any(run.status != "finished" and run.series(metric)[0] for run in runs)
         legend(figure, styles, subject + ("; thin: run without a result" if thin else ""))
@@ -193,6 +194,8 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
         else:
             axes.plot(*points, color=style.colour, linestyle=style.dash, linewidth=0.7)
             axes.plot(points[0][-1:], points[1][-1:], color=style.colour, marker="x")
+            last = f"{unit.text(values[finite][-1])} ({run.status})"
+            mark(axes, points[0][-1], points[1][-1], last, updates_text(points[0][-1]))
     if finished:
         # Interpolate on the range of updates that all runs cover, so that every mean is over all
         # runs. With equal schedules these are the logged values themselves.
@@ -207,7 +210,16 @@ def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: st
         if len(finished) > 1:
             low, high = [s.low for s in middle if s], [s.high for s in middle if s]
             axes.fill_between(at, low, high, color=style.colour, alpha=0.2, linewidth=0)
+        raw = [summarise(column / unit.scale, spread) for column in columns]
+        for i in thinned(len(at)):
+            if (summary := raw[i]) is not None:
+                mark(axes, at[i], centre[i], summary.text(unit), updates_text(at[i]))
     return notes
+
+
+def updates_text(update: float) -> str:
+    """Return where a point of a curve is."""
+    return f"{update:,.0f} updates"
 
 
 def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
@@ -235,8 +247,8 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     parts = pictures.panels if pictures.panels != key else None
     panels = pictures.split(parts)
     # Series are shifted sideways only if several share a value.
-    series = {pictures.series(s) for s in present}
-    lanes = len(series) if len(present) > len(values) * len(panels) else 1
+    names = {pictures.series(s) for s in present}
+    lanes = len(names) if len(present) > len(values) * len(panels) else 1
     with canvas(len(panels), path, pictures.shares_scale(parts)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             label = f"{key} ({prefix}…)" if prefix else key
@@ -250,14 +262,17 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                     if setting in present and pictures.series(setting) == name:
                         x = at[identity(setting.values[key])]
                         x = dodge(x, i % lanes, lanes, numbers, is_log)
-                        points.append((x, setting.scores(metric.name)))
-                trend(axes, points, metric, style, pictures.spread)
+                        place = f"{key} = {show(setting.values[key])}"
+                        points.append(Point(x, setting.scores(metric.name), place))
+                with series(axes, name):
+                    trend(axes, points, metric, style, pictures.spread)
             draw_controls(axes, pictures, settings, metric)
         legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
     return notes
 
 
 COST_AXES = {"flops": ("FLOPs", "training FLOPs"), "words": ("words", "words of the corpus seen")}
+COST_TEXTS = {"flops": flops_text, "words": words_text}
 
 
 def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> list[str]:
@@ -294,11 +309,15 @@ def draw_costs(pictures: Pictures, metric: Metric, path: Path, cost: str) -> lis
             )
             moved |= any(abs(x - spent) > 1e-6 * spent for x, (_, spent) in zip(at, inside))
             for name, style in styles.items():
-                series = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
-                series.sort(key=lambda pair: pair[0])
-                points = [(x, s.scores(metric.name)) for x, s in series]
-                texts = [sizes.get(s.name, "") for _, s in series]
-                trend(axes, points, metric, style, pictures.spread, texts)
+                points = []
+                for x, (setting, spent) in zip(at, inside):
+                    if pictures.series(setting) == name:
+                        place = f"{COST_TEXTS[cost](spent)} {unit}"
+                        scores = setting.scores(metric.name)
+                        points.append(Point(x, scores, place, sizes.get(setting.name, "")))
+                points.sort(key=lambda point: point.x)
+                with series(axes, name):
+                    trend(axes, points, metric, style, pictures.spread)
             draw_controls(axes, pictures, settings, metric)
         subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
         if any(sizes.values()):
@@ -328,11 +347,16 @@ def draw_controls(
         )
         if setting not in pictures.controls or summary is None:
             continue
-        style = styles[pictures.series(setting)]
+        name = pictures.series(setting)
+        style = styles[name]
         style_kwargs: Any = {"color": style.colour, "zorder": 1.2}
-        axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **style_kwargs)
-        if summary.n > 1:
-            axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **style_kwargs)
+        with series(axes, name):
+            axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **style_kwargs)
+            if summary.n > 1:
+                axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **style_kwargs)
+            exact = summarise(setting.scores(metric.name), pictures.spread)
+            assert exact is not None
+            mark(axes, axes.get_xlim()[1], summary.centre, exact.text(metric))
 
 
 def value_labels(pictures: Pictures) -> dict[str, str]:
@@ -385,36 +409,38 @@ def drawn_costs(settings: Sequence[Setting], metric: Metric) -> list[str]:
     return drawn
 
 
-def trend(
-    axes: "Axes",
-    points: Sequence[tuple[float, list[float]]],
-    metric: Metric,
-    style: Style,
-    spread: str,
-    texts: Sequence[str] = (),
-) -> None:
-    """Draw one series: a small point per seed, a large one with its spread, a line between.
+@dataclass(frozen=True)
+class Point:
+    """The scores of a setting at a place: its text is of the place, its label beside the point."""
 
-    `texts` are labels of the large points.
-    """
+    x: float
+    scores: Sequence[float]
+    text: str
+    label: str = ""
+
+
+def trend(axes: "Axes", points: Sequence[Point], metric: Metric, style: Style, spread: str) -> None:
+    """Draw one series: a small point per seed, a large one with its spread, a line between."""
     centres = []
     colour = style.colour
-    for i, (x, scores) in enumerate(points):
-        y = [score * metric.scale for score in scores]
-        summary = summarise(y, spread)
-        if summary is None:
+    for point in points:
+        x, y = point.x, [score * metric.scale for score in point.scores]
+        summary, exact = summarise(y, spread), summarise(point.scores, spread)
+        if summary is None or exact is None:
             continue
         centre = summary.centre
         centres.append((x, centre))
         bar = [[centre - summary.low], [summary.high - centre]] if summary.n > 1 else None
         axes.errorbar([x], [centre], yerr=bar, color=colour, capsize=3, elinewidth=1.2)
         axes.plot([x], [centre], style.marker, color=colour, markersize=8)
-        if texts:
+        if point.label:
             offset: Any = {"xytext": (6, -9), "textcoords": "offset points"}
-            axes.annotate(texts[i], (x, centre), **offset, fontsize=7, color=colour)
+            axes.annotate(point.label, (x, centre), **offset, fontsize=7, color=colour)
         # Drawn over the centre with a white face, so that every seed stays visible.
         small: Any = {"color": colour, "markerfacecolor": "white", "markersize": 3}
         axes.plot([x] * len(y), y, style.marker, **small)
+        seeds = f" ({summary.n} seeds)" if summary.n > 1 else " (1 seed)"
+        mark(axes, x, centre, exact.text(metric) + seeds, point.text)
     if len(centres) > 1:
         xs, ys = zip(*centres)
         axes.plot(xs, ys, color=colour, linestyle=style.dash, linewidth=1.2, zorder=1.5)

@@ -34,11 +34,15 @@ from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significan
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: plain text, whether it is the best of its column, whether it is a number."""
+    """One cell: plain text, whether it is the best of its column, whether it is a number.
+
+    `value` is what a page sorts it by, None where the text begins with it.
+    """
 
     text: str
     best: bool = False
     number: bool = True
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,8 @@ def setting_table(
             texts = [*compared.texts]
             texts += compared.detectable_texts(metric) if significance.with_detectable else ()
             row += map(Cell, texts)
-        row += [Cell(column.text(line[column.cost])) for column in cost_columns]
+        for column in cost_columns:
+            row.append(Cell(column.text(line[column.cost]), value=line[column.cost]))
         rows.append(row)
         records.append({**line, "is_best": is_best})
     below = significance.notes() if significance else []

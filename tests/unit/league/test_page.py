@@ -1,4 +1,5 @@
 import csv
+import html
 import inspect
 import io
 import re
@@ -8,8 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from metaseq_lm.league import control_gates, gates, loss_gates, parity_gates, score_gates
+from metaseq_lm.league.assembly import LeagueRuns, repeat
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import VERDICT_COLOURS, draw_panel, row_heights, row_texts
+from metaseq_lm.league.folder import Added, Contents
+from metaseq_lm.league.html import finding_tables, verdict_table
 from metaseq_lm.league.page import (
     gains_table,
     secondary_table,
@@ -17,6 +21,7 @@ from metaseq_lm.league.page import (
     summaries,
     write_page,
 )
+from metaseq_lm.league.plan import LAPTOP, read_plan
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Rule
@@ -135,10 +140,40 @@ def test_no_format_has_the_number_of_a_void_or_refused_row(mixed, tmp_path):
     }
     for path in paths:
         if path.suffix != ".png":
-            text = path.read_text()
+            text = re.sub(r'="[^"]*"', "", path.read_text())  # coordinates, which are no scores
             assert "unigram plateau" in text and "90.00" in text.replace("0.9", "90.00")
             for hidden in ("12.3", "0.123", "45.6", "0.456", "78.9", "0.789"):
                 assert hidden not in text, path
+
+
+def test_the_html_page_begins_with_verdicts_and_gates_and_ends_with_the_plan(mixed, tmp_path):
+    contents = Contents(*read_plan(LAPTOP), (Added("mine", {"options": ["task.mask_prob=0.3"]}),))
+    last = repeat(LeagueRuns(contents, ()), "metaseq-lm league report L")
+    write_page(mixed, tmp_path, last, reload=7)
+    text = html.unescape((tmp_path / "standings.html").read_text())
+    headings = re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
+    assert headings[:3] == ["Verdicts", "Controls and gates", "Figures"]
+    assert headings[-1] == "To repeat it" and 'data-watch="7"' in text
+    end = text[text.rindex("To repeat it") :]
+    for words in (contents.plan.hash, "name: laptop division", "metaseq-lm league report L"):
+        assert words in end
+    assert "metaseq-lm league --out L --with task.mask_prob=0.3 --name mine" in end
+    assert "rtd: 95.00 ± 1.22 a (8 seeds), not ranked: rate at the edge" in text
+
+
+def test_tables_of_the_html_page(mixed):
+    verdicts = verdict_table(mixed)
+    by_title = {title: row.text for title, row in zip(verdicts.head, verdicts.rows[0])}
+    assert by_title["FLOPs"] == "1.0e10" and by_title["not ranked"] == "rtd, electric, other"
+    assert by_title[BETTER] == "causal" and by_title[EQUIVALENT] == "hybrid"
+    barring, others, notes = finding_tables(mixed)
+    assert [[cell.text for cell in row][1:4] for row in barring.rows] == [
+        ["electric", "unigram plateau", "void"],
+        ["other", "parity", "refused"],
+        ["rtd", "rate at the edge", "not ranked (a)"],
+    ]
+    assert [row[4].text for row in others.rows] == [PROBE] and others.closed and not barring.closed
+    assert TRANSITION.reason in [row[-1].text for row in notes.rows]
 
 
 def test_findings_are_explained_below_the_table(mixed):

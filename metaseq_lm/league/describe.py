@@ -1,0 +1,32 @@
+"""Sentences on the standings: how verdicts came about, and where rows come from."""
+
+from metaseq_lm.league.cells import interval_title
+from metaseq_lm.league.entries import Standings
+from metaseq_lm.reporting.numbers import flops_text
+
+
+def describe_rule(standings: Standings) -> str:
+    """Return how the verdicts came about."""
+    rule, metric = standings.rule, standings.primary
+    count = sum(entry.decision is not None for entry in standings.entries)
+    return (
+        "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
+        f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
+        "Equivalent: the "
+        f"{interval_title(rule)} of the difference (Welch's) lies within ± "
+        f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
+    )
+
+
+def describe_origins(standings: Standings) -> list[str]:
+    """Return which rows were run and which ones shipped with the plan; [] if none did."""
+    if not any(entry.shipped for entry in standings.entries):
+        return []
+    trained = []
+    for budget in standings.budgets:
+        entries = standings.at(budget, standings.primary)
+        names = [entry.objective for entry in entries if not entry.shipped]
+        trained += [f"{', '.join(names)} at {flops_text(budget)}"] if names else []
+    if not trained:
+        return ["All rows ship with the plan."]
+    return [f"Run here: {'; '.join(trained)}; all other rows ship with the plan."]

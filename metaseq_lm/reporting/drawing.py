@@ -1,0 +1,161 @@
+"""What a page shows of a figure beyond its pixels: values of its marks, series to switch.
+
+Between `collect()` and its end every figure of `canvas` leaves a `Drawing`. Functions that draw
+say with `series` and `mark` what belongs together and what the values are; without a collector
+they do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from metaseq_lm.core.output import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from metaseq_lm.reporting.styles import Style
+
+PREFIX = "series-"  # of the group id that matplotlib writes for an artist of a series
+LISTED = 12  # series in an alternative text; all are in the table of values
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a figure with its texts, such as "400 updates" and "87.2 ± 1.1"."""
+
+    axes: Axes = field(repr=False)
+    x: float
+    y: float
+    series: str
+    at: str
+    value: str
+
+    @property
+    def panel(self) -> str:
+        """The title of the panel that the mark is in, on one line."""
+        title = self.axes.get_title() or self.axes.get_title(loc="left")
+        return " ".join(clean(title).split())
+
+    @property
+    def text(self) -> str:
+        """Series, value and place in one line."""
+        value = f"{self.value} at {self.at}" if self.at else self.value
+        return clean(f"{self.series}: {value}" if self.series else value)
+
+
+@dataclass
+class Drawing:
+    """A figure of a page.
+
+    Attributes:
+        name: What it is called, such as "score by flops".
+        svg: The figure without its legend.
+        marks: Its points with their values.
+        styles: The series of its legend.
+        caption: What the marks stand for.
+        keys: The number of each series, which its artists carry in their group id.
+    """
+
+    name: str
+    svg: str = ""
+    marks: list[Mark] = field(default_factory=list)
+    styles: Mapping[str, Style] = field(default_factory=dict)
+    caption: str = ""
+    keys: dict[str, int] = field(default_factory=dict)
+    _series: str = ""
+
+    def key(self, series: str) -> int:
+        """Return the number of a series."""
+        return self.keys.setdefault(series, len(self.keys))
+
+    @property
+    def panels(self) -> list[str]:
+        """The titles of the panels that have marks."""
+        return list(dict.fromkeys(mark.panel for mark in self.marks))
+
+    @property
+    def alternative(self) -> str:
+        """An alternative text: the last value of each series."""
+        last = {(mark.panel, mark.series): mark for mark in self.marks}
+        texts = [f"{f'{m.panel}: ' * (len(self.panels) > 1)}{m.text}" for m in last.values()]
+        more = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
+        values = f". {'; '.join(texts[:LISTED])}{more}. All values are in the table below"
+        return f"{clean(self.name)}{values if texts else ''}."
+
+
+_collected: ContextVar[list[Drawing] | None] = ContextVar("collected", default=None)
+_current: ContextVar[Drawing | None] = ContextVar("current", default=None)
+
+
+@contextmanager
+def collect() -> Iterator[list[Drawing]]:
+    """Give a list that gets a drawing of every figure."""
+    token = _collected.set([])
+    try:
+        drawings = _collected.get()
+        assert drawings is not None
+        yield drawings
+    finally:
+        _collected.reset(token)
+
+
+@contextmanager
+def begin(name: str) -> Iterator[Drawing | None]:
+    """Give the drawing of a figure, which `collect` gets; None without a collector."""
+    drawings = _collected.get()
+    drawing = None if drawings is None else Drawing(name)
+    token = _current.set(drawing)
+    try:
+        yield drawing
+    finally:
+        _current.reset(token)
+    if drawings is not None and drawing is not None:
+        drawings.append(drawing)
+
+
+@contextmanager
+def series(axes: Axes, name: str) -> Iterator[None]:
+    """Count what is drawn and marked meanwhile as a series, which its legend switches."""
+    drawing = _current.get()
+    if drawing is None:
+        yield
+        return
+    before = set(axes.get_children())
+    outer, drawing._series = drawing._series, name
+    yield
+    drawing._series = outer
+    for artist in axes.get_children():
+        if artist not in before:
+            artist.set_gid(f"{PREFIX}{drawing.key(name)}")
+
+
+def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "") -> None:
+    """Say the value of a point in data coordinates.
+
+    Args:
+        axes: The panel.
+        x: Where it is.
+        y: The same.
+        value: What is shown, such as "87.2 ± 1.1".
+        at: The place on the x axis in words, such as "400 updates".
+        name: What it is of; by default the series that is being drawn.
+    """
+    if (drawing := _current.get()) is not None:
+        drawing.marks.append(Mark(axes, x, y, name or drawing._series, clean(at), clean(value)))
+
+
+def describe(styles: Mapping[str, Style], caption: str) -> None:
+    """Say the series and the caption of the legend."""
+    if (drawing := _current.get()) is not None:
+        drawing.styles, drawing.caption = dict(styles), caption
+
+
+def thinned(count: int, most: int = 60) -> Sequence[int]:
+    """Return at most `most` indices of `count` points at equal distances, the last with them."""
+    step = max(1, -(-count // most))
+    return sorted({*range(count - 1, -1, -step)})

@@ -1,0 +1,157 @@
+"""One self-contained page: sections of notes, tables, figures and texts, with style and script.
+
+The style sheet and the script are the same on every page, and the page's Content-Security-Policy
+allows nothing but these two, by their hashes: neither a label nor anything else of a run can bring
+a script, an image or a connection.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.output import clean, present_time
+from metaseq_lm.reporting.drawing import Drawing
+from metaseq_lm.reporting.formats import numeric_columns
+from metaseq_lm.reporting.styles import ON_DARK
+from metaseq_lm.reporting.svg import swatch
+from metaseq_lm.reporting.table import Cell, Table
+
+TEMPLATE, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{end}") for end in ("html", "css", "js"))
+# The number that a cell begins with: "<0.0001", "70.65 ± 2.30 a", "+1.91", "1,234".
+LEADING = re.compile(r"<?\s*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class HtmlTable:
+    """A table of a page.
+
+    Attributes:
+        head: The titles of the columns.
+        rows: The cells.
+        right: Which columns are numbers: aligned right, and sorted as such.
+        title: Above the table.
+        notes: Sentences below it.
+        look: "small" or "".
+        closed: If not "", the table is hidden behind this text until it is opened.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    right: Sequence[bool]
+    title: str = ""
+    notes: Sequence[str] = ()
+    look: str = ""
+    closed: str = ""
+
+    @property
+    def has_best(self) -> bool:
+        """Whether any cell is marked as the best."""
+        return any(cell.best for row in self.rows for cell in row)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section: notes, figures, tables, then texts with their headings."""
+
+    title: str
+    notes: Sequence[str] = ()
+    drawings: Sequence[Drawing] = ()
+    tables: Sequence[HtmlTable] = ()
+    texts: Sequence[tuple[str, str]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.notes or self.drawings or self.tables or self.texts)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page; one that follows runs reloads itself after `reload` seconds, 0 for never."""
+
+    title: str
+    sections: Sequence[Section]
+    reload: int = 0
+
+
+def html_table(table: Table, title: str = "", notes: Sequence[str] | None = None) -> HtmlTable:
+    """Return a table for a page, with its notes or others."""
+    below = table.notes if notes is None else notes
+    return HtmlTable(table.head, table.rows, numeric_columns(table), title, below)
+
+
+def text_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), **options: Any
+) -> HtmlTable:
+    """Return a table of texts; `right` names the columns that are numbers."""
+    cells = [[Cell(text) for text in row] for row in rows]
+    return HtmlTable(head, cells, [title in right for title in head], **options)
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML. The template escapes every text."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True,
+        finalize=without_control_characters,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    style = environment.from_string(source(STYLE)).render(colours=ON_DARK)
+    script = source(SCRIPT)
+    shown = [section for section in page.sections if not section.is_empty]
+    return environment.from_string(source(TEMPLATE)).render(
+        page=Page(page.title, shown, page.reload),
+        time=present_time(),
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=hash_source(style),
+        script_hash=hash_source(script),
+        sort_value=sort_value,
+        swatch=swatch,
+        value_table=value_table,
+    )
+
+
+@cache
+def source(path: Path) -> str:
+    """Return the content of a file of the package."""
+    return path.read_text(encoding="utf-8")
+
+
+def hash_source(text: str) -> str:
+    """Return what a Content-Security-Policy allows an inline text by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def without_control_characters(value: Any) -> Any:
+    """Return what the template prints; markup of its macros keeps its line ends."""
+    return clean(value) if type(value) is str else value
+
+
+def sort_value(cell: Cell) -> float | None:
+    """Return the number that a cell is sorted by, None if it has none."""
+    value = cell.value
+    if value is None and (match := LEADING.match(cell.text)):
+        value = float(match[1].replace(",", ""))
+    return value if value is not None and math.isfinite(value) else None
+
+
+def value_table(drawing: Drawing) -> HtmlTable:
+    """Return the values of a figure as a table, for those who cannot see it."""
+    columns = {
+        "panel": [mark.panel for mark in drawing.marks] if len(drawing.panels) > 1 else [],
+        "series": [mark.series for mark in drawing.marks],
+        "at": [mark.at for mark in drawing.marks],
+        "value": [mark.value for mark in drawing.marks],
+    }
+    shown = {title: texts for title, texts in columns.items() if any(texts)}
+    return text_table(list(shown), list(zip(*shown.values())), look="small")

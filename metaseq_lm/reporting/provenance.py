@@ -1,0 +1,78 @@
+"""What runs were made with: times, code, versions, machines, hashes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+
+from metaseq_lm.reporting.runs import Run
+
+
+def times(runs: Iterable[Run], key: str) -> list[datetime]:
+    """Return the times that results.json of runs has under a key."""
+    known = []
+    for run in runs:
+        text = (run.results or {}).get(key)
+        try:
+            known.append(datetime.fromisoformat(str(text)).astimezone(timezone.utc))
+        except (ValueError, OverflowError):  # runs of earlier versions have none
+            continue
+    return known
+
+
+def time_text(time: datetime) -> str:
+    """Return a time as 2026-11-27 16:40:00 UTC."""
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def counted(runs: Iterable[Run], fact: Callable[[Run], str]) -> str:
+    """Return the values of a fact, with the number of runs where they differ."""
+    counts = Counter(value for run in runs if (value := fact(run)))
+    if len(counts) < 2:
+        return "".join(counts)
+    texts = [f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.most_common()]
+    return " and ".join(texts)
+
+
+def made_with(runs: Iterable[Run]) -> str:
+    """Return code, versions and machines that made runs, "" if none is recorded."""
+    runs = list(runs)
+    facts = [counted(runs, fact) for fact in (code_of, versions_of, machine_of)]
+    return "; ".join(filter(None, facts))
+
+
+def describe_software(runs: Iterable[Run]) -> list[str]:
+    """Return a sentence on what made runs; [] if nothing is recorded."""
+    text = made_with(runs)
+    return [f"Made with {text}."] if text else []
+
+
+def hashes_of(runs: Iterable[Run]) -> list[str]:
+    """Return sentences on the data, and on the plans of leagues; [] if none is recorded."""
+    runs = list(runs)
+    data = counted(runs, lambda run: str((run.results or {}).get("data") or ""))
+    plans = counted(runs, lambda run: run.plan)
+    sentences = {"Data": data, "Plan": plans}
+    return [f"{name}: {text}." for name, text in sentences.items() if text]
+
+
+def code_of(run: Run) -> str:
+    """Return the hash of the code that made a run, "" if it is not recorded."""
+    code = (run.results or {}).get("code")
+    return f"code {code}" if code else ""
+
+
+def versions_of(run: Run) -> str:
+    """Return the versions of the software that made a run, "" if they are not recorded."""
+    versions = (run.results or {}).get("versions") or {}
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def machine_of(run: Run) -> str:
+    """Return the architecture and the threads that made a run, "" if they are not recorded."""
+    results = run.results or {}
+    if not results.get("architecture"):
+        return ""
+    threads = results.get("threads")
+    return f"{results['architecture']}, {threads} thread{'s' * (threads != 1)}"

@@ -1,0 +1,47 @@
+"""Colours, dashes and markers of series, and what the dark page shows in place of a colour."""
+
+from dataclasses import dataclass
+from typing import Any
+
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+CONTROL = "#888888"
+GRID = "#e5e5e5"
+# What stands for a colour of a figure on the dark page; a figure has no others.
+ON_DARK = {
+    "#0072b2": "#58b0ea",
+    "#d55e00": "#ff8a3d",
+    "#009e73": "#2fc79c",
+    "#cc79a7": "#e59ac3",
+    "#e69f00": "#f2b53a",
+    "#56b4e9": "#8fd0f5",
+    "#333333": "#e3e3e3",
+    "#888888": "#9d9d9d",
+    "#8a6d00": "#d3b445",
+    "#e5e5e5": "#363a41",
+    "#000000": "#c9c9c9",
+    "#ffffff": "#15181c",
+}
+# Markers tell series apart without colour; from the eighth on colours return with another dash.
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a series is drawn."""
+
+    colour: str
+    dash: Any  # what matplotlib takes as a line style
+    marker: str
+
+
+def style_of(i: int) -> Style:
+    """Return the style of the i-th series."""
+    turn = i // len(COLOURS)
+    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[i % len(MARKERS)])
+
+
+def control_style(i: int) -> Style:
+    """Return the style of the i-th control, a grey line without points."""
+    return Style(CONTROL, DASHES[(i + 1) % len(DASHES)], "")

@@ -1,0 +1,137 @@
+"""matplotlib's SVG as part of a page: no inline style, no global names, values at its marks.
+
+A page whose Content-Security-Policy allows a single style sheet by its hash ignores `style="..."`.
+What matplotlib writes there are presentation attributes, which any rule of a style sheet overrides:
+so the page can exchange colours in a dark theme.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from metaseq_lm.reporting.drawing import PREFIX, Drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from metaseq_lm.reporting.styles import Style
+
+# Characters that no XML document may have.
+FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+REFERENCE = re.compile(r"#([\w-]+)")
+NUMBERS = ("d", "x", "y", "transform", "points", "width", "height")
+POINTS, PIXELS = 72, 100  # of an inch, in the SVG and on the page
+BROAD = 700  # pixels: a figure with panels side by side, which is not shrunk to a narrow screen
+# Marks of a legend, in a box of 28 by 12.
+SHAPES = {
+    "o": "M17 6a3 3 0 1 1-6 0a3 3 0 1 1 6 0z",
+    "s": "M11 3h6v6h-6z",
+    "^": "M14 2.5l3.5 6.5h-7z",
+    "D": "M14 2l4 4l-4 4l-4-4z",
+    "|": "M13 1h2v10h-2z",
+}
+DASHES = {"--": "5 3", ":": "1.5 2.5", "-.": "6 2 1.5 2"}
+
+
+def to_svg(figure: Figure, drawing: Drawing) -> str:
+    """Return a figure as an element `svg` for a page, with its marks as circles that have titles.
+
+    Artists of a series have its number in `data-series`.
+    """
+    written = StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(FORBIDDEN.sub(" ", written.getvalue()))
+    strip(root)
+    used = set()
+    for element in root.iter():
+        for value in element.attrib.values():
+            used.update(REFERENCE.findall(value))
+    rename(root, used, re.sub(r"\W+", "-", drawing.name))
+    width = figure.get_figwidth() * PIXELS
+    root.attrib = {
+        "class": "chart broad" if width > BROAD else "chart",
+        "viewBox": root.attrib["viewBox"],
+        "width": f"{width:.0f}",
+        "role": "img",
+        "aria-label": drawing.alternative,
+        "stroke-linejoin": "round",
+    }
+    add_marks(root, figure, drawing)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def strip(element: Element) -> None:
+    """Remove namespaces, metadata and style sheets; make styles attributes, and numbers short."""
+    element.tag = element.tag.rpartition("}")[2]
+    element.text = (element.text or "").strip() and element.text
+    element.tail = None
+    attributes: dict[str, str] = {}
+    for name, value in element.attrib.items():
+        name = name.rpartition("}")[2]
+        if name == "style":
+            pairs = [part.partition(":") for part in value.split(";")]
+            styles = {key.strip(): text.strip() for key, _, text in pairs if text}
+            styles.pop("font-family", None)  # that of the page
+            attributes |= styles
+        else:
+            attributes[name] = LONG_NUMBER.sub(shorter, value) if name in NUMBERS else value
+    element.attrib = attributes
+    for child in list(element):
+        if child.tag.rpartition("}")[2] in ("metadata", "style"):
+            element.remove(child)
+        else:
+            strip(child)
+
+
+def shorter(number: re.Match[str]) -> str:
+    """Return a number with two digits after the point."""
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def rename(root: Element, used: set[str], name: str) -> None:
+    """Give ids that are referred to a prefix of their figure; make a series of its id."""
+    for element in root.iter():
+        identifier = element.attrib.pop("id", "")
+        if identifier.startswith(PREFIX):
+            element.set("data-series", identifier.removeprefix(PREFIX))
+        elif identifier in used:
+            element.set("id", f"{name}-{identifier}")
+        for key, value in element.attrib.items():
+            if key == "href" or value.startswith("url("):
+                element.set(key, REFERENCE.sub(rf"#{name}-\1", value))
+
+
+def add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
+    """Add a circle with a title for each mark, where its point was drawn."""
+    width, height = (float(size) * POINTS for size in figure.get_size_inches())
+    to_fraction = figure.transFigure.inverted()
+    group = SubElement(root, "g", {"fill": "none", "pointer-events": "all"})
+    panels = {name: str(i) for i, name in enumerate(drawing.panels)}
+    for mark in drawing.marks:
+        point = mark.axes.transData.transform((mark.x, mark.y))
+        x, y = to_fraction.transform(point)
+        place = {"cx": f"{x * width:.1f}", "cy": f"{(1 - y) * height:.1f}", "r": "4"}
+        circle = SubElement(group, "circle", {"class": "mark", **place})
+        circle.set("data-panel", panels[mark.panel])
+        if mark.series in drawing.keys:
+            circle.set("data-series", str(drawing.keys[mark.series]))
+        SubElement(circle, "title").text = mark.text
+
+
+def swatch(style: Style) -> str:
+    """Return line and mark of a series for a legend."""
+    root = Element("svg", {"class": "swatch", "viewBox": "0 0 28 12", "aria-hidden": "true"})
+    colour = style.colour.lower()
+    if style.dash:
+        line = {"d": "M1 6h26", "stroke": colour, "stroke-width": "1.8", "fill": "none"}
+        if style.dash in DASHES:
+            line["stroke-dasharray"] = DASHES[style.dash]
+        SubElement(root, "path", line)
+    if style.marker in SHAPES:
+        SubElement(root, "path", {"d": SHAPES[style.marker], "fill": colour})
+    return ElementTree.tostring(root, encoding="unicode")

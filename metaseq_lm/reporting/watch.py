@@ -1,0 +1,143 @@
+"""Following runs that are not over: files are written anew when results change."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.core.output import show_progress
+from metaseq_lm.reporting.folders import (
+    SKIPPED_FOLDERS,
+    SNAPSHOT,
+    find_plan,
+    run_folders,
+    sweep_files,
+)
+from metaseq_lm.runs import suite_results
+
+INTERVAL = 10  # seconds between two looks, and between reloads of a page
+SHARE = 10  # of the time is left between writing and writing again
+STALE = 3600.0  # seconds without a line in its log, after which a run of no sweep counts as dead
+FILES = ("config.yaml", "log.jsonl", "results.json", "sweep.json", "jobs.jsonl", "league.json")
+
+Result = TypeVar("Result")
+State = dict[str, tuple[int, int]]
+
+
+def follow(
+    write: Callable[[int], object], paths: Iterable[Path], goes_on: Callable[[], bool]
+) -> None:
+    """Write files whenever results change, until the runs are over, then a last time.
+
+    While `write` is called with the seconds after which its page reloads itself, what it prints is
+    left out; a MetaseqError, such as that no run has started yet, is printed once. The last call
+    is with 0, also at KeyboardInterrupt, which is raised again.
+
+    Args:
+        write: Writes the files.
+        paths: Folders and archives whose files tell whether results changed.
+        goes_on: Whether any run is not over.
+    """
+    paths, seen, said = list(paths), None, ""
+    try:
+        while quietly(goes_on):
+            pause, present = float(INTERVAL), files_below(paths)
+            if present != seen:
+                started = time.monotonic()
+                problem = problem_of(write)
+                if problem not in ("", said):
+                    say(f"metaseq-lm: {problem}")
+                show_progress(
+                    "waiting for results" if problem else "written; Ctrl-C ends the watch"
+                )
+                seen, said = present, problem
+                pause = max(pause, SHARE * (time.monotonic() - started))
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        with contextlib.suppress(MetaseqError):
+            write(0)
+        raise
+    write(0)
+
+
+def quietly(call: Callable[[], Result]) -> Result:
+    """Return the result of a call without what it prints, warnings too."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return call()
+
+
+def problem_of(write: Callable[[int], object]) -> str:
+    """Write files of a page that reloads itself; returns the message of an error, "" for none."""
+    try:
+        quietly(partial(write, INTERVAL))
+    except MetaseqError as error:
+        return str(error)
+    return ""
+
+
+def files_below(paths: Iterable[Path]) -> State:
+    """Return time and size of the files that reports read, by their paths."""
+    state: State = {}
+    skipped = {*SKIPPED_FOLDERS, SNAPSHOT} - {suite_results.FOLDER}
+    for root in paths:
+        files = [root]
+        for folder, children, names in os.walk(root):
+            children[:] = [d for d in children if d not in skipped and not d.startswith(".")]
+            is_suites = Path(folder).name == suite_results.FOLDER
+            files += [Path(folder, name) for name in names if is_suites or name in FILES]
+        for file in files:
+            with contextlib.suppress(OSError):  # replaced meanwhile
+                status = file.stat()
+                if not file.is_dir():
+                    state[str(file)] = status.st_mtime_ns, status.st_size
+    return state
+
+
+def runs_go_on(paths: Iterable[Path]) -> bool:
+    """Return whether any run at or below some paths, or of their sweeps, is not over.
+
+    A run of a sweep is over if `sweep status` says so, or if it waits for a command that has ended;
+    any other with its results, or if its log is an hour old.
+    """
+    from metaseq_lm.sweeps.states import ACTIVE
+
+    paths = list(paths)
+    planned = find_plan(paths)
+    if any(item.state and item.state.state in ACTIVE for item in planned):
+        return True
+    is_waiting = any(item.state and item.state.state == "waiting" for item in planned)
+    if is_waiting and any(has_command(file.parent) for file in sweep_files(paths)):
+        return True
+    of_sweeps = {folder for item in planned for folder in item.stages.values()}
+    for path in paths:
+        for folder in run_folders(path, {}) if path.is_dir() else ():
+            if folder not in of_sweeps and is_running(folder):
+                return True
+    return False
+
+
+def has_command(sweep: Path) -> bool:
+    """Return whether a command runs, on this machine or another, that starts runs of a sweep."""
+    from metaseq_lm.sweeps.folder import SweepFolder, process_start
+
+    host = socket.gethostname()
+    for row in SweepFolder(sweep).commands():
+        if row["host"] != host or process_start(row["pid"]) == row["start"]:
+            return True
+    return False
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a run of no sweep seems to run: no results yet, but a recent log."""
+    log = folder / "log.jsonl"
+    if (folder / "results.json").exists() or not log.exists():
+        return False
+    return time.time() - log.stat().st_mtime < STALE
