@@ -26,6 +26,7 @@ from metaseq_lm.runs.suite_results import SuiteResults
 PATH_KEYS = ("save_dir", "user_dir")
 LOGGING_OPTIONS = (
     "log_interval",
+    "pause_flops",
     "save_interval_updates",
     "keep_last",
     "save_words",
