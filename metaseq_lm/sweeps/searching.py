@@ -180,7 +180,8 @@ class Searched:
         stored = folder.stored_search()
         if not stored:
             raise UsageError(f"{folder.path} holds a sweep without a search; choose another --out")
-        definition = replace(self.definition, **relocated(folder, self.definition))
+        moved: dict[str, Any] = dict(relocated(folder, self.definition))
+        definition = replace(self.definition, **moved)
         here = {"search": self.search.as_json(), **definition.as_json()}
         there = {"search": dict(stored["rules"]), **stored["definition"]}
         for content in (here, there):

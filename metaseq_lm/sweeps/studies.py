@@ -244,7 +244,7 @@ class Studies:
 
     def _id(self, trial: Trial) -> int:
         study = self.storage.get_study_id_from_name(trial.setting)
-        return self.storage.get_trial_id_from_study_id_trial_number(study, trial.number)
+        return int(self.storage.get_trial_id_from_study_id_trial_number(study, trial.number))
 
     def report(self, trial: Trial, score: float, flops: float) -> Trial:
         """Record the score of a trial at the end of its share; return it as it stands now.
