@@ -12,6 +12,12 @@ interrupted. Every configuration is composed, and its task, criterion and model 
 anything is launched. Runs are trained from a snapshot of the code in S/code, so editing the code
 changes nothing; --new-code takes a new one.
 
+With --search KEY=RANGE and --search-flops F each setting is tuned with the same FLOPs, and --seeds
+are those of the runs with the best values (`search: {space: {...}, flops: F}` in a file):
+
+  metaseq-lm sweep DATA --out S --search 'optimizer.lr=log 1e-4..1e-2' --search-flops 4e13
+  --max-flops 1e13 --max-update 0 --seeds 1,2,3 --task masked_lm
+
 SWEEP.yaml (paths relative to the file):
   data: ../data
   config_dir: config                        # optional

@@ -67,11 +67,6 @@ class Search:
                 "such as four times trainer.max_flops"
             )
         check_options(cls, search, "search ")
-        if search.better is None and lower_is_better(search.metric) is None:
-            raise UsageError(
-                f"search: the name of {search.metric} does not say whether the higher or the lower "
-                "value is the better one; give --search-better"
-            )
         return search
 
     def as_json(self) -> dict[str, Any]:
@@ -86,6 +81,14 @@ class Search:
             raise UsageError(
                 f"seed {self.seed} is that of the trials; values that were chosen by a seed's luck "
                 "must be compared on other seeds, so give other --seeds, or another --search-seed"
+            )
+
+    def check_direction(self) -> None:
+        """Raise UsageError if nothing says which end of the metric is the best."""
+        if self.better is None and lower_is_better(self.metric) is None:
+            raise UsageError(
+                f"search: the name of {self.metric} does not say whether the higher or the lower "
+                "value is the better one; give --search-better"
             )
 
     @property

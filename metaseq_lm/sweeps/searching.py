@@ -130,7 +130,7 @@ class Searched:
         return float(options.max_flops)
 
     def check_metric(self) -> None:
-        """Raise UsageError if the metric is one of validation that a setting does not have."""
+        """Raise UsageError for a metric of no direction, or of validation that a setting lacks."""
         runs = [runs[0] for _, runs in self.corner_runs()]
         for _, _, config in composed(runs, self.definition, self.check):
             split = config.trainer.valid_split
@@ -138,6 +138,7 @@ class Searched:
                 known = [f"{split}.{name}" for name in valid_metrics(config)]
                 if self.search.metric not in known:
                     raise UsageError(unknown_metric(self.search.metric, known))
+        self.search.check_direction()
 
     # ---------------------------------------------------------------- before it runs
 
@@ -217,6 +218,7 @@ class Searched:
         if workers:
             show(f"the search goes on in {', '.join(workers)}")
             return False
+        self.show_failures(studies)
         studies.create(settings)
         names = {trial.worker for trial in studies.running()}
         for trial in fail_lost(studies, str(self.out), names):
@@ -233,13 +235,18 @@ class Searched:
         jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
         run_locally([Batch(folder, jobs, code, self.make_job)], self.launch, self.report)
         self.raise_failure(folder, jobs)
-        for setting in settings:
-            if failed := studies.failures(setting.name):
-                raise MetaseqError(
-                    f"{setting.name}: the last {len(failed)} trials failed; the last one: "
-                    f"{failed[-1].message}"
-                )
+        if self.show_failures(studies):
+            raise MetaseqError("the search cannot go on; see above, and give the command again")
         return not any(map(studies.is_open, settings))
+
+    def show_failures(self, studies: Studies) -> bool:
+        """Print the settings whose trials only fail, and return whether there are any."""
+        stuck = False
+        for setting in studies.settings():
+            if failed := studies.failures(setting.name):
+                stuck = True
+                show(f"{setting.name}: the last {len(failed)} trials failed; {failed[-1].message}")
+        return stuck
 
     def worker(self, number: int) -> Run:
         """Return a job of the search as a run without stages."""

@@ -65,7 +65,6 @@ SPACE = {"space": {"optimizer.lr": "log 1e-4..1e-2"}, "flops": 4.0}
         ({**SPACE, "first_rung": 0.1}, "first_rung"),
         ({**SPACE, "sampler": "cmaes"}, "sampler"),
         ({**SPACE, "trials": 4}, "unknown key 'trials'"),
-        ({**SPACE, "metric": "blimp.macro"}, "--search-better"),
         ({**SPACE, "flops": "many"}, "not a number"),
     ],
 )
@@ -96,8 +95,16 @@ def test_final_seeds_are_fresh() -> None:
         search.check(set(), [1, 101])
 
 
+def test_a_metric_has_a_direction() -> None:
+    with pytest.raises(UsageError, match="--search-better"):
+        Search.from_json({**SPACE, "metric": "blimp.macro"}).check_direction()
+    search = Search.from_json({**SPACE, "metric": "blimp.macro", "better": "higher"})
+    search.check_direction()
+    assert not search.lower_is_better
+    assert Search.from_json(SPACE).lower_is_better
+
+
 def test_rungs_begin_at_a_quarter() -> None:
     assert Search.from_json(SPACE).rungs == (0.25, 0.5, 1.0)
     assert Search.from_json({**SPACE, "first_rung": 0.6}).rungs == (0.6, 1.0)
     assert Search.from_json({**SPACE, "prune": "none"}).rungs == (1.0,)
-    assert Search.from_json(SPACE | {"better": "higher"}).lower_is_better is False
