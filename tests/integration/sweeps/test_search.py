@@ -88,10 +88,10 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
     wait_until(lambda: (trial / "log.jsonl").exists() and updates(trial) >= 3, 600)
     (worker,) = processes("submitit.core._submit", str(out))
     os.kill(worker, signal.SIGKILL)
-    assert first.wait() == 1 and "goes on with the search" in first.text()
+    assert first.wait(600) == 1 and "goes on with the search" in first.text()
 
     second = start_sweep(tmp_path / "second.txt", *command)
-    assert second.wait() == 0, second.text()
+    assert second.wait(600) == 0, second.text()
     assert "trial 1 failed: its process died" in second.text()
     trials = [json.loads(f.read_text()) for f in sorted(out.glob("search/all/*/trial.json"))]
     assert [t["state"] for t in trials][:2] == ["finished", "failed"]
@@ -102,7 +102,7 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
     check_final_runs(out, trials[0], spent)
 
     third: Started = start_sweep(tmp_path / "third.txt", *command)
-    assert third.wait() == 0 and "nothing to launch" in third.text()
+    assert third.wait(600) == 0 and "nothing to launch" in third.text()
     assert sweep(moons, "--out", out, *BUDGET, *TINY) == 2
 
 
