@@ -183,13 +183,13 @@ class Searched:
             raise UsageError(f"{folder.path} holds a sweep without a search; choose another --out")
         moved: dict[str, Any] = dict(relocated(folder, self.definition))
         definition = replace(self.definition, **moved)
-        here = {"search": self.search.as_json(), **definition.as_json()}
-        there = {"search": dict(stored["rules"]), **stored["definition"]}
-        for content in (here, there):
+        current = {"search": self.search.as_json(), **definition.as_json()}
+        earlier = {"search": dict(stored["rules"]), **stored["definition"]}
+        for content in (current, earlier):
             content["seeds"] = []
             if not folder.runs():
                 content["search"]["flops"] = 0.0
-        if lines := differences(there, here):
+        if lines := differences(earlier, current):
             raise UsageError(
                 f"{folder.path} holds another search ({'; '.join(lines[:5])}); choose another "
                 "--out, or continue it with the same definition; more --search-flops are possible "

@@ -232,9 +232,9 @@ class Studies:
             setting = min(opened, key=self._committed)
             study = self._study(setting.name)
             study.sampler = self._sampler(len(study.trials))
-            asked = study.ask(self.distributions)
+            created = study.ask(self.distributions)
             share = self.search.rungs[0]
-            trial = self._trial(setting.name, study.trials[asked.number])
+            trial = self._trial(setting.name, study.trials[created.number])
             self._set(trial, worker=worker, share=share)
             return replace(trial, worker=worker, share=share)
 
