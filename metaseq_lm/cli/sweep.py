@@ -123,9 +123,9 @@ class SearchOptions:
 
     search: tuple[str, ...] = option(
         (),
-        "draw this option from a range or choices, and run the seeds with the best value; can be "
-        "repeated",
-        metavar="KEY='log 1e-4..1e-2'|KEY=1..4|KEY=A,B",
+        "draw this option from 'log 1e-4..1e-2', 1..4 or A,B, and run the seeds with the best "
+        "value; can be repeated",
+        metavar="KEY=RANGE",
         repeated=True,
     )
     search_flops: float | None = option(

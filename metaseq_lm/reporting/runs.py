@@ -206,9 +206,10 @@ class Run:
             goal = f" of {total}" if total is not None else ""
             return f"not finished (no results.json; last logged update {self.last_update}{goal})"
         if self.status == "finished":
-            if self.results.get("stopped_by") != PAUSED:
+            updates, total = self.results.get("updates"), self.results.get("max_update")
+            if self.results.get("stopped_by") != PAUSED or updates == total:
                 return None
-            return f"stopped at a rung after {self.results['updates']} updates"
+            return f"stopped at a rung after {updates} of {total} updates"
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
