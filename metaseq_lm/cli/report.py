@@ -283,9 +283,8 @@ def without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     count = len(runs) - len(others)
     if not others or not count:
         return list(runs), []
-    return others, [
-        f"Not in the table: {count} trial{'s' * (count > 1)} of a search (see --expected-best)."
-    ]
+    of_search = f"{count} trial{'s' * (count > 1)} of a search"
+    return others, [f"Not in the table: {of_search} (see --expected-best)."]
 
 
 def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
