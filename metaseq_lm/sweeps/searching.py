@@ -14,12 +14,12 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.sweeps import launching
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.definition import Definition, differences
 from metaseq_lm.sweeps.expansion import Run, expand, run_names
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import Code, outcome_of
-from metaseq_lm.sweeps.launching import relocated, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
@@ -181,7 +181,7 @@ class Searched:
         stored = folder.stored_search()
         if not stored:
             raise UsageError(f"{folder.path} holds a sweep without a search; choose another --out")
-        moved: dict[str, Any] = dict(relocated(folder, self.definition))
+        moved: dict[str, Any] = dict(launching.relocated(folder, self.definition))
         definition = replace(self.definition, **moved)
         current = {"search": self.search.as_json(), **definition.as_json()}
         earlier = {"search": dict(stored["rules"]), **stored["definition"]}
@@ -225,7 +225,7 @@ class Searched:
             show(f"{trial.setting} trial {trial.number} failed: its process died")
         if not any(map(studies.is_open, settings)):
             return True
-        code = take_code(folder, new_code)
+        code = launching.take_code(folder, new_code)
         parallel = self.launch.max_parallel
         if self.launch.executor == "slurm":
             jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
@@ -233,7 +233,8 @@ class Searched:
                 show(f"submitted a job of the search  job {job}")
             return False
         jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
-        run_locally([Batch(folder, jobs, code, self.make_job)], self.launch, self.report)
+        batch = Batch(folder, jobs, code, self.make_job)
+        launching.run_locally([batch], self.launch, self.report)
         self.raise_failure(folder, jobs)
         if self.show_failures(studies):
             raise MetaseqError("the search cannot go on; see above, and give the command again")
