@@ -267,9 +267,11 @@ class Studies:
             live.report(score, self.search.first_step * FACTOR**rung)
             state, share = RUNNING, rungs[rung + 1]
             (setting,) = (item for item in self.settings() if item.name == trial.setting)
+            # Whole updates spend a little beyond a rung.
+            charged = max(flops, trial.share * setting.run_flops)
             if live.should_prune():
                 state = PRUNED
-            elif not self._pays(setting, (share - trial.share) * setting.run_flops):
+            elif not self._pays(setting, share * setting.run_flops - charged):
                 state = UNPAID
             if state == RUNNING:
                 self._set(trial, share=share)

@@ -105,6 +105,16 @@ def test_what_is_not_paid_for_is_not_begun(tmp_path: Path) -> None:
     assert stopped.state == "unpaid" and studies.best("a") is None
 
 
+def test_what_an_update_spent_beyond_a_rung_is_not_paid_twice(tmp_path: Path) -> None:
+    studies = studies_in(tmp_path, flops=RUN)
+    trial = studies.begin("search-1")
+    for flops in (40.0, 60.0, 100.0):
+        assert trial.state == "running"
+        trial = studies.report(trial, 1.0, flops)
+    assert trial.state == "finished" and studies.spent("a") == RUN
+    assert studies.begin("search-1") is None
+
+
 def test_a_dead_trial_is_failed_and_charged_and_a_saved_one_goes_on(tmp_path: Path) -> None:
     studies = studies_in(tmp_path)
     dead, saved = studies.begin("search-1"), studies.begin("search-2")
