@@ -33,6 +33,7 @@ from metaseq_lm.core.secrets import masked
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.reporting.expected_best import draw_tuning, tuning_curves, tuning_table
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, title_of
@@ -171,6 +172,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw the scores of settings with this value as lines across the pictures of scores, "
         "e.g. label=untrained (default: none)",
     )
+    add(
+        "--expected-best",
+        action="store_true",
+        help="in place of the table: the best score of a search's trials against the FLOPs of "
+        "tuning, and with --out a picture of it",
+    )
     add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
     add(
         "--curve",
@@ -224,7 +231,12 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         )
     if args.detectable and not args.baseline:
         raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
-    runs, planned = pick_stage(read_runs(args.paths), find_plan(args.paths), args.paths, args.stage)
+    all_runs = read_runs(args.paths)
+    if args.expected_best:
+        return report_tuning(where(all_runs, args.where), args.out, output_formats)
+    compared_runs, hidden = without_trials(all_runs)
+    runs, planned = pick_stage(compared_runs, find_plan(args.paths), args.paths, args.stage)
+    planned += hidden
     if not runs:
         raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
     archived = runs = where(runs, args.where)
@@ -295,6 +307,40 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
             title = f"{title_of(args.paths)}: {table.title}"
             page = Page(title, content.sections(drawings, notes), reload)
             write_atomic(paths[-1], render(page).encode())
+    show(written_list(paths))
+    return 0
+
+
+def without_trials(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return the runs that are no trials of a search, or all if there are no others, and a note."""
+    others = [run for run in runs if not run.trial]
+    count = len(runs) - len(others)
+    if not others or not count:
+        return list(runs), []
+    of_search = f"{count} trial{'s' * (count > 1)} of a search"
+    return others, [f"Not in the table: {of_search} (see --expected-best)."]
+
+
+def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequence[str]) -> int:
+    """Print the best scores by FLOPs of tuning; write them and their picture into `out`, if any."""
+    curves, name = tuning_curves(runs)
+    lower = next(run.trial["lower_is_better"] for run in runs if run.trial)
+    scores = [score for curve in curves for score in curve.scores]
+    metric = Metric.of(name, scores, "lower" if lower else "higher")
+    table = tuning_table(curves, metric)
+    for form in ["text"] if out else output_formats:
+        show(WRITERS[form][1](table), end="")
+    if out is None:
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for form in [form for form in output_formats if form in WRITERS]:
+        file, write = WRITERS[form]
+        paths.append(out / f"expected_best{Path(file).suffix}")
+        write_atomic(paths[-1], write(table).encode())
+    if "png" in output_formats and scores:
+        paths.append(out / "expected_best.png")
+        draw_tuning(curves, metric, paths[-1])
     show(written_list(paths))
     return 0
 

@@ -12,6 +12,12 @@ interrupted. Every configuration is composed, and its task, criterion and model 
 anything is launched. Runs are trained from a snapshot of the code in S/code, so editing the code
 changes nothing; --new-code takes a new one.
 
+With --search KEY=RANGE and --search-flops F each setting is tuned with the same FLOPs, and --seeds
+are those of the runs with the best values (`search: {space: {...}, flops: F}` in a file):
+
+  metaseq-lm sweep DATA --out S --search 'optimizer.lr=log 1e-4..1e-2' --search-flops 4e13
+  --max-flops 1e13 --max-update 0 --seeds 1,2,3 --task masked_lm
+
 SWEEP.yaml (paths relative to the file):
   data: ../data
   config_dir: config                        # optional
@@ -112,6 +118,44 @@ class DefinitionOptions(ConfigOptions):
 
 
 @dataclass(frozen=True)
+class SearchOptions:
+    """What a search does; of a sweep without one, all are at their defaults."""
+
+    search: tuple[str, ...] = option(
+        (),
+        "draw this option from 'log 1e-4..1e-2', 1..4 or A,B, and run the seeds with the best "
+        "value; can be repeated",
+        metavar="KEY=RANGE",
+        repeated=True,
+    )
+    search_flops: float | None = option(
+        None, "FLOPs of the search for each setting, those of stopped trials among them"
+    )
+    search_metric: str | None = option(
+        None, "metric of a run that chooses (default: valid.loss)", metavar="METRIC"
+    )
+    search_better: str | None = option(
+        None,
+        "which end of that metric is best (default: by its name)",
+        choices=("higher", "lower"),
+    )
+    search_seed: int | None = option(None, "seed of trials and of the sampler (default: 101)")
+    search_sampler: str | None = option(
+        None,
+        "qmc (a Sobol sequence), tpe or random (default: qmc)",
+        choices=("qmc", "tpe", "random"),
+    )
+    search_prune: str | None = option(
+        None,
+        "halving: stop the worse half of the trials at each rung; none (default: halving)",
+        choices=("halving", "none"),
+    )
+    search_first_rung: float | None = option(
+        None, "part of a run before which no trial is stopped (default: 0.25)"
+    )
+
+
+@dataclass(frozen=True)
 class ResubmitOptions:
     """What chooses runs to launch again."""
 
@@ -128,7 +172,7 @@ class StatusOptions:
 
 
 @dataclass(frozen=True)
-class SweepOptions(DefinitionOptions, ResubmitOptions, StatusOptions):
+class SweepOptions(DefinitionOptions, SearchOptions, ResubmitOptions, StatusOptions):
     """The options of `sweep` but those of launching."""
 
 
@@ -142,6 +186,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("definition")
     add_options(group, DefinitionOptions)
     add_key_flags(group, NOT_SWEPT)
+    add_options(parser.add_argument_group("search"), SearchOptions)
     add_options(parser.add_argument_group("launching again"), ResubmitOptions)
     add_options(parser.add_argument_group("status"), StatusOptions)
     add_launch(parser)
@@ -168,6 +213,7 @@ def run(args: argparse.Namespace) -> int:
         return launch_sweep(args, options)
     from metaseq_lm.core.files import to_json
     from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.searching import status_lines
     from metaseq_lm.sweeps.states import document, lines, states, summary
     from metaseq_lm.sweeps.submit import cancel
 
@@ -185,7 +231,9 @@ def run(args: argparse.Namespace) -> int:
     if verb == "status":
         rows = states(folder)
         shown = (
-            to_json(document(rows), 1) if options.json else "\n".join([*lines(rows), summary(rows)])
+            to_json(document(rows), 1)
+            if options.json
+            else "\n".join([*status_lines(folder), *lines(rows), summary(rows)])
         )
         show(shown)
     else:
@@ -224,6 +272,8 @@ def resubmit(folder: Any, args: argparse.Namespace, options: SweepOptions) -> in
     if launch.executor == "slurm":
         need_slurm()
     runs, definition = folder.runs(), folder.definition()
+    if not runs:
+        raise UsageError("its search is not over; the 'sweep' command given again goes on with it")
     copies = {} if options.new_code else copied_code(folder, definition)
     check(runs, replace(definition, **copies))
     return launch_runs(folder, definition, runs, launch, options, AGAIN)
@@ -280,9 +330,14 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
         raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
-    plugins.early(lambda _: check_each_value(*plan(args, options)[:2]), args.user_dir)
+    plugins.early(lambda _: check_each_value(args, options), args.user_dir)
     plugins.load_all(args.user_dir)
-    runs, definition, launch, out = plan(args, options)
+    content = content_of(args, options)
+    if rules := search_of(content, options):
+        return launch_search(content, rules, args, options)
+    runs, definition, launch, out = plan(content, args, options)
+    if SweepFolder(out).stored_search():
+        raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
     check(runs, definition)
     stages = len(definition.stages)
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
@@ -306,15 +361,68 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     return launch_runs(SweepFolder(out), definition, runs, launch, options, (*AGAIN, "waiting"))
 
 
+def search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
+    """Take the rules of the search out of a sweep's content; lay the command line's over them."""
+    from metaseq_lm.sweeps.definition import mapping
+    from metaseq_lm.sweeps.space import parse_axis
+
+    rules = mapping(content.pop("search", {}), "search")
+    typed = {
+        item.name.removeprefix("search_"): getattr(options, item.name)
+        for item in fields(SearchOptions)
+        if item.name != "search" and getattr(options, item.name) is not None
+    }
+    if not rules and not options.search:
+        if typed:
+            raise UsageError("give --search KEY=LOW..HIGH as well: nothing is searched")
+        return {}
+    space = {key: item.as_json() for key, item in map(parse_axis, options.search)}
+    return {**rules, **typed, "space": mapping(rules.get("space", {}), "search: space") | space}
+
+
+def launch_search(
+    content: dict[str, Any], rules: dict[str, Any], args: argparse.Namespace, options: SweepOptions
+) -> int:
+    """Search, or go on with a search, and then launch the runs with the chosen values."""
+    from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.search import Search
+    from metaseq_lm.sweeps.searching import Searched, again_text
+    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.submit import need_slurm
+
+    _, definition, launch, out = plan(content, args, options)
+    searched = Searched(definition, Search.from_json(rules), out, launch, check_for(definition))
+    settings = searched.check_all()
+    folder = SweepFolder(out)
+    searched.require_same(folder)
+    searched.check_metric()
+    if options.dry_run:
+        searched.show_plan(settings, options.divide, options.rate)
+        return 0
+    if launch.executor == "slurm":
+        need_slurm()
+    out.mkdir(parents=True, exist_ok=True)
+    with folder.lock():
+        is_over = searched.run(folder, settings, options.new_code)
+        if not is_over:
+            show(again_text(out))
+            return 0 if launch.executor == "slurm" else 1
+        chosen = searched.choose()
+        runs = searched.runs_of(chosen, definition.seeds)
+        searched.record_tuning(runs)
+    tuned = searched.definition_of(chosen, definition.seeds)
+    return launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))
+
+
 def plan(
-    args: argparse.Namespace, options: SweepOptions
+    content: dict[str, Any], args: argparse.Namespace, options: SweepOptions
 ) -> tuple[list[Any], "Definition", Any, Path]:
-    """Return the command line's runs, definition, launch options and folder."""
+    """Return the runs, definition, launch options and folder of a sweep's content."""
     from metaseq_lm.sweeps.definition import mapping, normalise
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    content = content_of(args, options)
+    content = dict(content)
     stored = mapping(content.pop("launch", {}), "launch")
     launch = launch_from(stored, launch_options(args))
     if not options.out:
@@ -473,10 +581,19 @@ def show_state(folder: Any, run: Any) -> None:
     show_progress("\n".join(lines(states(folder, [run]))))
 
 
-def check_each_value(runs: list[Any], definition: "Definition") -> None:
+def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
     """Compose runs until every value of every key was in one; UsageError names the run."""
     from metaseq_lm.sweeps.configs import check_each_value
+    from metaseq_lm.sweeps.search import Search
+    from metaseq_lm.sweeps.searching import Searched
 
+    content = content_of(args, options)
+    rules = search_of(content, options)
+    runs, definition, launch, out = plan(content, args, options)
+    if rules:
+        searched = Searched(definition, Search.from_json(rules), out, launch)
+        searched.check_rules()
+        runs = [run for _, runs in searched.corner_runs() for run in runs]
     check_each_value(runs, definition, check_for(definition))
 
 

@@ -25,6 +25,12 @@ class TrainerConfig:
         1000, "updates to make (0 = as many as max_flops pays for, or as see max_words)", at_least=0
     )
     max_flops: float = option(0.0, "stop after this many FLOPs (0 = no limit)", at_least=0)
+    pause_flops: float = option(
+        0.0,
+        "stop after this many FLOPs, with the schedule of the whole run, so that it can go on: as "
+        "a search does at its rungs (0 = no limit)",
+        at_least=0,
+    )
     max_seconds: float = option(
         0.0, "stop after this many seconds of training (0 = no limit)", at_least=0
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
+    BUDGET,
     FINAL,
     PHASES,
     SHUFFLED,
@@ -34,6 +36,7 @@ from metaseq_lm.league.standings import finished
 from metaseq_lm.league.tuning import Grid, Trials, trials_of, widened
 from metaseq_lm.reporting.runs import Run, read_run
 from metaseq_lm.runs.plan import write_plan
+from metaseq_lm.runs.tuning import write_tuning
 from metaseq_lm.sweeps.configs import Check, check_configs, composed
 from metaseq_lm.sweeps.expansion import Run as Planned
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -360,6 +363,8 @@ class Runner:
                 todo = [run for run in requested if run.name in names]
                 for run in todo:
                     write_plan(folder.path / run.folder, self.plan_hash)
+                if sweep.phase == FINAL:
+                    self.record_tuning(sweep, todo)
                 if todo:
                     batches.append(Batch(folder, todo, self.code(folder)))
             if batches and self.launch.executor != "slurm":
@@ -373,6 +378,26 @@ class Runner:
             for folder, sweep in zip(folders, sweeps)
             for state in states(folder, sweep.at(budgets))
         )
+
+    def record_tuning(self, sweep: LeagueSweep, runs: Sequence[Planned]) -> None:
+        """Record in the folders of final runs what the trials that chose their options cost."""
+        objective = self.plan.objective(sweep.objective)
+        if not objective.grid or not runs:
+            return
+        tuned = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
+        trials = self.trials(objective, tuned)
+        for run in runs:
+            budget = self.plan.tuning.nearest(float(run.values[BUDGET]))
+            if budget in trials:
+                spent = [trial.costs["own_flops"] or 0.0 for trial in trials[budget].runs]
+                record = {
+                    "flops": math.fsum(spent),
+                    "trials": len(spent),
+                    "metric": trials[budget].metric,
+                    "values": {key: run.values[key] for key in objective.grid},
+                    "edges": {},  # a gate of the league judges these
+                }
+                write_tuning(sweep.folder / run.folder, record)
 
     def code(self, folder: SweepFolder) -> Code:
         """Return the snapshot of the code that a sweep runs from.

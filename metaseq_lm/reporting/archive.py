@@ -2,8 +2,8 @@
 
 An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
 the config keys with the value that most runs have. Every other line is a run: its name, the config
-values that differ, its results, its validation log, and the results of suites and the plan of its
-league if it has any. One whose name ends in .gz is packed.
+values that differ, its results, its validation log, the results of suites, the plan of its league
+and the record of its tuning if it has any. One whose name ends in .gz is packed.
 `metaseq-lm report` reads archives and run folders alike, so that seeds can be added later.
 """
 
@@ -84,6 +84,9 @@ def archived_line(run: Run, common: dict[str, Any]) -> dict[str, Any]:
         line["state"] = run.state
     if run.plan:
         line["plan"] = run.plan
+    for key in ("tuning", "trial"):
+        if record := getattr(run, key):
+            line[key] = dict(record)
     if run.suites:
         line["suites"] = [results.record() for results in run.suites]
     return line
@@ -229,5 +232,15 @@ def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     notes, state = tuple(line["notes"]), str(line.get("state", ""))
     plan = str(line.get("plan", ""))
     suites = tuple(suite_results.parse(as_numbers(record)) for record in line.get("suites", ()))
-    run_path, log = path / str(line["name"]), with_numbers(log)
-    return Run(run_path, values, log, results, notes, state=state, suites=suites, plan=plan)
+    return Run(
+        path / str(line["name"]),
+        values,
+        with_numbers(log),
+        results,
+        notes,
+        state=state,
+        suites=suites,
+        plan=plan,
+        tuning=dict(line.get("tuning") or {}),
+        trial=dict(line.get("trial") or {}),
+    )

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Words in a metric's name that tell its direction and unit.
-LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
-HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
-FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer".split())
+from metaseq_lm.core.metric_names import is_fraction, lower_is_better
+
 SPREAD_TITLES = {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}
 
 
@@ -32,12 +30,11 @@ class Metric:
 
         Only values within [-1, 1] are fractions: some scorers give per cent already.
         """
-        words = words_of(name)
         finite = [value for value in values if math.isfinite(value)]
-        percent = bool(words & FRACTIONS) and all(abs(value) <= 1 for value in finite)
-        lower = bool(words & LOWER_IS_BETTER) if better is None else better == "lower"
-        known = words & (LOWER_IS_BETTER | HIGHER_IS_BETTER | FRACTIONS)
-        return cls(name, percent, lower, guessed=better is None and not known)
+        percent = is_fraction(name) and all(abs(value) <= 1 for value in finite)
+        by_name = lower_is_better(name)
+        lower = bool(by_name) if better is None else better == "lower"
+        return cls(name, percent, lower, guessed=better is None and by_name is None)
 
     @property
     def scale(self) -> float:
@@ -65,11 +62,6 @@ class Metric:
         """Return a value as it is shown, with `digits` after the point or as many as it needs."""
         digits = self.decimals(value) if digits is None else digits
         return f"{value * self.scale:.{digits}f}"
-
-
-def words_of(name: str) -> set[str]:
-    """Return the words in the name of a metric."""
-    return set(re.split(r"[._/\-\s]+", name.lower()))
 
 
 @dataclass(frozen=True)

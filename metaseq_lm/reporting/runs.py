@@ -21,11 +21,13 @@ from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.plan import read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
+from metaseq_lm.runs.tuning import read_trial, read_tuning
 
 # Options that do not distinguish settings: paths, logging and saving.
 PATH_KEYS = ("save_dir", "user_dir")
 LOGGING_OPTIONS = (
     "log_interval",
+    "pause_flops",
     "save_interval_updates",
     "keep_last",
     "save_words",
@@ -34,6 +36,7 @@ LOGGING_OPTIONS = (
     "final_suites",
 )
 BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS)
+PAUSED = "pause_flops"  # the limit at which a search stops its trials
 MAX_WORDS = "trainer.max_words"
 # The number of updates, and options that follow it.
 UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
@@ -53,7 +56,9 @@ class Run:
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
     not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
     that the run ended with. `means` are further metrics, each the mean of those that it lists.
-    `plan` is the hash of the plan of the league that the run belongs to, "" without one.
+    `plan` is the hash of the plan of the league that the run belongs to, "" without one. `tuning`
+    says how a search chose its options, `trial` which trial of a search it is; both are {} of
+    others, see `runs.tuning`.
     """
 
     path: Path
@@ -66,6 +71,8 @@ class Run:
     suites: tuple[SuiteResults, ...] = field(default=(), repr=False)
     means: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
     plan: str = ""
+    tuning: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    trial: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -199,7 +206,10 @@ class Run:
             goal = f" of {total}" if total is not None else ""
             return f"not finished (no results.json; last logged update {self.last_update}{goal})"
         if self.status == "finished":
-            return None
+            updates, total = self.results.get("updates"), self.results.get("max_update")
+            if self.results.get("stopped_by") != PAUSED or updates == total:
+                return None
+            return f"stopped at a rung after {updates} of {total} updates"
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
@@ -221,12 +231,14 @@ class Run:
         """Costs by name; None if no finite value is recorded.
 
         `flops`, `seconds` and `words` (of a corpus) include all ancestors. `own_flops`,
-        `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone.
+        `own_seconds`, `own_flops_by_rule` and `peak_memory` (bytes) are of the run alone;
+        `tuning_flops` is what the search for its options spent.
         """
         results = self.results or {}
         costs = {
             "peak_memory": finite_number(results.get("peak_memory")),
             "own_flops_by_rule": finite_number(results.get("flops_by_rule")),
+            "tuning_flops": finite_number(self.tuning.get("flops")),
         }
         for name in ("flops", "seconds", "words"):
             total = finite_number(results.get("words_seen" if name == "words" else name))
@@ -310,6 +322,8 @@ def read_run(folder: Path) -> Run:
         frozenset(sources),
         suites=tuple(suites),
         plan=read_plan_hash(folder),
+        tuning=read_tuning(folder),
+        trial=read_trial(folder),
     )
 
 

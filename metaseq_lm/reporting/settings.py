@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.metric_names import words_of
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.numbers import words_of
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 
 # Values of options that did not exist when a run was made.

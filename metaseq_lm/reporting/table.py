@@ -70,7 +70,7 @@ MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
 COSTS = (
     *("flops", "own_flops", "seconds", "own_seconds", "own_flops_by_rule", "peak_memory"),
-    "words",
+    *("words", "tuning_flops"),
 )
 NAMED_METRICS = 40  # in a message; a suite may have hundreds
 
@@ -133,7 +133,8 @@ def setting_table(
 
     Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
     second column shows the run's own FLOPs, and where any has them one more its own FLOPs by the
-    rules of flops_rules.py; where any counted words of a corpus, one more those that were seen.
+    rules of flops_rules.py; where any counted words of a corpus, one more those that were seen;
+    where a search chose the options of any, one more what that spent.
     With `significance`, the best is that of the settings that share a baseline, and differences and
     what could be detected are shown if it has the latter.
     """
@@ -191,6 +192,8 @@ def choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
         columns.append(CostColumn("FLOPs by rule", "own_flops_by_rule", flops_text))
     if any(run.costs["words"] for run in runs):
         columns.append(CostColumn("words", "words", words_text))
+    if any(run.costs["tuning_flops"] is not None for run in runs):
+        columns.append(CostColumn("tuning FLOPs", "tuning_flops", flops_text))
     columns.append(CostColumn("time", "seconds", seconds_text))
     columns.append(CostColumn("memory", "peak_memory", bytes_text))
     return columns
@@ -376,6 +379,11 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             if len(hashes) > 1:
                 lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     for setting in settings:
+        for key, end in (setting.runs[0].tuning.get("edges") or {}).items():
+            lines.append(
+                f"Warning: {setting.name}: {key} was chosen at the {end} end of the range that was "
+                "searched; the best value may be outside, so this is no verdict on the setting."
+            )
         for run in setting.runs:
             lines += [f"{run.name}: {note}." for note in run.notes]
     return lines

@@ -24,7 +24,7 @@ from metaseq_lm.core.overrides import format_value, quote
 from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
-KEYS = tuple("data config_dir config_name stages grid list seeds overrides launch".split())
+KEYS = tuple("data config_dir config_name stages grid list seeds overrides search launch".split())
 KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.

@@ -56,6 +56,7 @@ SWEEP_SCHEMA = {
         }
     ],
 }
+SEARCH_SCHEMA = {"rules": dict, "definition": dict}
 # These values are used in Slurm command lines and in paths.
 JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
@@ -104,7 +105,7 @@ class SweepFolder:
         file = self.path / "sweep.json"
         try:
             content = json.loads(read_bounded(file, LARGEST_SWEEP))
-            problem = schema_error(content, SWEEP_SCHEMA) or unsafe_arguments(content)
+            problem = schema_error(content, schema_of(content)) or unsafe_arguments(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
         except (ValueError, RecursionError) as error:
@@ -154,12 +155,28 @@ class SweepFolder:
         """Return the definition of the sweep."""
         return Definition.from_json(self.read()["definition"])
 
-    def adopt(self, definition: Definition, runs: list[Run], launch: dict[str, Any]) -> None:
-        """Write sweep.json, so that the folder belongs to this sweep."""
+    def stored_search(self) -> dict[str, Any]:
+        """Return the rules and the definition of the search in this folder, {} if there is none."""
+        exists = (self.path / "sweep.json").exists()
+        return dict(self.read().get("search") or {}) if exists else {}
+
+    def adopt(
+        self,
+        definition: Definition,
+        runs: list[Run],
+        launch: dict[str, Any],
+        search: dict[str, Any] | None = None,
+    ) -> None:
+        """Write sweep.json, so that the folder belongs to this sweep.
+
+        `search` are the rules and the definition of its search, by default those that are there.
+        """
+        search = self.stored_search() if search is None else search
         content = {
             "version": VERSION,
             "out": str(self.path),
             "definition": definition.as_json(),
+            **({"search": search} if search else {}),
             "launch": launch,
             "runs": [asdict(run) for run in runs],
         }
@@ -275,6 +292,13 @@ class SweepFolder:
                 (jobs / f"{number:04d}").mkdir()
                 break
         return jobs / f"{number:04d}"
+
+
+def schema_of(content: Any) -> dict[str, Any]:
+    """Return the schema of a sweep.json; one with a search may have no runs yet."""
+    if isinstance(content, dict) and content.get("search") and content.get("runs") == []:
+        return {**SWEEP_SCHEMA, "search": SEARCH_SCHEMA, "runs": list}
+    return {**SWEEP_SCHEMA, "search?": SEARCH_SCHEMA}
 
 
 def extends(old: dict[str, Any], definition: Definition, runs: list[Run]) -> bool:

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from submitit import JobEnvironment
 from submitit.core.utils import UncompletedJobError
@@ -184,33 +184,55 @@ class Job:
 
     def __call__(self) -> None:
         """Run the stages; raises MetaseqError if one fails, and requeues if one is preempted."""
-        Runner(self).run()
+        runner = Runner(self)
+        runner.start()
+        for stage, folder, arguments in self.stages:
+            code, results = runner.train(Path(folder), arguments)
+            if is_interruption(code):
+                if runner.task:
+                    return
+                runner.interrupted(stage, code, results.get("signal"))
+            if code:
+                state = "diverged" if code == DivergedError.exit_code else "failed"
+                runner.fail(state, stage, code, str(results["message"]))
+        if not runner.task:
+            runner.record("finished", "", 0, "")
 
     def checkpoint(self) -> DelayedSubmission:
         """Return the job to requeue: this one, because `train` resumes from its last checkpoint."""
         return DelayedSubmission(self)
 
 
+class Launched(Protocol):
+    """What a `Runner` needs to know of a job; see `Job`."""
+
+    name: str
+    code: str
+    threads: int
+    lock: str | None
+
+
 class Runner:
-    """Runs a job in the process that submitit starts on each node.
+    """Runs `train` for a job in the process that submitit starts on each node.
 
     All tasks train; only the first links the code and requeues the job.
 
     Signal handlers interrupt the main thread anywhere, so they only record the signal and forward
-    it; `run` does everything else.
+    it; what calls `train` does everything else.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Launched) -> None:
         self.job = job
         self.environment = JobEnvironment()
         self.on_slurm = self.environment.name() == "slurm"
         self.task = self.environment.global_rank
         self.signals: list[int] = []
         self.child = 0
+        self.requeue: Any = None  # submitit's handler, which requeues the job
 
-    def run(self) -> None:
-        """Run the stages; see `Job`."""
-        requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
+    def start(self) -> None:
+        """Handle signals, and forget the outcome of an earlier attempt."""
+        self.requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
         for number in signals.handled():
             signal.signal(number, self.on_signal)
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
@@ -218,23 +240,8 @@ class Runner:
             threading.Thread(
                 target=terminate_when_unlocked, args=(self.job.lock,), daemon=True
             ).start()
-        self.outcome_file(self.task).unlink(missing_ok=True)  # of an earlier attempt
+        self.outcome_file(self.task).unlink(missing_ok=True)
         show(f"{START} {self.job.name}")
-        for stage, folder, arguments in self.job.stages:
-            # A signal between two stages counts as an interruption of the next one.
-            code, results = self.train(Path(folder), arguments) if not self.signals else (75, {})
-            if code == Interrupted.exit_code or -code in SIGNALS:
-                if self.task:
-                    return
-                self.interrupted(stage, code, results.get("signal"), requeue)
-            if code:
-                state = "diverged" if code == DivergedError.exit_code else "failed"
-                message = str(results["message"])
-                self.record(state, stage, code, message)
-                self.wait_for_first_task()
-                raise MetaseqError(f"stage {stage or 'train'}: {describe_exit(code)}\n{message}")
-        if not self.task:
-            self.record("finished", "", 0, "")
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal and forward it to the child, once."""
@@ -245,7 +252,12 @@ class Runner:
                 os.kill(self.child, number)
 
     def train(self, folder: Path, arguments: list[str]) -> tuple[int, dict[str, Any]]:
-        """Train one stage in a child process; return its exit code (-signal) and its results."""
+        """Train in a child process; return its exit code (-signal) and its results.
+
+        After a signal it is not started, and counts as interrupted.
+        """
+        if self.signals:
+            return Interrupted.exit_code, {}
         if not self.task:
             link_code(folder, Path(self.job.code))
         environment = os.environ | {
@@ -273,7 +285,7 @@ class Runner:
             results["message"] = last_lines(log, before) or f"on {machine()}"
         return code, results
 
-    def interrupted(self, stage: str, code: int, reported: int | None, requeue: Any) -> None:
+    def interrupted(self, stage: str, code: int, reported: int | None) -> None:
         """Requeue the job after a preemption or time-out; otherwise raise MetaseqError.
 
         `reported` is the signal that results.json names.
@@ -290,15 +302,21 @@ class Runner:
         self.record("interrupted", stage, code, message)
         stop_signals = {signal.SIGTERM, signal.SIGINT}
         not_cancelled = bool(received - {signal.SIGTERM}) or not received
-        if callable(requeue) and (
+        if callable(self.requeue) and (
             not_cancelled if self.on_slurm else received and not received & stop_signals
         ):
             try:
-                requeue(signal.SIGUSR2, None)  # does not return: the process ends
+                self.requeue(signal.SIGUSR2, None)  # does not return: the process ends
             except UncompletedJobError as error:
                 self.record("timeout", stage, code, str(error))
                 raise
         raise MetaseqError(f"stage {stage or 'train'}: {message}, and not requeued")
+
+    def fail(self, state: str, stage: str, code: int, message: str) -> None:
+        """Record how the job ended, and raise MetaseqError."""
+        self.record(state, stage, code, message)
+        self.wait_for_first_task()
+        raise MetaseqError(f"stage {stage or 'train'}: {describe_exit(code)}\n{message}")
 
     def record(self, state: str, stage: str, code: int, message: str) -> None:
         """Write the outcome of this attempt to the file that `sweep status` reads."""
@@ -367,6 +385,11 @@ def signal_name(number: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"
+
+
+def is_interruption(code: int) -> bool:
+    """Return whether an exit code is that of a run that a signal stopped."""
+    return code == Interrupted.exit_code or -code in SIGNALS
 
 
 def describe_exit(code: int) -> str:

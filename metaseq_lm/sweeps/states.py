@@ -30,6 +30,7 @@ GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
 OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
+WORKER = "search-"  # prefix of the names of a search's jobs, in jobs.jsonl
 LARGEST = 1e18  # of updates and seconds
 
 
@@ -124,6 +125,19 @@ def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
     todo = [last[run.name] for run in runs if run.name in last and unfinished(folder, run)]
     slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])
     return [state_of(folder, run, last.get(run.name), slurm) for run in runs]
+
+
+def active_workers(folder: SweepFolder) -> dict[str, str]:
+    """Return the jobs of a search that are pending, running or unknown, with that state."""
+    last = folder.submissions()
+    names = {run.name for run in folder.runs()}
+    workers = {name: entry for name, entry in last.items() if name not in names}
+    slurm = Slurm([entry.job for entry in workers.values() if entry.executor == "slurm"])
+    known = {}
+    for name, entry in workers.items():
+        if name.startswith(WORKER) and (state := active(entry, slurm)):
+            known[name] = state
+    return known
 
 
 def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
@@ -345,7 +359,7 @@ def summary(states: list[State]) -> str:
     """Return counts of all states as one line."""
     counts = Counter(state.state for state in states)
     parts = [f"{counts[name]} {name}" for name in ORDER if counts[name]]
-    return f"{len(states)} run{'s' if len(states) > 1 else ''}: {', '.join(parts)}"
+    return f"{len(states)} run{'s' * (len(states) != 1)}{': ' * bool(parts)}{', '.join(parts)}"
 
 
 def document(states: list[State]) -> dict[str, Any]:

@@ -44,6 +44,9 @@ def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
     return Job(run.name, todo, str(code.folder), launch.threads(), lock)
 
 
+MakeJob = Callable[[SweepFolder, Run, Launch, Code], Any]
+
+
 def python(code: Code) -> str:
     """Return the command by which submitit's script starts Python on the snapshot."""
     start = "from submitit.core.submission import process_job; process_job(sys.argv[-1])"
@@ -65,10 +68,13 @@ def largest_array() -> int:
     return max(1, int(size[1])) if size else SLURMS_ARRAY
 
 
-def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Code) -> list[str]:
+def submit_slurm(
+    folder: SweepFolder, runs: list[Run], launch: Launch, code: Code, make_job: MakeJob = job_of
+) -> list[str]:
     """Submit runs as a Slurm array, or several; return their job ids. Raises MetaseqError.
 
-    If max_parallel limits the runs at a time, an array starts when the one before it is over.
+    `make_job` returns what submitit calls for a run. If max_parallel limits the runs at a time, an
+    array starts when the one before it is over.
     """
     jobs_folder = folder.new_jobs_folder()
     executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
@@ -81,7 +87,7 @@ def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Cod
         if ids and launch.max_parallel:
             executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
         try:
-            jobs = executor.submit_array([job_of(folder, run, launch, code) for run in part])
+            jobs = executor.submit_array([make_job(folder, run, launch, code) for run in part])
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
@@ -121,11 +127,12 @@ def record(
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of a sweep that are to be launched, and the code that they run from."""
+    """Runs of a sweep that are to be launched, the code that they run from, and what runs them."""
 
     folder: SweepFolder
     runs: list[Run]
     code: Code
+    make_job: MakeJob = job_of
 
 
 @dataclass(frozen=True)
@@ -212,7 +219,7 @@ class LocalRuns:
             signal_delay_s=30,
         )
         with terminal_signals_blocked():
-            job = executor.submit(job_of(folder, run, self.launch, code))
+            job = executor.submit(batch.make_job(folder, run, self.launch, code))
         start = process_start(int(job.job_id))
         entry = record(folder, run, self.launch, code, jobs_folder, job.job_id, start)
         self.running.append(Active(batch, run, job, entry, slot))
@@ -245,8 +252,12 @@ def visible_gpus() -> list[int]:
 
 
 def cancel(folder: SweepFolder) -> list[str]:
-    """Cancel all active runs and wait for local ones to save; return the names of the runs."""
-    active = {s.run: s for s in state_module.states(folder) if s.state in state_module.ACTIVE}
+    """Cancel all active runs and wait for local ones to save; return the names of the runs.
+
+    The jobs of a search are such runs, too.
+    """
+    active = {s.run for s in state_module.states(folder) if s.state in state_module.ACTIVE}
+    active |= state_module.active_workers(folder).keys()
     last = {name: entry for name, entry in folder.submissions().items() if name in active}
     hostname = socket.gethostname()
     elsewhere = [e for e in last.values() if e.executor == "local" and e.host != hostname]

@@ -267,6 +267,7 @@ def is_complete(results: dict[str, Any], options: TrainerConfig) -> bool:
         return False  # it may be trained, but not all splits are scored
     spent = [
         (results["flops"], options.max_flops),
+        (results["flops"], options.pause_flops),
         (results["seconds"], options.max_seconds),
         (results.get("words_seen") or 0, options.max_words),
     ]

@@ -164,19 +164,21 @@ class Trainer:
         first = process_group.rank() == 0
         is_written = float(self.checkpointer.is_written())
         seen = (self.words.seen or 0) * first
-        numbers = [self.flops.total, self.seconds * first, seen, is_written, *signals.votes()]
+        flops, seconds = self.flops.total, self.seconds * first
+        numbers = [flops, flops, seconds, seen, is_written, *signals.votes()]
         if process_group.world_size() > 1:
             total = torch.tensor(numbers, dtype=torch.float64)
             process_group.sum_([total])
             numbers = total.tolist()
-        spent = dict(zip(("max_flops", "max_seconds", "max_words"), numbers))
+        limits = ("max_flops", "pause_flops", "max_seconds", "max_words")
+        spent = dict(zip(limits, numbers))
         reached = [name for name in spent if 0 < getattr(self.options, name) <= spent[name]]
         if self.update >= self.options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""
-        if numbers[3] == process_group.world_size() and (trouble := self.checkpointer.finish()):
+        if numbers[4] == process_group.world_size() and (trouble := self.checkpointer.finish()):
             self._event(trouble)
-        return signals.elected(numbers[4:])
+        return signals.elected(numbers[5:])
 
     def _is_due(self, *intervals: int) -> bool:
         return any(

@@ -142,3 +142,25 @@ def test_a_raised_limit_goes_on(
     second = train(raised, last)
     assert second["stopped_by"] == "max_update" and second["updates"] == last
     assert [row["update"] for row in rows(tmp_path, "train")] == list(range(1, last + 1))
+
+
+def test_a_paused_run_goes_on_as_if_it_had_not_stopped(moons: Path, tmp_path: Path) -> None:
+    """The budget makes the schedule, not the pause."""
+
+    def train(folder: str, *more: str) -> TrainingRun:
+        budget = ["trainer.max_update=0", "trainer.max_flops=2e8"]
+        config = configure(moons, tmp_path / folder, ("masked_lm", 0), *budget, *more)
+        run = TrainingRun(config)
+        run.train()
+        return run
+
+    paused = train("paused", "trainer.pause_flops=5e7")
+    first = json.loads((tmp_path / "paused" / "results.json").read_text())
+    assert first["stopped_by"] == "pause_flops" and 5e7 <= first["flops"] < 8e7
+    assert first["metrics"]["valid"] == paused.trainer.last_valid
+    resumed, whole = train("paused"), train("whole")
+    assert resumed.trainer.update == whole.trainer.update == first["max_update"]
+    assert first["updates"] < first["max_update"]
+    weights = whole.model.state_dict()
+    for name, value in resumed.model.state_dict().items():
+        assert torch.equal(value, weights[name]), name

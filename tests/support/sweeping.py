@@ -78,13 +78,17 @@ def train_in_process(
 ) -> None:
     """Let sweeps train their runs in the process of the test, one after the other.
 
-    `before` is called before each stage.
+    `before` is called before each stage. Trials of a search are trained in jobs, as ever.
     """
+    run_locally = launching.run_locally
 
     def work(
         batches: Sequence[Batch], launch: Launch, report: Callable[[SweepFolder, Run], None]
     ) -> None:
         for batch in batches:
+            if batch.make_job is not job_of:
+                run_locally([batch], launch, report)
+                continue
             for run in batch.runs:
                 for _, _, arguments in job_of(batch.folder, run, launch, batch.code).stages:
                     before()

@@ -72,6 +72,11 @@ def test_the_phases_run_in_order_on_the_seeds_of_the_plan(played: Path) -> None:
     for name in trained:
         seeds.setdefault(name.split("/")[0], set()).add(re.search(r"seed=(\d+)", name)[1])
     assert seeds == {"untrained": {"1"}, "tune": {"101"}, "final": {"1", "2"}, "shuffled": {"1"}}
+    records = list(played.glob("L/final/*/*/tuning.json"))
+    assert len(records) == sum(name.startswith("final/") for name in trained)
+    costs = {(f.parts[-3], json.loads(f.read_text())["flops"]) for f in records}
+    trials = [json.loads(f.read_text()) for f in played.glob("L/tune/*/*/results.json")]
+    assert sum(cost for _, cost in costs) == pytest.approx(sum(t["flops"] for t in trials))
     # The larger rate is the best here, so each grid got one value more, once.
     rates = [re.search(r"lr=([\d.e-]+)-", n)[1] for n in trained if n.startswith("tune/masked")]
     assert rates == ["0.0001", "0.001", "0.01"]

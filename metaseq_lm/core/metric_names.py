@@ -1,0 +1,27 @@
+"""The direction of a metric, and whether it is a fraction, by the words in its name."""
+
+from __future__ import annotations
+
+import re
+
+LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
+HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
+FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer".split())
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words in the name of a metric."""
+    return set(re.split(r"[._/\-\s]+", name.lower()))
+
+
+def is_fraction(name: str) -> bool:
+    """Return whether the name of a metric is that of a fraction, shown in per cent."""
+    return bool(words_of(name) & FRACTIONS)
+
+
+def lower_is_better(name: str) -> bool | None:
+    """Return whether the smaller value of a metric is the better one, None if its name says not."""
+    words = words_of(name)
+    if words & LOWER_IS_BETTER:
+        return True
+    return False if words & (HIGHER_IS_BETTER | FRACTIONS) else None

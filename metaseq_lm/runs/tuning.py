@@ -1,0 +1,79 @@
+"""What a search records in run folders: trial.json of a trial, tuning.json of a tuned run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import (
+    is_altered,
+    read_json,
+    schema_error,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
+
+TRIAL_FILE, TUNING_FILE = "trial.json", "tuning.json"
+NUMBER = (int, float)
+TRIAL_FORM = {
+    "setting": str,
+    "number": int,
+    "values": dict,
+    "state": str,
+    "flops": NUMBER,
+    "share": NUMBER,
+    "score?": NUMBER,
+    "metric": str,
+    "lower_is_better": bool,
+    "independent": bool,
+}
+TUNING_FORM = {"flops": NUMBER, "trials": int, "metric": str, "values": dict, "edges": dict}
+
+
+def write_trial(folder: Path, record: Mapping[str, Any]) -> None:
+    """Record in the run folder of a trial what became of it, in the form of TRIAL_FORM."""
+    _write(folder / TRIAL_FILE, record)
+
+
+def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
+    """Record in a run folder, which is made, how its options were chosen and what that cost.
+
+    The form is TUNING_FORM: FLOPs and number of all trials, the metric that chose, the values, and
+    the options whose value lies at an end of its range, with that end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / TUNING_FILE, record)
+
+
+def read_trial(folder: Path) -> dict[str, Any]:
+    """Return the record of a trial, {} for a run that is none; MetaseqError if it is damaged."""
+    return _read(folder / TRIAL_FILE, TRIAL_FORM)
+
+
+def read_tuning(folder: Path) -> dict[str, Any]:
+    """Return how a run was tuned, {} if no search did; MetaseqError if the record is damaged."""
+    return _read(folder / TUNING_FILE, TUNING_FORM)
+
+
+def _write(file: Path, record: Mapping[str, Any]) -> None:
+    write_atomic(file, (to_json(with_checksum(dict(record))) + "\n").encode())
+
+
+def _read(file: Path, form: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        record = read_json(file)
+        problem = schema_error(record, dict(form))
+        if is_altered(record):
+            problem = "changed since it was written"
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        record, problem = {}, str(error)
+    if problem:
+        raise MetaseqError(
+            f"{file}: damaged ({problem}); give the 'sweep' command again, or delete it"
+        )
+    return {key: value for key, value in record.items() if key != "checksum"}

@@ -1,0 +1,131 @@
+"""What a search is: its space, the FLOPs that it may spend on each setting, and its rules.
+
+A search tunes each setting of a sweep's grid and list with the same FLOPs, those of trials that
+were stopped early among them. Trials stop at rungs, which are parts of the budget of a run, if they
+are not among the better half of those that came so far (asynchronous successive halving, Li et al.
+2020, with a factor of 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.metric_names import lower_is_better
+from metaseq_lm.core.options import check_options, option
+from metaseq_lm.sweeps.definition import check_keys, mapping, parse_seed
+from metaseq_lm.sweeps.space import Space, check_space, parse_distribution
+
+FACTOR = 2  # trials that reach a rung, for each that goes on; and the ratio of rungs
+QUANTA = 64  # steps that the study knows of a whole run
+SEED = 101
+KEYS = tuple("space flops metric better seed sampler prune first_rung".split())
+
+
+@dataclass(frozen=True)
+class Search:
+    """The rules of a search.
+
+    Attributes:
+        space: The distribution of each searched option.
+        flops: FLOPs of tuning for each setting.
+        metric: The metric of a run that chooses.
+        better: Which end of the metric is the best; None: by its name.
+        seed: Of all trials, and of the sampler.
+        sampler: qmc (a scrambled Sobol sequence), tpe or random.
+        prune: halving or none.
+        first_rung: The part of a run's budget before which no trial is stopped.
+    """
+
+    space: Space
+    flops: float = option(0.0, "FLOPs of tuning for each setting", above=0)
+    metric: str = "valid.loss"
+    better: str | None = option(None, "best end of the metric", choices=("higher", "lower"))
+    seed: int = SEED
+    sampler: str = option("qmc", "how values are drawn", choices=("qmc", "tpe", "random"))
+    prune: str = option("halving", "how trials are stopped", choices=("halving", "none"))
+    # Halving is biased against slow starters, such as low rates and masked LMs on their plateau.
+    first_rung: float = option(0.25, "part of a run", at_least=0.25, below=1)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Search:
+        """Return the checked search of a mapping with KEYS; raises UsageError."""
+        check_keys(content, KEYS, "search")
+        space = mapping(content.get("space", {}), "search: space")
+        values = {key: value for key, value in content.items() if value is not None}
+        values["space"] = {key: parse_distribution(key, item) for key, item in space.items()}
+        for name, kind in (("flops", float), ("first_rung", float), ("metric", str)):
+            if name in values:
+                values[name] = checked(values[name], kind, name)
+        if "seed" in values:
+            values["seed"] = parse_seed(values["seed"])
+        search = cls(**values)
+        if not search.flops:
+            raise UsageError(
+                "search: say how many FLOPs the tuning of each setting may take (--search-flops), "
+                "such as four times trainer.max_flops"
+            )
+        check_options(cls, search, "search ")
+        return search
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what sweep.json keeps."""
+        space = {key: distribution.as_json() for key, distribution in self.space.items()}
+        return {**{key: getattr(self, key) for key in KEYS}, "space": space}
+
+    def check(self, varied: set[str], seeds: list[int]) -> None:
+        """Raise UsageError for a search that contradicts the sweep around it."""
+        check_space(self.space, varied)
+        if self.seed in seeds:
+            raise UsageError(
+                f"seed {self.seed} is that of the trials; values that were chosen by a seed's luck "
+                "must be compared on other seeds, so give other --seeds, or another --search-seed"
+            )
+
+    def check_direction(self) -> None:
+        """Raise UsageError if nothing says which end of the metric is the best."""
+        if self.better is None and lower_is_better(self.metric) is None:
+            raise UsageError(
+                f"search: the name of {self.metric} does not say whether the higher or the lower "
+                "value is the better one; give --search-better"
+            )
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the smaller value of the metric is the better one."""
+        if self.better is not None:
+            return self.better == "lower"
+        return bool(lower_is_better(self.metric))
+
+    @property
+    def rungs(self) -> tuple[float, ...]:
+        """Parts of a run at which a trial may be stopped, and 1 for its end."""
+        shares = []
+        share = self.first_rung if self.prune == "halving" else 1.0
+        while share < 1:
+            shares.append(share)
+            share *= FACTOR
+        return (*shares, 1.0)
+
+    @property
+    def first_step(self) -> int:
+        """The first rung in quanta of a run; the others follow by FACTOR."""
+        return max(1, round(QUANTA * self.first_rung))
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether trials are draws that do not depend on each other's scores."""
+        return self.prune == "none" and self.sampler != "tpe"
+
+
+def checked(value: Any, kind: type, name: str) -> Any:
+    """Return a value as a number or a text; raises UsageError for another one."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and number:
+        return float(value)
+    if kind is str and isinstance(value, str) and value:
+        return value
+    raise UsageError(
+        f"search: {name}: {value!r} is not {'a number' if kind is float else 'a name'}"
+    )

@@ -1,0 +1,194 @@
+"""A job of a search: runs one trial after the other until the FLOPs of all settings are spent.
+
+Several such jobs share the studies. A trial is trained in a child process up to its next rung, and
+goes on from its checkpoint if it may; so what it is after a rung does not depend on when that was
+decided. A signal makes the trial save and wait: the job, when it is requeued, or another one goes
+on with it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.helpers import DelayedSubmission
+
+from metaseq_lm.core.config import flatten
+from metaseq_lm.core.errors import DivergedError, UsageError
+from metaseq_lm.core.output import show
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.runs import suite_results
+from metaseq_lm.runs.folder import parse_results
+from metaseq_lm.runs.tuning import write_trial
+from metaseq_lm.sweeps.definition import Definition
+from metaseq_lm.sweeps.expansion import arguments_of
+from metaseq_lm.sweeps.job import Runner, describe_exit, is_interruption
+from metaseq_lm.sweeps.search import Search
+from metaseq_lm.sweeps.states import progress
+from metaseq_lm.sweeps.studies import (
+    DIVERGED,
+    FAILED,
+    INTERRUPTED,
+    RUNNING,
+    Setting,
+    Studies,
+    Trial,
+)
+
+FOLDER = "search"  # of studies and trials, in the folder of the sweep
+VALID = "valid."
+
+
+@dataclass
+class SearchJob:
+    """Trials of a search, one after the other; pickled by submitit.
+
+    Attributes:
+        name: Its name in jobs.jsonl.
+        out: The folder of the sweep.
+        definition: The definition of the sweep.
+        search: The rules of the search.
+        arguments: Options of `train` for all trials: of the snapshot and the processes.
+        code: The snapshot.
+        threads: OMP_NUM_THREADS of each process.
+        lock: As for `Job`.
+    """
+
+    name: str
+    out: str
+    definition: Definition
+    search: Search
+    arguments: list[str]
+    code: str
+    threads: int = 1
+    lock: str | None = None
+
+    def __call__(self) -> None:
+        """Run trials; raises MetaseqError if the search cannot go on."""
+        runner = Runner(self)
+        runner.start()
+        studies = Studies(Path(self.out) / FOLDER, self.search)
+        settings = {setting.name: setting for setting in studies.settings()}
+        fail_lost(studies, self.out, {self.name})  # of an attempt that was killed
+        while not runner.signals and (trial := studies.begin(self.name)) is not None:
+            self.run_trial(runner, studies, settings[trial.setting], trial)
+        if runner.signals:
+            runner.interrupted("", -runner.signals[0], None)
+        runner.record("finished", "", 0, "")
+
+    def run_trial(self, runner: Runner, studies: Studies, setting: Setting, trial: Trial) -> None:
+        """Train a trial from rung to rung until it ends."""
+        folder = trial_folder(Path(self.out), trial)
+        values = dict(trial.values)
+        show(f"{setting.name} trial {trial.number}: {values}")
+        while trial.state == RUNNING:
+            words = trial_arguments(self.definition, self.search, setting, trial, self.out)
+            code, results = runner.train(folder, [*words, *self.arguments])
+            spent = spent_flops(folder, setting.run_flops)
+            if is_interruption(code):
+                studies.interrupt(trial)
+                runner.interrupted(setting.name, code, results.get("signal"))
+            if code:
+                state = DIVERGED if code == DivergedError.exit_code else FAILED
+                message = f"{describe_exit(code)}: {results.get('message', '')}"
+                trial = studies.end(trial, state, spent, message)
+                break
+            try:
+                score = score_of(folder, self.search.metric)
+            except UsageError as error:
+                studies.end(trial, FAILED, spent, str(error))
+                runner.fail("failed", setting.name, error.exit_code, str(error))
+            trial = studies.report(trial, score, spent)
+        record_trial(Path(self.out), self.search, trial)
+        show(f"{setting.name} trial {trial.number}: {trial.state}, {trial.score}")
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return the job to requeue: this one, because the studies know how far the search is."""
+        return DelayedSubmission(self)
+
+
+def trial_folder(out: Path, trial: Trial) -> Path:
+    """Return the run folder of a trial."""
+    return out / FOLDER / trial.setting / f"{trial.number:04d}"
+
+
+def trial_arguments(
+    definition: Definition, search: Search, setting: Setting, trial: Trial, out: str
+) -> list[str]:
+    """Return the arguments of `train` for a trial up to the end of its share."""
+    (stage,) = definition.stages
+    values = {**setting.values, **trial.values}
+    folder = os.path.relpath(trial_folder(Path(out), trial), out)
+    (words,) = arguments_of(definition, values, search.seed, {stage.name: folder}, Path(out))
+    pause = 0.0 if trial.share >= 1 else trial.share * setting.run_flops
+    # Trials are not tested, and scored with no suite that does not choose.
+    words += [f"trainer.pause_flops={pause!r}", "trainer.final_splits=[]"]
+    return [*words, "trainer.final_suites=[]"] if search.metric.startswith(VALID) else words
+
+
+def spent_flops(folder: Path, run_flops: float) -> float:
+    """Return the FLOPs that the run in a folder spent; up to its last log line if it was killed."""
+    results = read_results(folder)
+    if isinstance(results.get("flops"), (int, float)):
+        return float(results["flops"])
+    update, max_update, _ = progress(folder)
+    return run_flops * min(1.0, update / max_update) if max_update else 0.0
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return the content of results.json, {} without one that is readable."""
+    try:
+        return parse_results(folder / "results.json")
+    except (OSError, ValueError):
+        return {}
+
+
+def score_of(folder: Path, metric: str) -> float:
+    """Return a final metric of a run, or one of its suites; UsageError if it has none such."""
+    metrics = flatten(read_results(folder).get("metrics") or {})
+    if metric not in metrics:
+        for results in suite_results.of_last_checkpoint(folder)[0]:
+            metrics |= results.metrics
+    if not isinstance(metrics.get(metric), (int, float)):
+        raise UsageError(unknown_metric(metric, list(metrics)))
+    return float(metrics[metric])
+
+
+def unknown_metric(metric: str, known: list[str]) -> str:
+    """Return the message for a metric that runs do not have."""
+    names = ", ".join(known) or "none; give a --valid-split, or a suite in trainer.final_suites"
+    return f"search: runs have no metric '{metric}'.{nearest(metric, known)} Metrics: {names}"
+
+
+def record_trial(out: Path, search: Search, trial: Trial) -> None:
+    """Write trial.json into the folder of a trial that has one and has ended."""
+    folder = trial_folder(out, trial)
+    if trial.state in (RUNNING, INTERRUPTED) or not folder.is_dir():
+        return
+    record = {
+        "setting": trial.setting,
+        "number": trial.number,
+        "values": dict(trial.values),
+        "state": trial.state,
+        "flops": trial.flops,
+        "share": trial.share,
+        "score": trial.score,
+        "metric": search.metric,
+        "lower_is_better": search.lower_is_better,
+        "independent": search.is_independent,
+    }
+    write_trial(folder, record)
+
+
+def fail_lost(studies: Studies, out: str, workers: set[str]) -> list[Trial]:
+    """Fail the running trials of workers that are no longer; return them with what they spent."""
+    flops = {setting.name: setting.run_flops for setting in studies.settings()}
+    lost = []
+    for trial in studies.running():
+        if trial.worker in workers:
+            spent = spent_flops(trial_folder(Path(out), trial), flops[trial.setting])
+            lost.append(studies.end(trial, FAILED, spent, "its process died"))
+            record_trial(Path(out), studies.search, lost[-1])
+    return lost

@@ -1,0 +1,390 @@
+"""The search of a sweep: its checks, its jobs, what it chose, and the runs with these values."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.output import show, show_progress
+from metaseq_lm.runs.tuning import write_tuning
+from metaseq_lm.sweeps import launching
+from metaseq_lm.sweeps.configs import Check, check_configs, composed
+from metaseq_lm.sweeps.definition import Definition, differences
+from metaseq_lm.sweeps.expansion import Run, expand, run_names
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import Code, outcome_of
+from metaseq_lm.sweeps.options import Launch
+from metaseq_lm.sweeps.search import Search
+from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
+from metaseq_lm.sweeps.states import WORKER, active_workers
+from metaseq_lm.sweeps.submit import Batch, submit_slurm
+
+if TYPE_CHECKING:
+    from metaseq_lm.sweeps.studies import Setting, Studies, Trial
+
+WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A sweep with a search.
+
+    Attributes:
+        definition: What it varies, and the seeds of the runs with the chosen values.
+        search: The rules of the search.
+        out: The folder of the sweep.
+        launch: Where and with what resources it runs.
+        check: Raises UsageError for a configuration that must not be launched.
+    """
+
+    definition: Definition
+    search: Search
+    out: Path
+    launch: Launch
+    check: Check | None = None
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """The settings that are tuned: all of the grid x the list."""
+        grid = self.definition.grid
+        settings = []
+        for values in product(*grid.values()):
+            for chosen in self.definition.alternatives or [{}]:
+                settings.append(dict(zip(grid, values)) | chosen)
+        return settings
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the settings."""
+        names = run_names([(values, self.search.seed) for values in self.values])
+        return [name.rpartition("seed=")[0].rstrip("-") or WHOLE_SWEEP for name in names]
+
+    def runs_of(self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[Run]:
+        """Return the runs of settings with values of all searched options."""
+        return expand(self.definition_of(values, seeds), self.out)
+
+    def definition_of(
+        self, values: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+    ) -> Definition:
+        """Return the definition of the runs of settings with values of all searched options."""
+        alternatives = [dict(setting) for setting in values]
+        return replace(self.definition, grid={}, alternatives=alternatives, seeds=list(seeds))
+
+    def corners(self) -> Iterator[dict[str, Any]]:
+        """Yield searched values such that every end of a range and every choice is in one."""
+        space = self.search.space
+        for at in range(max(len(item.samples) for item in space.values())):
+            yield {key: item.samples[at % len(item.samples)] for key, item in space.items()}
+
+    def corner_runs(self) -> Iterator[tuple[str, list[Run]]]:
+        """Yield the name of each setting, and runs with its corners."""
+        corners = list(self.corners())
+        for name, values in zip(self.names, self.values):
+            yield name, self.runs_of([{**values, **item} for item in corners], [self.search.seed])
+
+    def check_rules(self) -> None:
+        """Raise UsageError for a search that contradicts the sweep, or without Optuna."""
+        check_installed()
+        if len(self.definition.stages) > 1:
+            raise UsageError(
+                "a search tunes runs of one stage; score them with trainer.final_suites, or search "
+                "in a sweep of that stage alone"
+            )
+        if self.launch.nodes > 1:
+            raise UsageError("a search runs its trials on one node each; leave --nodes out")
+        varied = {*self.definition.grid}.union(*self.definition.alternatives)
+        self.search.check(varied, self.definition.seeds)
+
+    def check_all(self) -> list[Setting]:
+        """Return the settings with their budgets; UsageError for what could not start."""
+        from metaseq_lm.sweeps.studies import Setting
+
+        self.check_rules()
+        settings = []
+        for (name, runs), values in zip(self.corner_runs(), self.values):
+            check_configs(runs, self.definition, self.check)
+            for run, _, config in composed(runs[:1], self.definition, self.check):
+                settings.append(Setting(name, values, self.budget_of(run, config)))
+        return settings
+
+    def budget_of(self, run: Run, config: RunConfig) -> float:
+        """Return the FLOPs of a run; raises UsageError if they do not end it."""
+        options, search = config.trainer, self.search
+        if not options.max_flops or options.max_update:
+            raise UsageError(
+                "a search compares runs of equal FLOPs, and its rungs are parts of them: give "
+                "--max-flops, and trainer.max_update=0"
+            )
+        if search.flops < options.max_flops:
+            raise UsageError(
+                f"{run.name}: a trial takes {options.max_flops:.3g} FLOPs, more than the "
+                f"{search.flops:.3g} of --search-flops; four times as many are usual"
+            )
+        return float(options.max_flops)
+
+    def check_metric(self) -> None:
+        """Raise UsageError for a metric of no direction, or of validation that a setting lacks."""
+        runs = [runs[0] for _, runs in self.corner_runs()]
+        for _, _, config in composed(runs, self.definition, self.check):
+            split = config.trainer.valid_split
+            if split and self.search.metric.startswith(f"{split}."):
+                known = [f"{split}.{name}" for name in valid_metrics(config)]
+                if self.search.metric not in known:
+                    raise UsageError(unknown_metric(self.search.metric, known))
+        self.search.check_direction()
+
+    # ---------------------------------------------------------------- before it runs
+
+    def show_plan(self, settings: Sequence[Setting], divisor: int, rate: float) -> None:
+        """Print trials, FLOPs and hours of the search and of the runs with the chosen values."""
+        from metaseq_lm.training.price import price_of_run
+
+        search, seeds = self.search, len(self.definition.seeds)
+        flops, seconds = 0.0, 0.0
+        for setting, (_, runs) in zip(settings, self.corner_runs()):
+            for _, _, config in composed(runs[:1], self.definition, self.check):
+                price, took = price_of_run(config, divisor, rate)
+            per_flop = took / price
+            whole = int(search.flops // setting.run_flops)
+            trials = f"{whole} trials"
+            if search.prune != "none":
+                most = int(search.flops // (search.rungs[0] * setting.run_flops))
+                trials = (
+                    f"{whole} trials if none is stopped, {most} if all are at the first of the "
+                    f"rungs ({', '.join(f'{share:.0%}' for share in search.rungs[:-1])})"
+                )
+            hours = search.flops * per_flop / 3600
+            show(f"{setting.name}: search {search.flops:.2g} FLOPs, {hours:.2g} hours, {trials}")
+            spent = search.flops + seeds * setting.run_flops
+            flops, seconds = flops + spent, seconds + spent * per_flop
+        parallel = self.launch.max_parallel or 1
+        show(
+            f"{len(settings) * seeds} runs with the chosen values ({len(settings)} x {seeds} "
+            f"seeds); in all {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process without "
+            f"validations, {seconds / 3600 / parallel:.2g} with --max-parallel {parallel}"
+        )
+
+    def require_same(self, folder: SweepFolder) -> None:
+        """Raise UsageError if the folder holds another search, or a sweep without one.
+
+        There may be other seeds and, as long as the search is not over, other FLOPs.
+        """
+        if not (folder.path / "sweep.json").exists():
+            return
+        stored = folder.stored_search()
+        if not stored:
+            raise UsageError(f"{folder.path} holds a sweep without a search; choose another --out")
+        moved: dict[str, Any] = dict(launching.relocated(folder, self.definition))
+        definition = replace(self.definition, **moved)
+        current = {"search": self.search.as_json(), **definition.as_json()}
+        earlier = {"search": dict(stored["rules"]), **stored["definition"]}
+        for content in (current, earlier):
+            content["seeds"] = []
+            if not folder.runs():
+                content["search"]["flops"] = 0.0
+        if lines := differences(earlier, current):
+            raise UsageError(
+                f"{folder.path} holds another search ({'; '.join(lines[:5])}); choose another "
+                "--out, or continue it with the same definition; more --search-flops are possible "
+                "until the runs with the chosen values have begun"
+            )
+
+    # ---------------------------------------------------------------- the search
+
+    def studies(self) -> Studies:
+        """Return the studies in the folder of the sweep."""
+        from metaseq_lm.sweeps.studies import Studies
+
+        return Studies(self.out / FOLDER, self.search)
+
+    def run(self, folder: SweepFolder, settings: list[Setting], new_code: bool) -> bool:
+        """Run what is left of the search; return whether it is over.
+
+        On Slurm its jobs are submitted, and False is returned. The caller holds the lock.
+        """
+        if (folder.path / "sweep.json").exists() and folder.runs():
+            return True
+        rules = {"rules": self.search.as_json(), "definition": self.definition.as_json()}
+        folder.adopt(self.definition, [], self.launch.non_default(), rules)
+        studies = self.studies()
+        workers = active_workers(folder)
+        if workers:
+            show(f"the search goes on in {', '.join(workers)}")
+            return False
+        self.show_failures(studies)
+        studies.create(settings)
+        names = {trial.worker for trial in studies.running()}
+        for trial in fail_lost(studies, str(self.out), names):
+            show(f"{trial.setting} trial {trial.number} failed: its process died")
+        if not any(map(studies.is_open, settings)):
+            return True
+        code = launching.take_code(folder, new_code)
+        parallel = self.launch.max_parallel
+        if self.launch.executor == "slurm":
+            jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
+            for job in submit_slurm(folder, jobs, self.launch, code, self.make_job):
+                show(f"submitted a job of the search  job {job}")
+            return False
+        jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
+        batch = Batch(folder, jobs, code, self.make_job)
+        launching.run_locally([batch], self.launch, self.report)
+        self.raise_failure(folder, jobs)
+        if self.show_failures(studies):
+            raise MetaseqError("the search cannot go on; see above, and give the command again")
+        return not any(map(studies.is_open, settings))
+
+    def show_failures(self, studies: Studies) -> bool:
+        """Print the settings whose trials only fail, and return whether there are any."""
+        stuck = False
+        for setting in studies.settings():
+            if failed := studies.failures(setting.name):
+                stuck = True
+                show(f"{setting.name}: the last {len(failed)} trials failed; {failed[-1].message}")
+        return stuck
+
+    def worker(self, number: int) -> Run:
+        """Return a job of the search as a run without stages."""
+        return Run(f"{WORKER}{number}", FOLDER, {}, self.search.seed, ())
+
+    def make_job(self, folder: SweepFolder, run: Run, launch: Launch, code: Code) -> SearchJob:
+        """Return what submitit calls for a job of the search."""
+        processes = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
+        return SearchJob(
+            run.name,
+            str(folder.path),
+            self.definition,
+            self.search,
+            [*code.arguments(), *processes],
+            str(code.folder),
+            launch.threads(),
+            str(folder.lock_file) if launch.executor == "local" else None,
+        )
+
+    def report(self, folder: SweepFolder, run: Run) -> None:
+        """Print how the search fares."""
+        show_progress("\n".join(search_lines(self.studies())))
+
+    def raise_failure(self, folder: SweepFolder, jobs: Sequence[Run]) -> None:
+        """Raise the error that ended a job of the search, if one did."""
+        last = folder.submissions()
+        for job in jobs:
+            if job.name not in last:
+                continue
+            entry = last[job.name]
+            outcome = outcome_of(folder.path / entry.folder, entry.job)
+            if outcome.get("state") == "failed":
+                error = UsageError if outcome.get("exit_code") == 2 else MetaseqError
+                raise error(str(outcome.get("message")))
+            if outcome.get("state") != "finished":
+                raise MetaseqError(
+                    f"{job.name} ended without a word ({folder.path / entry.folder}); the same "
+                    "command goes on with the search"
+                )
+
+    def choose(self) -> list[dict[str, Any]]:
+        """Return the best values of each setting, with those of the setting; print them.
+
+        Raises MetaseqError if no trial of a setting finished.
+        """
+        studies, chosen = self.studies(), []
+        show("\n".join(search_lines(studies)))
+        for name, values in zip(self.names, self.values):
+            best = studies.best(name)
+            if best is None:
+                raise MetaseqError(
+                    f"{name}: no trial finished, so there is nothing to choose; see {self.out}/"
+                    f"{FOLDER}/{name}, or give more --search-flops"
+                )
+            for key, end in self.edges(best).items():
+                show(
+                    f"warning: {name}: {key}={best.values[key]} lies at the {end} end of its range "
+                    f"{self.search.space[key].as_json()}; the best value may be outside: search a "
+                    "wider range, of all settings, into another --out"
+                )
+            chosen.append({**values, **best.values})
+        return chosen
+
+    def edges(self, best: Trial) -> dict[str, str]:
+        """Return the searched options whose best value is at an end of its range, and the end."""
+        space = self.search.space
+        ends = {key: space[key].edge_of(value) for key, value in best.values.items()}
+        return {key: end for key, end in ends.items() if end}
+
+    def record_tuning(self, runs: Sequence[Run]) -> None:
+        """Record in the folders of runs how their options were chosen, and what that cost."""
+        studies = self.studies()
+        for name, values in zip(self.names, self.values):
+            best = studies.best(name)
+            assert best is not None
+            record = {
+                "flops": studies.spent(name),
+                "trials": len(studies.trials(name)),
+                "metric": self.search.metric,
+                "values": dict(best.values),
+                "edges": self.edges(best),
+            }
+            for run in runs:
+                if values.items() <= run.values.items():
+                    write_tuning(self.out / run.folder, record)
+
+
+def valid_metrics(config: RunConfig) -> list[str]:
+    """Return the names of the metrics of a run's validation, from one batch of it."""
+    from metaseq_lm.tasks import with_updates
+    from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
+
+    parts = build_parts(prepare_config(with_updates(config, 1)), dry_run=True)
+    return list(evaluate_split(parts, config.trainer.valid_split, most=1).metrics)
+
+
+def check_installed() -> None:
+    """Raise UsageError where Optuna is missing."""
+    if find_spec("optuna") is None:
+        raise UsageError("a search needs optuna: pip install 'metaseq-lm[search]'")
+
+
+def search_lines(studies: Studies) -> list[str]:
+    """Return a line for each setting: trials by state, FLOPs, the best score and its values."""
+    lines = []
+    for setting in studies.settings():
+        trials = studies.trials(setting.name)
+        states = [trial.state for trial in trials]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        spent = sum(trial.flops for trial in trials)
+        line = f"{setting.name}: {len(trials)} trials ({counts or 'none yet'}), {spent:.3g} of "
+        line += f"{studies.search.flops:.3g} FLOPs"
+        if best := studies.best(setting.name):
+            values = " ".join(f"{key}={value}" for key, value in best.values.items())
+            line += f", best {studies.search.metric} {best.score:.5g}: {values}"
+        lines.append(line)
+    return lines
+
+
+def status_lines(folder: SweepFolder) -> list[str]:
+    """Return the lines of `sweep status` on the search in a folder, [] if there is none."""
+    stored = folder.stored_search()
+    if not stored or not (folder.path / FOLDER).is_dir():
+        return []
+    check_installed()
+    from metaseq_lm.sweeps.studies import Studies
+
+    studies = Studies(folder.path / FOLDER, Search.from_json(stored["rules"]))
+    workers = [f"{name} {state}" for name, state in active_workers(folder).items()]
+    over = bool(folder.runs())
+    jobs = "the search is over" if over else f"jobs of the search: {', '.join(workers) or 'none'}"
+    return [*search_lines(studies), jobs]
+
+
+def again_text(out: Path) -> str:
+    """Return the message after jobs of a search were submitted."""
+    return (
+        f"follow it with: metaseq-lm sweep status {shlex.quote(str(out))}; give the same command "
+        "again when the search is over: it launches the runs with the chosen values"
+    )

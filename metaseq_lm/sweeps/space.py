@@ -1,0 +1,169 @@
+"""The space of a search: the range or the choices that an option is drawn from.
+
+A range is written `1e-4..1e-2`, or `log 1e-4..1e-2` for one whose logarithm is uniform; if both
+ends are whole numbers, such as 1..4, so are the values. Choices are a list.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.sweeps.definition import (
+    KEY,
+    RESERVED,
+    override_values,
+    printable,
+    sequence,
+    text_of,
+)
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
+WHOLE = re.compile(r"[+-]?\d+")
+EDGE = 0.05  # the part of a range, from its ends, that counts as its edge
+SET_BY_SEARCH = {
+    "trainer.max_flops": "it is the budget of every trial",
+    "trainer.max_update": "trials end with their budget",
+    "trainer.pause_flops": "the search stops trials with it",
+    **RESERVED,
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval of numbers with its ends; whole numbers if both ends are `int`.
+
+    Attributes:
+        low: The smallest value.
+        high: The largest value.
+        log: Whether the logarithm is uniform.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The values that a check has to try: both ends."""
+        return (self.low, self.high)
+
+    def position(self, value: float) -> float:
+        """Return where in the range a value lies, from 0 to 1, on the scale that is uniform."""
+        low, high, x = self.low, self.high, value
+        if self.log:
+            low, high, x = math.log(low), math.log(high), math.log(x)
+        return (x - low) / (high - low)
+
+    def edge_of(self, value: float) -> str:
+        """Return the end of the range that a value lies at, "" if it lies within.
+
+        Within `EDGE` of the length from an end is at that end.
+        """
+        position = self.position(value)
+        if position <= EDGE:
+            return "lower"
+        return "upper" if position >= 1 - EDGE else ""
+
+    def as_json(self) -> str:
+        """Return the range as it is written."""
+        return f"{'log ' * self.log}{self.low!r}..{self.high!r}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values of which one is drawn, without an order."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The values that a check has to try: all."""
+        return self.values
+
+    def edge_of(self, value: Any) -> str:
+        """Return "": choices have no ends."""
+        return ""
+
+    def as_json(self) -> list[Any]:
+        """Return the choices as they are written."""
+        return list(self.values)
+
+
+Space = Mapping[str, Range | Choice]
+
+
+def parse_axis(text: str) -> tuple[str, Range | Choice]:
+    """Return key and distribution of KEY=RANGE or KEY=A,B; raises UsageError."""
+    source = f"--search {printable(text, '--search')}"
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(
+            f"{source}: not of the form KEY=LOW..HIGH, KEY='log LOW..HIGH' or KEY=VALUE,VALUE"
+        )
+    if ".." in value:
+        return key, parse_range(value, key)
+    return key, parse_choice(override_values(text, source), key)
+
+
+def parse_distribution(key: str, content: Any) -> Range | Choice:
+    """Return the distribution of a key in a sweep file: the text of a range, or a list."""
+    if isinstance(content, str):
+        return parse_range(content, key)
+    return parse_choice(sequence(content, f"search {key}"), key)
+
+
+def parse_range(text: str, key: str) -> Range:
+    """Return the range that is written as [log ]LOW..HIGH; raises UsageError."""
+    match = RANGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"search {key}: {printable(text, key)!r} is neither a range, such as 'log 1e-4..1e-2' "
+            "or 1..4, nor a list of values"
+        )
+    log, *ends = match.groups()
+    whole = all(WHOLE.fullmatch(end) for end in ends)
+    low, high = (int(end) if whole else float(end) for end in ends)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UsageError(f"search {key}: {text}: the ends of a range are finite numbers")
+    if low >= high:
+        raise UsageError(f"search {key}: the range {text} is empty; give the smaller end first")
+    if log and low <= 0:
+        raise UsageError(
+            f"search {key}: {text}: numbers up to 0 have no logarithm; begin above 0, or leave "
+            "'log' out"
+        )
+    return Range(low, high, bool(log))
+
+
+def parse_choice(values: list[Any], key: str) -> Choice:
+    """Return the choices of a list; UsageError for less than two different ones."""
+    texts = [text_of(value, f"search {key}") for value in values]
+    if len(texts) < 2 or len(set(texts)) < len(texts):
+        raise UsageError(
+            f"search {key}: {', '.join(texts)}: give a range, or two or more different values"
+        )
+    return Choice(tuple(values))
+
+
+def check_space(space: Space, varied: set[str]) -> None:
+    """Raise UsageError for keys that cannot be searched; `varied` are those of grid and list."""
+    if not space:
+        raise UsageError("search: no key is searched; give --search KEY=LOW..HIGH")
+    for key in space:
+        if not KEY.fullmatch(key) or ":" in key:
+            raise UsageError(f"search: '{printable(key, 'key')}' is not a key")
+        if key in SET_BY_SEARCH:
+            raise UsageError(f"{key} cannot be searched: {SET_BY_SEARCH[key]}")
+        if key in varied:
+            raise UsageError(f"{key} is searched and in grid or list; keep one")

@@ -1,0 +1,122 @@
+"""`sweep --search`: mistakes, the dry run, and a real search that is killed in between."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from real_runs import Started
+from sweeping import TINY, processes, start_sweep, states_of, sweep, wait_until
+
+pytest.importorskip("optuna")
+
+from metaseq_lm.sweeps import searching
+from metaseq_lm.sweeps.folder import SweepFolder
+
+RATE = "optimizer.lr=log 1e-3..1e-1"
+RUN = 2.5e8  # FLOPs: 50 updates
+BUDGET = ["trainer.max_update=0", f"trainer.max_flops={RUN:.0f}"]
+SEARCH = ["--search", RATE, "--search-flops", f"{1.5 * RUN:.0f}", *BUDGET, *TINY]
+
+
+@pytest.mark.parametrize(
+    "arguments, problem",
+    [
+        (["--search", "optimizer.rate=1e-3..1e-1"], "optimizer.rate"),
+        (["--search", "optimizer.lr=1e-1..1e-3"], "is empty"),
+        (["--search", "optimizer.lr=log 0..1e-3"], "no logarithm"),
+        (["--search", "task.mask_prob=0.5..1.5"], "task.mask_prob"),
+        (["--search", RATE, "--search-metric", "valid.lose"], "Did you mean 'valid.loss'"),
+        (["--search", RATE, "--search-metric", "valid.f1"], "no metric 'valid.f1'"),
+        (["--search", RATE, "--seeds", "1,101"], "seed 101"),
+        (["--search", RATE, "--search-flops", "1e8"], "more than"),
+        (["--search", RATE, "trainer.max_update=10"], "--max-flops"),
+        (["--search", RATE, "--grid", "optimizer.lr=1,2"], "in grid or list"),
+        (["--search", RATE, "--search-first-rung", "0.1"], "first_rung"),
+        ([], "give --search"),
+    ],
+)
+def test_a_mistake_is_one_message(
+    arguments: list[str],
+    problem: str,
+    moons: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    out = tmp_path / "out"
+    flops = ["--search-flops", "1e9"]
+    assert sweep(moons, "--out", out, *flops, *BUDGET, *TINY, *arguments) == 2
+    message = capsys.readouterr().err
+    assert problem in message and "Traceback" not in message
+    assert not out.exists()
+
+
+def test_optuna_is_an_extra(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "find_spec", lambda name: None)
+    assert sweep(moons, "--out", tmp_path / "out", *SEARCH) == 2
+    assert "metaseq-lm[search]" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_trials_flops_and_hours(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        f"data: {moons}\n"
+        "grid: {task.mask_prob: [0.15, 0.3]}\n"
+        "seeds: [1, 2, 3]\n"
+        f"search: {{space: {{optimizer.lr: log 1e-3..1e-1}}, flops: {4 * RUN}}}\n"
+    )
+    out = tmp_path / "out"
+    assert sweep(file, "--out", out, "--dry-run", "--rate", "1e9", *BUDGET, *TINY) == 0
+    shown = capsys.readouterr().out
+    assert "mask_prob=0.15: search 1e+09 FLOPs, 0.00028 hours, 4 trials" in shown
+    assert "16 if all are at the first" in shown
+    assert "6 runs" in shown and "3.5e+09 FLOPs, 0.00097 hours" in shown
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [moons, "--out", out, "--seeds", "1", *SEARCH]
+    first = start_sweep(tmp_path / "first.txt", *command)
+    trial = out / "search" / "all" / "0001"
+    wait_until(lambda: (trial / "log.jsonl").exists() and updates(trial) >= 3, 600)
+    (worker,) = processes("submitit.core._submit", str(out))
+    os.kill(worker, signal.SIGKILL)
+    assert first.wait(600) == 1 and "goes on with the search" in first.text()
+
+    second = start_sweep(tmp_path / "second.txt", *command)
+    assert second.wait(600) == 0, second.text()
+    assert "trial 1 failed: its process died" in second.text()
+    trials = [json.loads(f.read_text()) for f in sorted(out.glob("search/all/*/trial.json"))]
+    assert [t["state"] for t in trials][:2] == ["finished", "failed"]
+    assert trials[0]["flops"] == pytest.approx(RUN, rel=0.03)
+    assert 0 < trials[1]["flops"] <= 0.3 * RUN
+    spent = sum(t["flops"] for t in trials)
+    assert 1.25 * RUN < spent < 1.53 * RUN
+    check_final_runs(out, trials[0], spent)
+
+    third: Started = start_sweep(tmp_path / "third.txt", *command)
+    assert third.wait(600) == 0 and "nothing to launch" in third.text()
+    assert sweep(moons, "--out", out, *BUDGET, *TINY) == 2
+
+
+def updates(folder: Path) -> int:
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return sum('"train"' in line for line in lines)
+
+
+def check_final_runs(out: Path, best: dict, spent: float) -> None:
+    """Of the chosen value, on the fresh seed, with the record of what choosing it cost."""
+    (name,) = states_of(out)
+    (run,) = SweepFolder(out).runs()
+    assert run.seed == 1 and run.values == best["values"]
+    tuning = json.loads((out / name / "tuning.json").read_text())
+    assert tuning["flops"] == pytest.approx(spent) and tuning["values"] == best["values"]
+    results = json.loads((out / name / "results.json").read_text())
+    assert results["seed"] == 1 and results["flops"] == pytest.approx(RUN, rel=0.03)
