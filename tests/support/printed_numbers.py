@@ -4,7 +4,8 @@ A source is a bash block whose commands print numbers: those that read an archiv
 (`metaseq-lm report examples/NAME/measured.jsonl`, `python examples/NAME/SCRIPT.py FILE.jsonl`,
 without `--out`), which are run. A comment before a block says more:
 
-    <!-- test: print -->                               run all of its commands
+    <!-- test: print -->                               run all of its commands; `cat FILE` shows
+                                                       a file that they wrote
     <!-- test: printed in examples/electric/toy.txt -->  run none: they train; the file has what
                                                          they printed, below "$ COMMAND"
 
@@ -64,6 +65,7 @@ NUMBER = re.compile(
 SPREAD = re.compile(r"\s*±\s*")
 FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim|setting)", re.IGNORECASE)
 PICTURE = re.compile(r"!\[.*?\]\(\S+?\)", re.DOTALL)
+CAT = re.compile(r"^cat (\S+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)[^)\s]*\)")
 # Parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
 NAMES = re.compile(
@@ -266,7 +268,10 @@ def printed_by(block: Block, folder: Path, run: Callable[[list[str]], str]) -> S
     wanted = [words for words in commands if block.test == "print" or reads_archives(words)]
     if not wanted:
         return None
-    return Source(" && ".join(map(shlex.join, wanted)), "\n".join(run(words) for words in wanted))
+    printed = [run(words) for words in wanted]
+    shown = CAT.findall(block.text) if block.test == "print" else []
+    printed += [(folder / file).read_text(encoding="utf-8") for file in shown]
+    return Source(" && ".join(map(shlex.join, wanted)), "\n".join(printed))
 
 
 @dataclass(frozen=True)
