@@ -26,12 +26,11 @@ def describe_provenance(trials: Sequence[Run], finals: Sequence[Run], runs: Sequ
     unknown = len(runs) - len(times(runs, "started"))
     if parts and unknown:
         text += f" ({unknown} of {len(runs)} runs do not say when)"
-    made = made_with(runs)
+    origin = made_with(runs)
     marked = sum(bool(run.plan) for run in runs)
     count = {0: "No run records", len(runs): "Each run records"}.get(
         marked, f"{marked} of {len(runs)} runs record"
     )
-    return (
-        f"{text[0].upper()}{text[1:]}{f'; they were made with {made}' if made else ''}. "
-        f"{count} the hash of this plan."
-    )
+    if origin:
+        text += f"; they were made with {origin}"
+    return f"{text[0].upper()}{text[1:]}. {count} the hash of this plan."

@@ -83,8 +83,8 @@ class Drawing:
         """An alternative text: the last value of each series."""
         last = {(mark.panel, mark.series): mark for mark in self.marks}
         texts = [f"{f'{m.panel}: ' * (len(self.panels) > 1)}{m.text}" for m in last.values()]
-        more = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
-        values = f". {'; '.join(texts[:LISTED])}{more}. All values are in the table below"
+        rest = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
+        values = f". {'; '.join(texts[:LISTED])}{rest}. All values are in the table below"
         return f"{clean(self.name)}{values if texts else ''}."
 
 

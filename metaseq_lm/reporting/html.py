@@ -147,8 +147,8 @@ def command_of(folder: Path) -> str:
 def title_of(paths: Sequence[str | Path]) -> str:
     """Return the names of the folders and archives of a report: of sweeps, mostly."""
     names = list(dict.fromkeys(Path(path).resolve().name for path in paths))
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(names[:NAMES]) + more
+    rest = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + rest
 
 
 def difference_table(settings: Sequence[Setting]) -> HtmlTable | None:

@@ -46,19 +46,19 @@ def follow(
         paths: Folders and archives whose files tell whether results changed.
         goes_on: Whether any run is not over.
     """
-    paths, seen, said = list(paths), None, ""
+    paths, seen, last_problem = list(paths), None, ""
     try:
         while quietly(goes_on):
             pause, present = float(INTERVAL), files_below(paths)
             if present != seen:
                 started = time.monotonic()
                 problem = problem_of(write)
-                if problem not in ("", said):
+                if problem not in ("", last_problem):
                     say(f"metaseq-lm: {problem}")
                 show_progress(
                     "waiting for results" if problem else "written; Ctrl-C ends the watch"
                 )
-                seen, said = present, problem
+                seen, last_problem = present, problem
                 pause = max(pause, SHARE * (time.monotonic() - started))
             time.sleep(pause)
     except KeyboardInterrupt:

@@ -273,8 +273,8 @@ class SentenceScorer:
             cut = "cut leaves out its first tokens" if from_end else "cut scores its first tokens"
             raise MetaseqError(
                 f"{sentence.location}: {count} tokens, but a row of this run has room for "
-                f"{self.room} beside [CLS] and [SEP]; --too-long skip leaves it out and {cut}, or "
-                "train with longer rows (task.tokens_per_sample)"
+                f"{self.room} beside [CLS] and [SEP]; --too-long {cut}, or train with "
+                "longer rows (task.tokens_per_sample)"
             )
         if self.too_long == "skip":
             return None

@@ -10,6 +10,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SHIFTED = 0.1  # nats from which on a split may be of another domain,
 FOREIGN = 0.5  # and from which on it is
+FEWEST = 1000  # tokens, below which a split is too small to tell
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,10 @@ class Likeness:
 
     @property
     def shift(self) -> float:
-        """By how many nats a token the divergence is above what chance makes of such a size."""
+        """By how many nats a token the divergence is above what chance makes of such a size.
+
+        0 for a split of fewer than FEWEST tokens.
+        """
         return max(0.0, self.divergence - self.usual)
 
 
@@ -50,11 +54,13 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     size = len(vocabulary)
     is_text = ~np.isin(np.arange(size), vocabulary.specials)
     reference = token_counts(train, size)[is_text]
-    return Likeness(
-        divergence(token_counts(other, size)[is_text], reference),
-        divergence(token_counts(drawn(train, len(other.tokens)), size)[is_text], reference),
-        shared_tokens(train, other),
+    value, usual = (
+        divergence(token_counts(data, size)[is_text], reference)
+        for data in (other, drawn(train, len(other.tokens)))
     )
+    if len(other.tokens) < FEWEST:
+        usual = value
+    return Likeness(value, usual, shared_tokens(train, other))
 
 
 def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:

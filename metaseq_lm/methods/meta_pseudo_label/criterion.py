@@ -277,8 +277,8 @@ class SoftLabels(PairCriterion):
 def flat_support(probabilities: Tensor, share: float) -> Tensor:
     """Return equal probabilities for the likeliest tokens that together hold `share` (..., V)."""
     ordered, tokens = probabilities.sort(-1, descending=True)
-    kept = (ordered.cumsum(-1) - ordered < share).to(probabilities)
-    return torch.zeros_like(kept).scatter(-1, tokens, kept / kept.sum(-1, keepdim=True))
+    support = (ordered.cumsum(-1) - ordered < share).to(probabilities)
+    return torch.zeros_like(support).scatter(-1, tokens, support / support.sum(-1, keepdim=True))
 
 
 def shifted(probabilities: Tensor, padding: Tensor) -> Tensor:

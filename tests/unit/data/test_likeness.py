@@ -36,6 +36,12 @@ def test_documents_of_one_source_differ_by_chance_alone(tmp_path: Path) -> None:
     assert compare(train, split(tmp_path / "moved", moved), VOCABULARY).shift > 0.2
 
 
+def test_a_small_split_tells_nothing(tmp_path: Path) -> None:
+    train = split(tmp_path / "train", [FIRST + np.arange(20)] * 30)
+    other = split(tmp_path / "valid", [FIRST + np.arange(20, 40)] * 3)
+    assert compare(train, other, VOCABULARY).shift == 0.0
+
+
 def test_tokens_of_shared_documents(tmp_path: Path) -> None:
     """One of two documents is in train, with 3 of 10 tokens; the same tokens within another one
     are none."""

@@ -62,7 +62,7 @@ def shifted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of two sources one after the other, of which the last one is held out."""
     folder = tmp_path_factory.mktemp("shifted")
     draw = np.random.default_rng(0)
-    for split, first, lines in (("train", 0, 400), ("valid", 15, 60)):
+    for split, first, lines in (("train", 0, 400), ("valid", 15, 120)):
         words = [[f"w{first + i}" for i in draw.integers(0, 20, 12)] for _ in range(lines)]
         (folder / f"{split}.txt").write_text("".join(" ".join(line) + "\n" for line in words))
     texts = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid")]
