@@ -203,10 +203,10 @@ def simulate_means(name: str, seeds: int) -> Line:
     counts = dict.fromkeys(("plain bootstrap", "stretched", "Student"), 0)
     for _ in range(SAMPLES):
         scores = draw(rng, seeds)
-        plain = rng.choice(scores, (DRAWS, seeds)).mean(axis=1)
+        resampled = rng.choice(scores, (DRAWS, seeds)).mean(axis=1)
         half = stats.t.isf(LEVEL / 2, seeds - 1) * scores.std(ddof=1) / math.sqrt(seeds)
         intervals = {
-            "plain bootstrap": interval(plain, LEVEL),
+            "plain bootstrap": interval(resampled, LEVEL),
             "stretched": interval(draw_means(scores, rng, DRAWS), LEVEL),
             "Student": (scores.mean() - half, scores.mean() + half),
         }
@@ -233,7 +233,7 @@ def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
     """
     rng = np.random.default_rng([seeds, round(10 * first + 100), round(10 * last + 100)])
     means = np.linspace(first, last, 4)
-    place = math.log(BUDGETS[0]) + (math.log(BUDGETS[3]) - math.log(BUDGETS[0])) * (
+    log_budget = math.log(BUDGETS[0]) + (math.log(BUDGETS[3]) - math.log(BUDGETS[0])) * (
         first / (first - last) if first != last else math.nan
     )
     established = covered = 0
@@ -244,7 +244,7 @@ def simulate_crossovers(first: float, last: float, seeds: int) -> Line:
         result = crossover(pair, (one, other), LEVEL)
         established += result.p < LEVEL and result.none <= LEVEL
         ends = result.interval and (math.log(result.interval[0]), math.log(result.interval[1]))
-        covered += covers(ends, place)
+        covered += covers(ends, log_budget)
         none.append(result.none)
     line: Line = {"kind": "crossovers", "first": first, "last": last, "seeds": seeds}
     line |= {"of": LADDERS, "established": established, "none": float(np.mean(none))}

@@ -115,8 +115,8 @@ def add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
     for mark in drawing.marks:
         point = mark.axes.transData.transform((mark.x, mark.y))
         x, y = to_fraction.transform(point)
-        place = {"cx": f"{x * width:.1f}", "cy": f"{(1 - y) * height:.1f}", "r": "4"}
-        circle = SubElement(group, "circle", {"class": "mark", **place})
+        centre = {"cx": f"{x * width:.1f}", "cy": f"{(1 - y) * height:.1f}", "r": "4"}
+        circle = SubElement(group, "circle", {"class": "mark", **centre})
         circle.set("data-panel", panels[mark.panel])
         if mark.series in drawing.keys:
             circle.set("data-series", str(drawing.keys[mark.series]))

@@ -30,7 +30,7 @@ from metaseq_lm.data.doctor.findings import (
     token_files,
     token_offsets,
 )
-from metaseq_lm.data.doctor.likeness import FOREIGN, SHIFTED, Likeness, compare
+from metaseq_lm.data.doctor.likeness import FEWEST, FOREIGN, SHIFTED, Likeness, compare
 from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -167,7 +167,8 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             yield duplicates(str(folder / split), np.sort(hashes[split]))
     yield from overlaps(folder, hashes, sizes=sizes)
     if subject.tokenizer is not None and "train" in hashes:
-        for split in [split for split in hashes if split != "train"]:
+        large = [split for split in hashes if sizes[split].sum() >= FEWEST]
+        for split in [split for split in large if split != "train"]:
             likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
             yield domain(f"{folder}: {split}", likeness, subject.shifted)
 

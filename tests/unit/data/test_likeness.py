@@ -30,8 +30,8 @@ def test_documents_of_one_source_differ_by_chance_alone(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     documents = [FIRST + draw.integers(0, 50, 20) for _ in range(500)]
     train = split(tmp_path / "train", documents[:450])
-    found = compare(train, split(tmp_path / "valid", documents[450:]), VOCABULARY)
-    assert found.divergence > 0.01 and found.shift < 0.02 and found.shared == 0.0
+    likeness = compare(train, split(tmp_path / "valid", documents[450:]), VOCABULARY)
+    assert likeness.divergence > 0.01 and likeness.shift < 0.02 and likeness.shared == 0.0
     moved = [np.maximum(document, FIRST + 25) for document in documents[450:]]
     assert compare(train, split(tmp_path / "moved", moved), VOCABULARY).shift > 0.2
 
@@ -47,8 +47,8 @@ def test_tokens_of_shared_documents(tmp_path: Path) -> None:
     are none."""
     a, b = FIRST + np.arange(3), FIRST + np.arange(10, 17)
     train = split(tmp_path / "train", [np.append(b, a), a, FIRST + np.arange(30, 33)])
-    found = compare(train, split(tmp_path / "valid", [a, b]), VOCABULARY)
-    assert found.shared == pytest.approx(0.3)
+    likeness = compare(train, split(tmp_path / "valid", [a, b]), VOCABULARY)
+    assert likeness.shared == pytest.approx(0.3)
 
 
 def test_as_many_tokens_are_drawn(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def corpus(**changes: object) -> Corpus:
 )
 def test_gates_of_the_data(gate, changes, action) -> None:
     row = make_row("causal", 0.8)
-    found = [finding.action for finding in gate(row, make_context(row, corpus=corpus(**changes)))]
-    assert found == ([action] if action else [])
+    actions = [finding.action for finding in gate(row, make_context(row, corpus=corpus(**changes)))]
+    assert actions == ([action] if action else [])
 
 
 def test_epochs_are_counted_in_words() -> None:
