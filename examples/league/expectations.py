@@ -1,7 +1,8 @@
-"""What was expected of the laptop division before it ran, beside what its runs say.
+"""What was expected of a league before it ran, beside what its runs say.
 
-python examples/league/expectations.py        # the runs that ship with the package
-python examples/league/expectations.py L      # those of a league, with the shipped ones
+python examples/league/expectations.py               # the laptop division, as it ships
+python examples/league/expectations.py objectives    # the objectives of today, as they ship
+python examples/league/expectations.py L             # a league, with the shipped runs
 
 An expected difference is held if it is significant at 0.05, two-sided, after Holm's correction for
 all differences of the table. A task is solved by a seed with a score of 0.9 or more, and by an
@@ -11,19 +12,19 @@ objective if more than half of its seeds solve it.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from metaseq_lm.core.errors import run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league_runs
 from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan import LAPTOP, read_plan
+from metaseq_lm.league.plan import LAPTOP, OBJECTIVES, SHIPPED, named_plan, read_plan
 from metaseq_lm.league.verdict import BETTER, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
 from metaseq_lm.reporting.table import Cell, Table
 
 BRACKETS, COPY = "pairs.brackets.accuracy", "pairs.copy.accuracy"
+DEPTH = "depth.accuracy"
 ATTRACTOR, TOPIC = "pairs.agreement_attractor.accuracy", "topic.accuracy"
 UNTRAINED = "untrained"
 SMALL, MIDDLE, LARGE = 6e10, 2.5e11, 1e12
@@ -44,6 +45,18 @@ class Ordered:
 EXPECTED = [
     Ordered(BRACKETS, SMALL, "causal", "masked_40"),
     Ordered(BRACKETS, SMALL, "masked_40", UNTRAINED),
+]
+# Of the objectives of today: what separated in a prototype with the same kind of encoder.
+EXPECTED_TODAY = [
+    *(
+        Ordered(metric, SMALL, name, UNTRAINED)
+        for metric in (BRACKETS, DEPTH)
+        for name in ("causal", "hybrid", "masked_40", "causal_then_masked")
+    ),
+    Ordered(BRACKETS, SMALL, "causal", "hybrid"),
+    Ordered(BRACKETS, SMALL, "hybrid", "masked_40"),
+    Ordered(DEPTH, SMALL, "causal", "hybrid"),
+    Ordered(DEPTH, SMALL, "causal", "masked_40"),
 ]
 
 
@@ -77,9 +90,9 @@ class Scores:
         return first, second
 
 
-def ordered_rows(scores: Scores) -> Iterator[list[str]]:
+def ordered_rows(scores: Scores, is_today: bool) -> Iterator[list[str]]:
     """Yield a row of the table for each expected order."""
-    expected = list(EXPECTED)
+    expected = list(EXPECTED_TODAY if is_today else EXPECTED)
     expected += [Ordered(TOPIC, SMALL, UNTRAINED, name) for name in scores.objectives]
     measured = [item for item in expected if all(scores.sides(item))]
     decisions = dict(
@@ -102,12 +115,17 @@ def text_of(values: Sequence[float], metric: str) -> str:
     return summary.text(Metric.of(metric, values)) if summary else "-"
 
 
-def solved_rows(scores: Scores) -> Iterator[list[str]]:
-    """Yield rows on who solves what: causal agreement, and masked copy before agreement."""
+def solved_rows(scores: Scores, is_today: bool) -> Iterator[list[str]]:
+    """Yield rows on who solves what: causal agreement, and masked copy before agreement.
+
+    The objectives of today have no runs at the budget of the second.
+    """
     causal = scores.of("causal", MIDDLE, ATTRACTOR)
     text = f"{ATTRACTOR} at {flops_text(MIDDLE)}: causal solves it"
     is_held = 2 * count(causal) > len(causal)
     yield [text, solvers(causal), "", verdict(bool(causal), is_held)]
+    if is_today:
+        return
     copy, attractor = (scores.of("masked_40", LARGE, metric) for metric in (COPY, ATTRACTOR))
     text = f"at {flops_text(LARGE)}: masked_40 solves {COPY}, not yet {ATTRACTOR}"
     is_held = 2 * count(copy) > len(copy) and 2 * count(attractor) <= len(attractor)
@@ -131,13 +149,15 @@ def verdict(is_measured: bool, is_held: bool) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        folder = LeagueFolder(Path(sys.argv[1]))
-        league = read_league_runs(folder, folder.read())
+    place = named_plan(sys.argv[1]) if len(sys.argv) > 1 else LAPTOP
+    if place in SHIPPED:
+        league = read_archived(Contents(*read_plan(place)))
     else:
-        league = read_archived(Contents(*read_plan(LAPTOP)))
+        folder = LeagueFolder(place)
+        league = read_league_runs(folder, folder.read())
     scores = Scores(league)
-    rows = [*ordered_rows(scores), *solved_rows(scores)]
+    is_today = league.contents.plan.hash == read_plan(OBJECTIVES)[0].hash
+    rows = [*ordered_rows(scores, is_today), *solved_rows(scores, is_today)]
     cells = [[Cell(text, number=False) for text in row] for row in rows]
     head = ["expected", "scores", "p (Holm)", "verdict"]
     show(to_text(Table(f"{league.contents.title}: expectations", head, cells, [])))

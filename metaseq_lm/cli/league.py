@@ -7,6 +7,7 @@
   metaseq-lm league report L             print the standings again, write L/report
   metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows that ship with the package
+  metaseq-lm league report objectives    the same of the other plan that ships
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -128,6 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a league, report on one, or predict what it will show."""
     options = read_options(LeagueOptions, vars(args))
+    from metaseq_lm.league.plan import named_plan
+
     words = [*args.words, *args.overrides]
     if words[:1] == [REPORT]:
         if len(words) > 2:
@@ -135,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         used = ["archive", "out", "budgets", "watch"]
         check_unused(args, [item.name for item in fields(LeagueOptions)], "report", used)
         path, command = (
-            Path(words[1]) if len(words) > 1 else None,
+            named_plan(words[1]) if len(words) > 1 else None,
             masked(["metaseq-lm", *args.argv]),
         )
         if options.watch:
@@ -305,7 +308,15 @@ def contents_of(
     Raises UsageError for another plan than that of the folder.
     """
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import FILES, LAPTOP, TEXT_ARM, archive_beside, read_plan
+    from metaseq_lm.league.plan import (
+        FILES,
+        LAPTOP,
+        SHIPPED,
+        TEXT_ARM,
+        archive_beside,
+        named_plan,
+        read_plan,
+    )
 
     files = {key: value for key in FILES if (value := getattr(options, key)) is not None}
     if files and (words or set(files) != set(FILES)):
@@ -315,8 +326,8 @@ def contents_of(
     if stored is not None and not words and not files:
         contents = stored
     else:
-        file = Path(words[0]) if words else TEXT_ARM if files else LAPTOP
-        archive = None if file in (LAPTOP, TEXT_ARM) else archive_beside(file)
+        file = named_plan(words[0]) if words else TEXT_ARM if files else LAPTOP
+        archive = None if file in (*SHIPPED, TEXT_ARM) else archive_beside(file)
         contents = Contents(*read_plan(file, files), archive=str(archive) if archive else None)
         if stored is not None and stored.plan.hash != contents.plan.hash:
             raise UsageError(

@@ -23,7 +23,7 @@ from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, U
 from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans, objective_of
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import REPEAT, write_page
-from metaseq_lm.league.plan import LAPTOP, Objective, Plan, archive_beside, read_plan
+from metaseq_lm.league.plan import Objective, Plan, shipped_archive
 from metaseq_lm.league.predictions import FILE, Outcome, Registered, read_predictions
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
@@ -381,8 +381,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
     of another plan.
     """
     file = Path(contents.archive) if contents.archive else None
-    if file is None and contents.plan.hash == read_plan(LAPTOP)[0].hash:
-        file = archive_beside(LAPTOP)
+    file = file or shipped_archive(contents.plan)
     if file is None:
         return LeagueRuns(contents, ())
     if not file.exists():

@@ -32,7 +32,10 @@ from metaseq_lm.sweeps.definition import (
 )
 
 # The plans that ship with the package; that of a text gets its data from the command line.
-LAPTOP, TEXT_ARM = (Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "text"))
+LAPTOP, OBJECTIVES, TEXT_ARM = (
+    Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "objectives", "text")
+)
+SHIPPED = (LAPTOP, OBJECTIVES)  # with an archive; a command line may name them
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
 CONLLU = (".conllu", ".conllu.gz")
@@ -256,6 +259,22 @@ COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note", "metric")
+
+
+def named_plan(word: str) -> Path:
+    """Return the path of a file or folder, or the plan of this name that ships with the package."""
+    path = Path(word)
+    if path.exists():
+        return path
+    return next((plan for plan in SHIPPED if plan.stem == word), path)
+
+
+def shipped_archive(plan: Plan) -> Path | None:
+    """Return the archive of a plan that ships with the package, of another plan None."""
+    for file in SHIPPED:
+        if read_plan(file)[0].hash == plan.hash:
+            return archive_beside(file)
+    return None
 
 
 def archive_beside(plan: Path) -> Path | None:

@@ -203,9 +203,13 @@ class Runner:
                     break
 
     def check_metrics(self) -> None:
-        """Raise UsageError for a metric of the plan that the untrained models do not have.
+        """Raise an error for a metric of the plan that the untrained models do not have.
 
         A secondary metric may be one of an optional suite.
+
+        Raises:
+            MetaseqError: All untrained models of an objective failed, so all others would.
+            UsageError: One has no such metric.
         """
         comparison = self.plan.comparison
         optional = tuple(f"{entry.name}." for entry in self.suites() if entry.is_optional)
@@ -215,7 +219,14 @@ class Runner:
             decisive = [*comparison.parts_of(comparison.metric)]
             if objective.grid:
                 decisive += comparison.parts_of(self.plan.tuning_metric(objective))
-            for run in finished(list(begun(sweep))):
+            runs = list(begun(sweep))
+            if runs and all(run.status == "failed" for run in runs):
+                raise MetaseqError(
+                    f"all untrained models of {objective.name} failed, so nothing is tuned: "
+                    f"{runs[0].why_unended()}. Mend it, in the plan with another --out, or go on "
+                    "without it: --objectives"
+                )
+            for run in finished(runs):
                 if doubled := [name for name in comparison.means if name in run.metrics]:
                     raise UsageError(
                         f"comparison.means.{doubled[0]}: the runs have a metric of this name; "

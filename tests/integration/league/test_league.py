@@ -428,6 +428,21 @@ def test_a_metric_that_no_run_has_is_seen_before_tuning(
     assert {name.split("/")[0] for name in trained} == {"untrained"}
 
 
+def test_an_objective_whose_untrained_models_fail_is_not_tuned(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_long = {"sentence_good": "0 " * 60, "sentence_bad": "1 " * 60, "UID": "long"}
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "long.jsonl").write_text(json.dumps(too_long) + "\n")
+    suites = [f"pairs {tmp_path / 'pairs'}"]
+    plan = write_plan(tmp_path / "plan.yaml", moons, comparison__suites=suites)
+    trained = in_process(monkeypatch)
+    assert league(plan, "--out", tmp_path / "L") == 1
+    message = capsys.readouterr().err
+    assert "all untrained models of masked failed" in message and "tokens, but a row" in message
+    assert {name.split("/")[0] for name in trained} == {"untrained"}
+
+
 @pytest.mark.parametrize(
     "changes, message, phases",
     [

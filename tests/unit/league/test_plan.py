@@ -10,7 +10,16 @@ from league_plans import LARGE, SMALL, plan_with
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import LAPTOP, archive_beside, budget_text, parse_plan, read_plan
+from metaseq_lm.league.plan import (
+    LAPTOP,
+    OBJECTIVES,
+    SHIPPED,
+    archive_beside,
+    budget_text,
+    named_plan,
+    parse_plan,
+    read_plan,
+)
 from metaseq_lm.reporting.archive import read_about
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -158,11 +167,23 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     assert not counted & uncounted
 
 
-def test_the_division_that_ships_has_the_hash_of_its_archive() -> None:
-    plan, content = read_plan(LAPTOP)
-    file = archive_beside(LAPTOP)
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda file: file.stem)
+def test_a_plan_that_ships_has_the_hash_of_its_archive(shipped: Path) -> None:
+    plan, content = read_plan(shipped)
+    file = archive_beside(shipped)
     assert file is not None and read_about(file)["plan"] == plan.hash
-    assert {run.plan for run in read_archived(Contents(plan, content)).runs} <= {"", plan.hash}
+    runs = read_archived(Contents(plan, content)).runs
+    assert runs and {run.plan for run in runs} <= {"", plan.hash}
+
+
+def test_a_plan_that_ships_is_named_unless_a_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert named_plan("objectives") == OBJECTIVES
+    assert named_plan("other") == Path("other")
+    Path("objectives").mkdir()
+    assert named_plan("objectives") == Path("objectives")
 
 
 def test_the_hash_does_not_depend_on_the_folder_above_the_data() -> None:
