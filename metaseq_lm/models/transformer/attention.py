@@ -172,9 +172,9 @@ class Sequences:
             is_first[:, 0] = True
             number = is_first.flatten().cumsum(0)
             torch._assert_async(number[-1] <= layout.sequences)
-            wanted = torch.arange(1, layout.sequences + 2, device=number.device)
+            counts = torch.arange(1, layout.sequences + 2, device=number.device)
             # Past the last sequence are empty ones: how many there are need not be read.
-            starts = torch.searchsorted(number, wanted, out_int32=True)
+            starts = torch.searchsorted(number, counts, out_int32=True)
         return cls(starts, length, is_causal, distance)
 
     def take(self, q: Tensor) -> bool:
