@@ -244,7 +244,8 @@ def test_kernels_for_an_h100(kind: str, with_residual: bool) -> None:
     )
     options = {"enable_fp_fusion": False}
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    assert not re.search(r"\bfma\.", ptx)
+    # Without a rounding mode an assembler may fuse a product and a sum, which then rounds once.
+    assert not re.search(r"\bfma\.|\b(mul|add)\.f(32|64)\b", ptx) and "mul.rn.f32" in ptx
     assert "div.rn.f64" in ptx and ("cvt.rn.bf16.f32" in ptx) == (kind == "bf16")
     width = {"bf16": "v2", "fp32": "v4"}[kind]  # of 32 bits: four numbers, those of a word
     assert f"ld.global.{width}.b32" in ptx and "st.global.v" in ptx
