@@ -130,11 +130,14 @@ def factor_of(name: str) -> float:
 
 def predictions(name: str, card: Card) -> list[Row]:
     """Return the rows of a case: speed and memory."""
-    counts = counted()
-    seconds = card.seconds(counts[name], factor_of(name))
+    counts = counted()[name]
+    speed = counts.tokens / card.seconds(counts, factor_of(name))
+    note = (
+        f"{counts.launches} kernels, {counts.bytes / 1e9:.1f} GB, {counts.flops / 1e12:.1f} TFLOP"
+    )
     return [
-        Row(name, "tokens/s", counts[name].tokens / seconds),
-        Row(f"{name}_memory", "GB", counts[name].peak / 1e9),
+        Row(name, "tokens/s", speed, note=note),
+        Row(f"{name}_memory", "GB", counts.peak / 1e9),
     ]
 
 

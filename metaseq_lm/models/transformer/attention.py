@@ -146,12 +146,14 @@ class Sequences:
         length: Length of the rows, which no sequence exceeds.
         is_causal: Whether a query sees itself and earlier keys only.
         distance: Largest distance between tokens that see each other, as in Scope; 0 for any.
+        rows: Number of rows that `starts` belongs to; 0 for any.
     """
 
     starts: Tensor | None
     length: int
     is_causal: bool
     distance: int
+    rows: int = 0
 
     @classmethod
     def of(cls, layout: Layout, length: int, is_causal: bool, distance: int) -> Sequences | None:
@@ -159,7 +161,7 @@ class Sequences:
 
         A layout with more than it says is an error, on a GPU a later one.
         """
-        starts = None
+        starts, rows = None, 0
         if layout.documents is not None or layout.padding is not None:
             if not layout.sequences:
                 return None
@@ -170,16 +172,18 @@ class Sequences:
             ]
             is_first = F.pad(changes[0] if len(changes) == 1 else changes[0] | changes[1], (1, 0))
             is_first[:, 0] = True
+            rows = len(is_first)
             number = is_first.flatten().cumsum(0)
             torch._assert_async(number[-1] <= layout.sequences)
             counts = torch.arange(1, layout.sequences + 2, device=number.device)
             # Past the last sequence are empty ones: how many there are need not be read.
             starts = torch.searchsorted(number, counts, out_int32=True)
-        return cls(starts, length, is_causal, distance)
+        return cls(starts, length, is_causal, distance, rows)
 
     def take(self, q: Tensor) -> bool:
-        """Return whether the kernel takes such queries."""
-        return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0
+        """Return whether the kernel takes queries (N, H, S, E), by their type, width and rows."""
+        is_half = q.dtype in (torch.float16, torch.bfloat16)
+        return is_half and q.shape[-1] % 8 == 0 and self.rows in (0, len(q))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the attention (N, H, S, E) of queries to keys and values (N, H, S, E)."""

@@ -116,6 +116,22 @@ def test_layouts_that_do_not_know_their_sequences_use_masks(on_gpu: None) -> Non
         assert Visibility.of(layout, LENGTH, torch.device("cpu")).sequences is None
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, takes",
+    [
+        ((3, 2, LENGTH, 8), torch.bfloat16, True),
+        ((3, 2, LENGTH, 8), torch.float32, False),
+        ((3, 2, LENGTH, 12), torch.bfloat16, False),
+        ((6, 2, LENGTH, 8), torch.bfloat16, False),  # rows that share the mask of three
+    ],
+)
+def test_queries_that_the_kernel_takes(
+    shape: tuple[int, ...], dtype: torch.dtype, takes: bool
+) -> None:
+    sequences = Sequences.of(PACKED, LENGTH, False, 0)
+    assert sequences is not None and sequences.take(torch.empty(shape, dtype=dtype)) == takes
+
+
 def test_starts() -> None:
     """Those of documents, of padding inside the last one, and past the last sequence the end."""
     sequences = Sequences.of(PADDED_DOCUMENTS, LENGTH, False, 0)
