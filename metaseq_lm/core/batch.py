@@ -51,6 +51,7 @@ class Layout:
     reach: str | Tensor = "both"
     prefix: Tensor | None = None
     ranks: Tensor | None = None
+    sequences: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.reach, str):
@@ -73,11 +74,12 @@ class Layout:
 
     def rows(self, chosen: Any) -> Layout:
         """Return the layout of some rows, chosen by an index into the leading axes."""
-        return self.map(lambda tensor: tensor[chosen])
+        # A row may be chosen twice.
+        return dataclasses.replace(self.map(lambda tensor: tensor[chosen]), sequences=0)
 
     def repeated(self, count: int) -> Layout:
         """Return the layout of rows (..., count, S), `count` times each row of this one."""
-        repeated = {}
+        repeated: dict[str, Any] = {"sequences": count * self.sequences}
         of_prefix = -2 if self.prefix_by_document else -1
         axes = {"padding": -2, "documents": -2, "ranks": -2, "reach": -1, "prefix": of_prefix}
         for name, axis in axes.items():

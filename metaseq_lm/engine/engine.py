@@ -76,13 +76,16 @@ class FiniteCheck:
         self._sum: Any = 0.0  # of all that must be finite in this update
         # This replica's part of the losses, by update, until the host knows whether it is finite.
         self._local_losses: dict[int, Any] = {}
-        self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
+        # Numbers of steps that the device skipped, by update and optimizer, until the host looks.
+        self._found_inf: dict[int, dict[str, Tensor]] = {}
 
     def begin(self, update: int) -> None:
         """Start an update."""
         self._update, self._sum = update, 0.0
         self.refused = []
-        if not self.defers:
+        if self.defers:
+            self._local_losses.pop(update, None)  # of the same number before a rollback
+        else:
             self._local_losses.clear()
 
     def require(self, values: Tensor) -> None:
@@ -111,30 +114,35 @@ class FiniteCheck:
     def found_inf(self, name: str, norm: Tensor) -> Tensor | None:
         """Return 1.0 if this update is not finite up to this norm, else 0.0; None without `defers`.
 
-        `skipped` will report it.
+        `skipped` reports it.
         """
         if not self.defers:
             return None
         self._sum = self._sum + norm  # the update's later steps are skipped as well
-        bad = ~torch.isfinite(self._sum)
-        first = self._skipped.setdefault(name, torch.full((), -1, device=self.device))
-        first.masked_fill_(bad & (first < 0), self._update)
-        return bad.float()
+        found_inf = (~torch.isfinite(self._sum)).float()
+        skipped = self._found_inf.setdefault(self._update, {})
+        skipped[name] = skipped[name] + found_inf if name in skipped else found_inf
+        return found_inf
 
-    def skipped(self) -> tuple[int, list[str]] | None:
-        """Return the first update in which the device skipped a step, and the optimizers' names.
+    def skips(self) -> Tensor:
+        """Return whether the device has skipped a step of this update, a boolean scalar."""
+        counts = list(self._found_inf.get(self._update, {}).values())
+        return torch.stack([torch.zeros((), device=self.device), *counts]).any()
 
-        None if there is none. It waits for the device, and forgets what it returns.
+    def skipped(self) -> dict[int, list[str]]:
+        """Return the updates in which the device skipped steps, with their optimizers' names.
+
+        It waits for the device, and forgets what it returns.
         """
-        if not self._skipped:
-            return None
-        firsts = dict(zip(self._skipped, torch.stack(list(self._skipped.values())).tolist()))
-        self._skipped = {}
-        update = min((first for first in firsts.values() if first >= 0), default=None)
-        if update is None:
-            self._local_losses.clear()
-            return None
-        return update, [name for name, first in firsts.items() if first == update]
+        names = [(update, name) for update, counts in self._found_inf.items() for name in counts]
+        counts = [count for counts in self._found_inf.values() for count in counts.values()]
+        self._found_inf = {}
+        skipped: dict[int, list[str]] = {}
+        for (update, name), count in zip(names, torch.stack(counts).tolist() if counts else []):
+            if count:
+                skipped.setdefault(update, []).extend([name] * int(count))
+        self._local_losses = {u: loss for u, loss in self._local_losses.items() if u in skipped}
+        return skipped
 
     def nonfinite_replicas(self, update: int) -> list[int]:
         """Return the replicas whose part of an update's losses was not finite.
@@ -143,7 +151,6 @@ class FiniteCheck:
         just returned.
         """
         loss = self._local_losses.pop(update, torch.zeros(()))
-        self._local_losses.clear()
         are_finite = process_group.gather_objects(bool(torch.isfinite(loss)))
         return [replica for replica, is_finite in enumerate(are_finite) if not is_finite]
 

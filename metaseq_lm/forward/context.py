@@ -63,13 +63,19 @@ class Noise:
 
     Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
     tensor that asks must hold the rows in its leading dimensions.
+
+    Attributes:
+        kernels: The module whose kernels draw the numbers where they are used; None if torch's
+            operations draw them, which is the reference.
+        position: Number of words of each row that were drawn.
     """
 
     def __init__(self, root: int, rows: np.ndarray, device: torch.device | str = "cpu") -> None:
         self.rows = int(np.size(rows))
         self.keys = row_keys(root, np.ravel(rows))
         self.device = torch.device(device)
-        self.position = 0  # in words
+        self.kernels = cuda_kernels(self.device.type)
+        self.position = 0
         self._device_keys: Tensor | None = None
         self._block: tuple[int, int] = (0, 0)
         self._lanes: Tensor | None = None
@@ -89,14 +95,14 @@ class Noise:
 
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""
-        total = math.prod(shape)
-        if total % self.rows:
+        total, rows = math.prod(shape), max(self.rows, 1)
+        if total % rows:
             raise ValueError(
                 f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of "
                 "this pass; give the batch a 'rows' entry with one number per row "
                 "of what the model sees"
             )
-        numbers = total // self.rows
+        numbers = total // rows
         return numbers, -(-numbers // per_word)
 
     def _refill(self, count: int, ahead: int) -> None:
@@ -132,11 +138,6 @@ class Noise:
         """
         numbers, count = self._take(shape, per_word=4)
         threshold = round(p * 65536)
-        kernels = cuda_kernels(self.device.type)
-        if kernels is not None:
-            drawn = kernels.keep_masks(self.tensor(), self.position, numbers, threshold)
-            self.position += count
-            return scaled(drawn, p, dtype).reshape(shape)
         if self._lanes is None or self.position + count > self._block[1]:
             self._refill(count, ahead)
         mask = self._masks.get((threshold, dtype))
@@ -148,14 +149,21 @@ class Noise:
         self.position += count
         return mask[:, at : at + numbers].reshape(shape)
 
+    def dropout(self, x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
+        """Return x times `keep`, added to a residual, by the kernels; only with `kernels`."""
+        assert self.kernels is not None
+        _, count = self._take(x.shape, per_word=4)
+        start, self.position = self.position, self.position + count
+        dropped: Tensor = self.kernels.dropout(x, residual, self.tensor(), start, round(p * 65536))
+        return dropped
+
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers in [0, 1), spread over the rows like `keep`."""
         numbers, count = self._take(shape, per_word=1)
-        kernels = cuda_kernels(self.device.type)
-        if self.device.type == "cpu":
+        if self.kernels is not None:
+            drawn = self.kernels.uniforms(self.tensor(), self.position, count)
+        elif self.device.type == "cpu":
             drawn = torch.from_numpy(uniforms(self.keys, self.position, count))
-        elif kernels is not None:
-            drawn = kernels.uniforms(self.tensor(), self.position, count)
         else:
             keys = self.tensor()
             at = torch.arange(self.position, self.position + count, device=self.device)
@@ -193,6 +201,7 @@ class TracedNoise(Noise):
 
     def __init__(self, keys: Tensor) -> None:
         self.row_keys, self.golden = keys[:-1], keys[-1]
+        self.kernels = None
         self.position = 0
 
     def _advance(self, shape: Sequence[int], per_word: int) -> Tensor:

@@ -181,23 +181,30 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p < 1:
+        # Beyond it a rate of whole 1/65536 is 1, and what is left has no scale.
+        if not 0 <= p <= 1 - 2**-16:
             raise UsageError(
                 "a dropout probability (model.dropout and its like) must be at least "
-                f"0 and below 1, got {p}"
+                f"0 and at most 65535/65536, got {p}"
             )
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return dropout of x, added to a `residual` of its shape if there is one."""
         if not self.training or self.p == 0:
-            return x
+            return x if residual is None else residual + x
         context = current_context()
+        if context.noise is not None and context.noise.kernels is not None:
+            return context.noise.dropout(x, self.p, residual)
         if context.noise is None:
-            return F.dropout(x, self.p)
-        if not saves_memory(x):
-            return x * context.noise.keep(x.shape, self.p, x.dtype, context.ahead)
-        mask = context.noise.keep(x.shape, self.p, torch.bool, context.ahead)
-        return torch.where(mask, x, 0.0).mul_(scale_of(self.p))  # saves one byte per element
+            dropped = F.dropout(x, self.p)
+        elif torch.finfo(x.dtype).bits < 32 or saves_memory(x):
+            # A mask takes one byte per element, and bf16 is too coarse for the scale.
+            mask = context.noise.keep(x.shape, self.p, torch.bool, context.ahead)
+            dropped = torch.where(mask, x, 0.0).mul_(scale_of(self.p))
+        else:
+            dropped = x * context.noise.keep(x.shape, self.p, x.dtype, context.ahead)
+        return dropped if residual is None else residual + dropped
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

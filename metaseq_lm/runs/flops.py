@@ -89,7 +89,27 @@ ATTENTION = {
         "cudnn_attention",
     )
 }
-RULES = LSTMS | ATTENTION
+
+
+def _sequences(q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    """Return the FLOPs of attention in rows, which the longest sequence is said to be as long as.
+
+    Torch's rule reads the lengths of the sequences.
+    """
+    longest = rest[5]
+    return attention_flops(q, (longest, q[-1]), (longest, q[-1]))
+
+
+def _sequences_backward(grad: Any, q: Sequence[int], *rest: Any, **kwargs: Any) -> int:
+    # Behind keys and values come the output, its log-sum-exp and twice the starts.
+    return 2 * _sequences(q, *rest[:2], *rest[4:])
+
+
+VARIABLE = {
+    torch.ops.aten._flash_attention_forward: _sequences,
+    torch.ops.aten._flash_attention_backward: _sequences_backward,
+}
+RULES = LSTMS | ATTENTION | VARIABLE
 
 
 class Counter(TorchDispatchMode):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from metaseq_lm.core.config import TrainerConfig
@@ -22,8 +23,9 @@ class NonfinitePolicy:
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
 
-    With "stop" a GPU refuses the step itself (`finite_check.defers`), and the run stops when the
-    host looks next: before a line of the log, a validation, a checkpoint and the end.
+    A GPU refuses the step itself (`finite_check.defers`), and the policy acts when the host looks
+    next: before a line of the log, a validation, a checkpoint and the end. To skip an update of
+    several optimizers the host looks at each step: an earlier one may have stepped.
     """
 
     def __init__(self, options: TrainerConfig, model: nn.Module, engine: Engine) -> None:
@@ -33,8 +35,8 @@ class NonfinitePolicy:
         self.refusals = 0
         optimizers = engine.optimizers.values()
         engine.finite_check.defers = (
-            self.policy == "stop"
-            and engine.device.type == "cuda"
+            engine.device.type == "cuda"
+            and (self.policy != "skip" or len(optimizers) == 1)
             and all(optimizer.takes_found_inf for optimizer in optimizers)
         )
 
@@ -58,6 +60,15 @@ class NonfinitePolicy:
             "weights": {n: w.detach() for n, w in weights.items() if id(w) not in trained},
             "optimizers": {},
         }
+
+    @torch.no_grad()
+    def undo_skipped(self, snapshot: dict[str, Any] | None) -> None:
+        """Restore a snapshot where the device has skipped the step of the only optimizer."""
+        if snapshot is None:
+            return
+        skips, weights = self.engine.finite_check.skips(), self._changeable()["weights"]
+        for name, value in snapshot["weights"].items():
+            weights[name].copy_(torch.where(skips, value, weights[name]))
 
     def undo(self, snapshot: dict[str, Any] | None) -> None:
         """Restore a snapshot."""

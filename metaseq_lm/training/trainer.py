@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.flops import FlopMeter
@@ -20,7 +23,25 @@ from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 from metaseq_lm.training.words import WordCounter
 
+MOST_UNCHECKED = 1000  # updates, each with its logs on the device
 MOST_WITHOUT_TARGETS = 100  # updates; a line of one token may be chosen by chance only later
+
+
+@dataclass
+class Unchecked:
+    """An update whose refusal is yet to be decided upon.
+
+    Attributes:
+        samples: Its sample numbers, by stream.
+        logs: Its logs.
+        positions: The positions in the data after it.
+        words: The state of the count of words after it.
+    """
+
+    samples: dict[str, list[Any]]
+    logs: Logs
+    positions: dict[str, int] = field(default_factory=dict)
+    words: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -38,8 +59,8 @@ class Trainer:
         self.best = BestCheckpoint(self.options)
         self.last_valid: dict[str, float] = {}
         self.window = Window()
-        # Sample numbers of the updates that the device may have refused.
-        self._unchecked: dict[int, dict[str, list[Any]]] = {}
+        # The updates that the device may have refused.
+        self._unchecked: dict[int, Unchecked] = {}
         self.stopped_by = ""  # the limit that ended the run
         self._validated_at = -1
 
@@ -81,9 +102,11 @@ class Trainer:
             self._update(update, batches)
             before, self.positions = self.positions, dict(prefetcher.positions)
             self.words.advance(update + 1, before, self.positions)
-            if self.engine.finite_check.defers:
-                self._unchecked[update] = sample_numbers(batches)
-            elif self.engine.finite_check.refused and self._refuse(batches):
+            if update in self._unchecked:
+                self._unchecked[update].positions = dict(self.positions)
+                self._unchecked[update].words = self.words.state_dict()
+            refused = self.engine.finite_check.refused
+            if refused and self._decide({update: refused}):
                 return
             self.update = update + 1
             self.seconds = time.monotonic() - self._started
@@ -91,8 +114,11 @@ class Trainer:
             signal = self.poll_limits()
             options = self.options
             intervals = (options.validate_interval_updates, options.save_interval_updates)
-            if signal or self.stopped_by or self._is_due(options.log_interval, *intervals):
-                self._check_skipped()
+            looks = self._is_due(options.log_interval, *intervals)
+            looks = looks or bool(self.words.names_at(self.update))
+            looks = looks or len(self._unchecked) >= MOST_UNCHECKED
+            if (looks or signal or self.stopped_by) and self._check_skipped():
+                return
             if self.stopped_by or self._is_due(options.log_interval):
                 self._log_window()
             self._between_updates(signal)
@@ -121,35 +147,56 @@ class Trainer:
     def _update(self, update: int, batches: Batches) -> None:
         """Make one update; one that is not finite is undone."""
         snapshot = self.nonfinite.snapshot()
+        finite_check = self.engine.finite_check
         self.engine.begin(update)
         with self.flops.count(batches):
             logs = self.task.update(self.engine, self.model, batches)
-        if self.engine.finite_check.refused:
+        if finite_check.defers or finite_check.refused:
+            self._unchecked[update] = Unchecked(sample_numbers(batches), logs)
+        if finite_check.defers:
+            self.nonfinite.undo_skipped(snapshot)
+        elif finite_check.refused:
             self.nonfinite.undo(snapshot)
         else:
             self.nonfinite.accept()
             self.window.add(logs)
 
-    def _refuse(self, batches: Batches) -> bool:
-        """Apply trainer.on_nonfinite to an update; return whether the run was rolled back."""
-        self._report_refusal(self.update, self.engine.finite_check.refused, sample_numbers(batches))
+    def _check_skipped(self) -> bool:
+        """Ask the device which updates it refused; return whether the run was rolled back."""
+        skipped = self.engine.finite_check.skipped()
         if self.nonfinite.policy == "skip":
-            return False
-        # The run does not repeat the data that led here, and its FLOPs and words stay counted.
-        spent, positions, words = self.flops.total, self.positions, self.words.state_dict()
+            # As on a host that looks, a skipped step does not count in the schedule.
+            for name in itertools.chain.from_iterable(skipped.values()):
+                self.engine.optimizers[name].updates -= 1
+            for name in skipped.get(self.update - 1, []):
+                self.engine.norms.pop(name, None)
+        return self._decide(skipped)
+
+    def _decide(self, refused: dict[int, list[str]]) -> bool:
+        """Apply trainer.on_nonfinite to the unchecked updates, of which some were refused.
+
+        Returns whether the run was rolled back. `refused` has the optimizers' names by update.
+        """
+        unchecked, self._unchecked = self._unchecked, {}
+        for number, update in unchecked.items():
+            if number not in refused:
+                self.nonfinite.accept()
+                self.window.add(update.logs)
+                continue
+            self._report_refusal(number, refused[number], update.samples)
+            if self.nonfinite.policy == "rollback":
+                self._roll_back(update)
+                return True
+        return False
+
+    def _roll_back(self, refused: Unchecked) -> None:
+        """Return to the last checkpoint, and in the data to what follows a refused update."""
+        spent = self.flops.total  # stays counted, as the words do
         for message in self.resume():
             self._event(message)
-        self.flops.total = spent
-        self.positions = positions
-        self.words.load_state_dict(words)
-        return True
-
-    def _check_skipped(self) -> None:
-        """Stop the run if the device refused an update since the last call."""
-        unchecked, self._unchecked = self._unchecked, {}
-        if skipped := self.engine.finite_check.skipped():
-            update, names = skipped
-            self._report_refusal(update, names, unchecked[update])
+        self.flops.total, self.stopped_by = spent, ""
+        self.positions = refused.positions
+        self.words.load_state_dict(refused.words)
 
     def _report_refusal(
         self, update: int, optimizers: list[str], samples: dict[str, list[Any]]

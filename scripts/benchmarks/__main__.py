@@ -26,8 +26,6 @@ FAMILIES = {
     "cvt": "Cross-View Training: its steps against a plain BiLSTM tagger, many "
     "heads against one set's",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
-    "gpu": "bf16 masked LM and ELECTRA of base size on a GPU: tokens/s, share "
-    "of a matrix product's rate",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }
 
@@ -38,7 +36,7 @@ def arguments() -> argparse.Namespace:
         prog="scripts/benchmark",
         description="Ratios against peers, each pair measured in turn in one run, with one thread, "
         "on the CPU. A ratio compares process CPU seconds; 'wall' beside it, wall-clock "
-        "seconds. 'gpu' runs on the GPU, by the wall clock, and is skipped without one.",
+        "seconds. scripts/gpu-check measures on a GPU.",
         epilog="\n".join(f"  {name:<12}{text}" for name, text in FAMILIES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

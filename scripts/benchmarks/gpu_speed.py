@@ -1,5 +1,4 @@
-"""Masked LM and ELECTRA of base size, and ModernBERT's encoder, in bf16 on a GPU: tokens/s, and the
-share of what it can give.
+"""Updates on a GPU by the clock: tokens/s, and the share of what the card can give.
 
 What it can give is measured in the same run: the FLOPs per second of a large bf16 matrix product.
 """
@@ -7,32 +6,15 @@ What it can give is measured in the same run: the FLOPs per second of a large bf
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from timing import Figure
-from training import build, fetched, made_up_corpus, real_tokens, train
+from training import build, fetched, real_tokens, train
 
-VOCAB = 30522
 TARGET = 0.5  # of the rate of a matrix product
-ON_GPU = ["engine.device=cuda", "engine.precision=bf16"]
-# The number of targets is the same in every batch: FLOPs are counted once for each shape.
-# Variants of each family: with the paper's dropout, without any, and without in a compiled step.
-# What takes longest to start comes last, so that a run that is cut has printed the rest.
-VARIANTS = {
-    "": [],
-    "_no_dropout": ["model.dropout=0", "model.attention_dropout=0"],
-    "_compiled": ["model.dropout=0", "model.attention_dropout=0", "engine.compile=true"],
-}
-FAMILIES = {
-    "gpu_mlm": ["task=masked_lm", "model=bert_base", "task.mask_rounding=nearest"],
-    "gpu_electra": ["task=electra", "criterion=electra_rtd", "model=electra_base"],
-    "gpu_modern": ["task=masked_lm", "model=modern_base", "task.mask_rounding=nearest"],
-}
 
 
 @dataclass
@@ -63,6 +45,33 @@ def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> floa
         synchronise(device)
         best = min(best, time.perf_counter() - began)
     return products * 2 * size**3 / best
+
+
+def copy_rate(device: str, size: int, rounds: int) -> float:
+    """Return the bytes per second, read and written, of copies of `size` bytes, the best."""
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(rounds + 1):
+        synchronise(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        synchronise(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size / best
+
+
+def launch_seconds(device: str, operations: int) -> float:
+    """Return the seconds of the host for a small operation, without waiting for the device."""
+    x = torch.zeros(8, device=device)
+    for _ in range(2):  # the first round warms up
+        synchronise(device)
+        began = time.perf_counter()
+        for _ in range(operations):
+            x.add_(1.0)
+        seconds = (time.perf_counter() - began) / operations
+    synchronise(device)
+    return seconds
 
 
 def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> list[Round]:
@@ -106,23 +115,3 @@ def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
         wall_ratio=statistics.median(shares),
         note=f"{note}; {flops / 1e12:.4g} of {peak / 1e12:.4g} TFLOP/s of a bf16 matrix product",
     )
-
-
-def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
-    """Yield the share of each family; nothing, with a message, without a GPU."""
-    if not torch.cuda.is_available():
-        print("gpu: no CUDA device, skipped", file=sys.stderr, flush=True)
-        return
-    rows, length = (8, 128) if quick else (32, 512)
-    rounds, updates = (3, 5) if quick else (5, 20)
-    folder = made_up_corpus(folder / "gpu", VOCAB, (length - 2) * 4000)
-    peak = matmul_rate("cuda", 4096 if quick else 8192, rounds)
-    sizes = [f"task.batch_size={rows}", f"task.tokens_per_sample={length}"]
-    note = f"{torch.cuda.get_device_name()}, {rows} rows of {length}, vocabulary {VOCAB}"
-    for variant, settings in VARIANTS.items():
-        for family, overrides in FAMILIES.items():
-            torch.cuda.reset_peak_memory_stats()
-            run = measured(folder, [*overrides, *sizes, *settings, *ON_GPU], rounds, updates)
-            memory = torch.cuda.max_memory_allocated() / 1e9
-            yield share_of(family + variant, run, peak, f"{note}, peak {memory:.3g} GB")
-            torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """On a CUDA device: the same training as on the CPU, bf16 near fp32, and no wait for the device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import battery
@@ -8,7 +9,10 @@ import pytest
 import torch
 
 from metaseq_lm.core.errors import DivergedError
-from metaseq_lm.forward.context import Noise, cuda_kernels
+from metaseq_lm.data.corpus.rows import layout_of
+from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.transformer.attention import Visibility, mix_values
 from metaseq_lm.training.parts import build_parts, evaluate_split
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
@@ -60,9 +64,17 @@ def test_bf16_is_near_fp32(case: battery.Case, moons: Path, tmp_path: Path) -> N
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=0.02)
 
 
-@pytest.mark.parametrize("case", [*CASES, ("sentence_prediction", 0), ("tartan_mt", 0)], ids=str)
+WATCHED = [
+    *((case, "stop") for case in CASES),
+    *((case, "stop") for case in (("sentence_prediction", 0), ("tartan_mt", 0))),
+    *((("masked_lm", 0), policy) for policy in ("skip", "rollback")),
+    *((("tartan_meta", 0), policy) for policy in ("stop", "rollback")),
+]
+
+
+@pytest.mark.parametrize("case, policy", WATCHED, ids=str)
 def test_updates_do_not_wait_for_the_device(
-    case: battery.Case, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: battery.Case, policy: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the third update on, batches included; torch raises where the host would wait."""
     update = Trainer._update
@@ -78,6 +90,7 @@ def test_updates_do_not_wait_for_the_device(
         "trainer.max_update=5",
         "trainer.log_interval=0",
         "engine.workers=1",
+        f"trainer.on_nonfinite={policy}",
     ]
     run = TrainingRun(battery.configure(moons, tmp_path, case, *more, "engine.device=cuda"))
     monkeypatch.setattr(
@@ -110,13 +123,50 @@ def test_a_device_refuses_an_update(
 
 @pytest.mark.parametrize("numbers", [1, 7, 1030, 100_000])
 def test_kernels_draw_the_numbers_of_the_cpu(numbers: int) -> None:
-    """Two tensors of each kind, one after the other; the kernels are Triton's."""
-    assert cuda_kernels("cuda") is not None
+    """Two tensors of each kind, one after the other, with gradients; the kernels are Triton's."""
     rows = np.arange(5)
     here, there = Noise(3, rows), Noise(3, rows, "cuda")
+    assert there.kernels is not None
+    layer = Dropout(0.1)
     for _ in range(2):
-        for dtype in (torch.bool, torch.bfloat16, torch.float64):
-            wanted = here.keep((5, numbers), 0.1, dtype)
-            assert torch.equal(wanted, there.keep((5, numbers), 0.1, dtype).cpu())
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            results = []
+            for noise in (here, there):
+                x = torch.linspace(-1, 1, 5 * numbers).view(5, -1).to(noise.device, dtype)
+                x.requires_grad_()
+                for residual in (None, x.detach().float()):
+                    with use_context(ForwardContext(noise)):
+                        dropped = layer(x, residual)
+                    (gradient,) = torch.autograd.grad((dropped * x.detach()).sum(), x)
+                    results.append([dropped.cpu(), gradient.cpu()])
+            for one, other in zip([*results[0], *results[1]], [*results[2], *results[3]]):
+                assert torch.equal(one, other)
         wanted = here.uniform((5, numbers), torch.float64)
         assert torch.equal(wanted, there.uniform((5, numbers), torch.float64).cpu())
+
+
+@pytest.mark.parametrize("distance", [0, 3])
+@pytest.mark.parametrize("reach", ["both", "causal"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_sequences_are_attended_to_as_masks_say(packed: bool, reach: str, distance: int) -> None:
+    """Flash attention over padded and packed rows in bf16, with its gradient, near that of masks
+    in fp32.
+    """
+    torch.manual_seed(1)
+    lengths, length = np.array([64, 17, 40]), 64
+    layout = replace(layout_of(lengths, length), reach=reach)
+    if packed:
+        documents = torch.arange(length).expand(3, length) // 16
+        layout = replace(layout, documents=documents, sequences=15)
+    layout = layout.map(lambda tensor: tensor.cuda())
+    visibility = Visibility.of(layout, length, torch.device("cuda"), distance)
+    assert visibility.sequences is not None
+    inputs = [torch.randn(3, 4, length, 16, device="cuda", requires_grad=True) for _ in range(3)]
+    real = ~layout.padding_of(torch.zeros(3, length, device="cuda"))[:, None, :, None]
+    results = []
+    for dtype in (torch.bfloat16, torch.float32):
+        mixed = mix_values(*(x.to(dtype) for x in inputs), visibility, Dropout(0.0)) * real
+        gradients = torch.autograd.grad(mixed.float().square().sum(), inputs)
+        results.append([mixed.float(), *gradients])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()

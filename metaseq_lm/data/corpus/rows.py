@@ -248,13 +248,17 @@ def layout_of(lengths: np.ndarray, width: int) -> Layout:
     """Return the layout of rows of `lengths` (...,) with padding up to `width`, if there is any."""
     if (lengths == width).all():
         return ALL_VISIBLE
-    return Layout(as_tensor(np.arange(width) >= lengths[..., None]))
+    padding = as_tensor(np.arange(width) >= lengths[..., None])
+    return Layout(padding, sequences=2 * lengths.size)
 
 
 def row_layout(corpus: Samples, samples: np.ndarray, lengths: np.ndarray, width: int) -> Layout:
     """Return the layout, with documents, of rows (B, width) of `samples` and `lengths` (B,)."""
-    documents = corpus.documents(samples, width)
-    return replace(layout_of(lengths, width), documents=as_tensor(documents))
+    layout, documents = layout_of(lengths, width), corpus.documents(samples, width)
+    if documents is None:
+        return layout
+    sequences = 2 * len(documents) + np.count_nonzero(np.diff(documents))
+    return replace(layout, documents=as_tensor(documents), sequences=int(sequences))
 
 
 def masked_batch(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import ImageBatch
+from metaseq_lm.core.batch import ImageBatch, on_device
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
 from metaseq_lm.models.layers import Dropout
@@ -50,4 +50,4 @@ def redraw(head: nn.Module, generator: np.random.Generator) -> None:
             bound = 1 / math.sqrt(layer.in_features)
             for parameter in (layer.weight, layer.bias):
                 values = generator.uniform(-bound, bound, tuple(parameter.shape))
-                parameter.copy_(torch.from_numpy(values))
+                parameter.copy_(on_device(torch.from_numpy(values), parameter.device))

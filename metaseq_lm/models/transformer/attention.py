@@ -2,9 +2,13 @@
 
 A batch says with its `Layout` how its tokens see each other. `Visibility.of` turns that into what
 the kernels take, once per forward pass of a stack and width of window. Packed rows are unpacked on
-a CPU, a document a row, so that attention costs the square of the documents' lengths; elsewhere
-they use a boolean mask, since the number of documents would have to be read from the device. The
-FLOPs that are counted are those of whole rows in both cases.
+a CPU, a document a row, so that attention costs the square of the documents' lengths. On a GPU the
+flash kernel in half precision takes padded and packed rows as sequences of any length, and windows;
+where it does not, they use a boolean mask. The FLOPs that are counted are those of whole rows in
+all cases.
+
+No flash kernel drops weights by rows: with dropout, as for second derivatives, the weights are
+tensors. Compiled passes use masks.
 
 A layer with a window w of keys is local: a token sees another one at a distance of at most w // 2,
 and in one direction (causal rows, or before itself and after the prefix) of less than w // 2. So
@@ -17,7 +21,7 @@ Shapes: N rows (copies and rows of the batch flattened), S length, D width, H he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -64,11 +68,13 @@ class Visibility:
             without a mask. Then `mask` is None.
         unpacking: Where the documents of packed rows are, if the fused kernel is to take them one
             by one; `mask` says the same of the rows.
+        sequences: The same for the flash kernel, if it takes the rows.
     """
 
     mask: Tensor | None = None
     is_causal: bool = False
     unpacking: Unpacking | None = None
+    sequences: Sequences | None = None
 
     @classmethod
     def of_keys(cls, layout: Layout, length: int) -> Visibility:
@@ -88,23 +94,26 @@ class Visibility:
         """
         padding = None if layout.padding is None else layout.padding.reshape(-1, length)
         reach = layout.reach if isinstance(layout.reach, str) else "by row"
-        if layout.documents is None and not distance:
-            if padding is None and reach in ("both", "causal"):
-                return cls(is_causal=reach == "causal")
-            if padding is not None and reach == "both":
-                return cls.of_keys(layout, length)
+        is_one = layout.documents is None and not distance
+        if is_one and padding is None and reach in ("both", "causal"):
+            return cls(is_causal=reach == "causal")
+        is_plain = reach in ("both", "causal") and not torch.compiler.is_compiling()
+        sequences = None
+        if is_plain and takes_sequences(device):
+            sequences = Sequences.of(layout, length, reach == "causal", distance)
+        if is_one and reach == "both":
+            return replace(cls.of_keys(layout, length), sequences=sequences)
         seen = reach_mask(layout, length, device, distance)
         unpacking = None
         if layout.documents is not None:
             documents = layout.documents.reshape(-1, length)
             seen = seen & (documents[:, :, None] == documents[:, None, :])
-            is_read = device.type == "cpu" and not torch.compiler.is_compiling()
-            if is_read and reach in ("both", "causal"):
+            if is_plain and device.type == "cpu":
                 unpacking = Unpacking.of(documents, padding, reach == "causal", distance)
         if padding is not None:
             itself = torch.eye(length, dtype=torch.bool, device=device)
             seen = (seen & ~padding[:, None, :]) | itself
-        return cls(seen[:, None], unpacking=unpacking)
+        return cls(seen[:, None], unpacking=unpacking, sequences=sequences)
 
     def hide(self, scores: Tensor) -> Tensor:
         """Return scores (N, H, S, S) with -inf where a query does not see a key."""
@@ -112,6 +121,93 @@ class Visibility:
         if self.is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+
+
+def takes_sequences(device: torch.device) -> bool:
+    """Return whether torch has a flash kernel on a device for sequences of any length."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.backends.cuda.flash_sdp_enabled()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Rows as sequences of any length, one after the other, for the flash kernel.
+
+    A sequence is a document, the padding of a row, or a row without any.
+
+    Attributes:
+        starts: Index of the first token of each sequence among those of all rows, then the number
+            of tokens, int32 (K + 1,); None if the rows are the sequences.
+        length: Length of the rows, which no sequence exceeds.
+        is_causal: Whether a query sees itself and earlier keys only.
+        distance: Largest distance between tokens that see each other, as in Scope; 0 for any.
+        rows: Number of rows that `starts` belongs to; 0 for any.
+    """
+
+    starts: Tensor | None
+    length: int
+    is_causal: bool
+    distance: int
+    rows: int = 0
+
+    @classmethod
+    def of(cls, layout: Layout, length: int, is_causal: bool, distance: int) -> Sequences | None:
+        """Return the sequences of rows of a length; None if their number is not known here.
+
+        A layout with more than it says is an error, on a GPU a later one.
+        """
+        starts, rows = None, 0
+        if layout.documents is not None or layout.padding is not None:
+            if not layout.sequences:
+                return None
+            changes = [
+                part.reshape(-1, length).diff(dim=-1) != 0
+                for part in (layout.documents, layout.padding)
+                if part is not None
+            ]
+            is_first = F.pad(changes[0] if len(changes) == 1 else changes[0] | changes[1], (1, 0))
+            is_first[:, 0] = True
+            rows = len(is_first)
+            number = is_first.flatten().cumsum(0)
+            torch._assert_async(number[-1] <= layout.sequences)
+            counts = torch.arange(1, layout.sequences + 2, device=number.device)
+            # Past the last sequence are empty ones: how many there are need not be read.
+            starts = torch.searchsorted(number, counts, out_int32=True)
+        return cls(starts, length, is_causal, distance, rows)
+
+    def take(self, q: Tensor) -> bool:
+        """Return whether the kernel takes queries (N, H, S, E), by their type, width and rows."""
+        is_half = q.dtype in (torch.float16, torch.bfloat16)
+        return is_half and q.shape[-1] % 8 == 0 and self.rows in (0, len(q))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the attention (N, H, S, E) of queries to keys and values (N, H, S, E)."""
+        rows, tokens = len(q), len(q) * self.length
+        starts = self.starts
+        if starts is None:
+            starts = torch.arange(0, tokens + 1, self.length, dtype=torch.int32, device=q.device)
+        before, after = self.distance or -1, self.distance or -1
+        if self.is_causal:
+            before, after = self.distance - 1, 0
+        # Called by torch.nn.attention.varlen too, whose signature differs from version to version.
+        mixed: Tensor = torch.ops.aten._flash_attention_forward(
+            *(part.transpose(1, 2).flatten(0, 1) for part in (q, k, v)),
+            starts,
+            starts,
+            self.length,
+            self.length,
+            0.0,
+            self.is_causal and not self.distance,
+            False,
+            window_size_left=before,
+            window_size_right=after,
+        )[0]
+        return mixed.view(rows, self.length, *mixed.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +449,8 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, dropout:
         mixed = fused_attention(q, k, v, unpacking.visibility)
         count_more(mixed, in_rows - attention_flops(q.shape, k.shape, v.shape))
         return unpacking.pack(mixed, rows)
+    if (sequences := visibility.sequences) is not None and sequences.take(q):
+        return sequences.attend(q, k, v)
     return fused_attention(q, k, v, visibility)
 
 

@@ -111,9 +111,9 @@ class Layer(nn.Module):
     def add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the states x with the output of a sublayer added, normalised before or after."""
         if self.normalize_before:
-            added: Tensor = x + self.dropout(sublayer(norm(x)))
+            added: Tensor = self.dropout(sublayer(norm(x)), x)
             return added
-        normal: Tensor = norm(x + self.dropout(sublayer(x)))
+        normal: Tensor = norm(self.dropout(sublayer(x), x))
         return normal
 
 

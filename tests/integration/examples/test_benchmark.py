@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from imported import imported
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -193,28 +192,13 @@ def test_figures_of_soft_labels(
 # ---------------------------------------------------------------- on a GPU
 
 
-def test_without_a_gpu_the_family_is_skipped(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """It is listed, says why nothing is measured, and is no error."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["benchmark", "--only", "gpu", "--quick"])
-    program.main()
-    out, err = capsys.readouterr()
-    assert not out and "gpu: no CUDA device, skipped" in err
-    monkeypatch.setattr(sys, "argv", ["benchmark", "--help"])
-    with pytest.raises(SystemExit):
-        program.main()
-    assert "a matrix product's rate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["gpu_mlm", "gpu_electra"])
+@pytest.mark.parametrize("name", ["BERT", "ELECTRA"])
 def test_tokens_and_flops_of_updates(name: str, benchmarks: None, tmp_path: Path) -> None:
     """Of a tiny model on the CPU: rows of 16 tokens, each update as dear as the first one."""
-    gpu, training = (importlib.import_module(module) for module in ("gpu_speed", "training"))
+    gpu, training, check = map(importlib.import_module, ("gpu_speed", "training", "gpu_check"))
     data = training.made_up_corpus(tmp_path / "data", VOCABULARY, 14 * 40)
     sizes = ["task.batch_size=4", "task.tokens_per_sample=16", "model.token_embed_dim=0"]
-    overrides = [*gpu.FAMILIES[name], *TINY, *sizes]
+    overrides = [*getattr(check, name), *TINY, *sizes]
     found = gpu.measured(data, overrides, rounds=2, updates=3)
     assert [done.tokens for done in found] == [4 * 16 * 3] * 2
     run = training.build(data, overrides)
@@ -235,6 +219,8 @@ def test_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.MonkeyP
     ticks = iter(range(100))
     monkeypatch.setattr(gpu.time, "perf_counter", lambda: float(next(ticks)))
     assert gpu.matmul_rate("cpu", 32, rounds=2, products=3) == 3 * 2 * 32**3
+    assert gpu.copy_rate("cpu", 1000, rounds=2) == 2000
+    assert gpu.launch_seconds("cpu", 4) == 0.25
 
 
 def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks: None) -> None:

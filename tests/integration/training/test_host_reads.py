@@ -4,6 +4,7 @@ device.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import battery
 import pytest
@@ -22,7 +23,6 @@ SEARCH = {"models/seq2seq.py:beam_search", "models/seq2seq.py:done"}
 TRANSLATED = {f"methods/cvt/translation.py:{name}" for name in ("_translated", "<genexpr>")}
 # Where an update of these does wait, because it decides by what it reads.
 WAITS = {
-    "tartan_meta": {"methods/tartan/update.py:fit_meta_head"},
     "translation": {PACKED},
     "cvt_translation": {PACKED, *SEARCH, *TRANSLATED},
     "word_dropout_translation": {PACKED, *SEARCH, *TRANSLATED},
@@ -36,9 +36,22 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("case", battery.FIRST, ids=lambda case: case[0])
+UPDATES = [pytest.param(case, "stop", id=case[0]) for case in battery.FIRST]
+UPDATES += [
+    pytest.param(case, policy, id=f"{case[0]}-{policy}")
+    for case in (("masked_lm", 0), ("tartan_meta", 0))
+    for policy in ("skip", "rollback")
+    if (case[0], policy) != ("tartan_meta", "skip")  # of two optimizers: the host looks
+]
+
+
+@pytest.mark.parametrize("case, policy", UPDATES)
 def test_update_reads_no_value(
-    case: battery.Case, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: battery.Case,
+    policy: str,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second update of every criterion, with dropout."""
     reads = HostReads()
@@ -54,6 +67,7 @@ def test_update_reads_no_value(
 
     monkeypatch.setattr(Trainer, "_update", watched)
     more = battery.dropped("trainer.max_update=2", "trainer.valid_split=''")
+    more.append(f"trainer.on_nonfinite={policy}")
     battery.train_uncounted(battery.configure(moons, tmp_path, case, *more))
     assert set(reads.by_function) == WAITS.get(case[0], set())
 
@@ -101,8 +115,8 @@ def test_step_refused_by_the_device_changes_nothing(kind: dict) -> None:
             if number in (2, 4):
                 for old, new in zip(before, state(model, engine), strict=True):
                     assert torch.equal(old, new)
-        assert engine.finite_check.skipped() == ((2, ["main"]) if defers else None)
-        assert engine.finite_check.skipped() is None
+        assert engine.finite_check.skipped() == ({2: ["main"], 4: ["main"]} if defers else {})
+        assert engine.finite_check.skipped() == {}
         ends.append(state(model, engine))
     for looked, deferred in zip(*ends, strict=True):
         assert torch.equal(looked, deferred)
@@ -120,7 +134,7 @@ def test_later_steps_of_a_refused_update_are_refused_too() -> None:
     engine.begin(8)
     engine.step("main", gradient(model, 1))
     assert not torch.equal(before[0], model.weight)
-    assert engine.finite_check.skipped() == (7, ["main"])
+    assert engine.finite_check.skipped() == {7: ["main", "main"]}
 
 
 def test_run_stops_where_the_host_looks(
@@ -147,3 +161,76 @@ def test_run_stops_where_the_host_looks(
     event = next(line for line in lines if "is not finite" in line.get("message", ""))
     assert len(event["samples"][0]["train"][0]) == 16
     assert saved == [2]  # the host looked again before the save at 4
+
+
+POLICIES = [
+    ("skip", {2, 3}, ["schedule=constant", "schedule.warmup_updates=0"]),
+    ("skip", {9}, ["schedule=constant", "schedule.warmup_updates=0"]),
+    ("rollback", {4}, []),
+    ("rollback", {9}, []),
+]
+
+
+@pytest.mark.parametrize("policy, spoilt, more", POLICIES)
+def test_policies_where_the_host_looks_later(
+    policy: str,
+    spoilt: set[int],
+    more: list[str],
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The weights, a tensor outside the optimizer, the log and the events of a host that looks."""
+    ends = []
+    for defers in (False, True):
+        options = [f"trainer.on_nonfinite={policy}", "trainer.max_update=10", *more]
+        options += ["trainer.log_interval=5", "trainer.save_interval_updates=3"]
+        save = tmp_path / str(defers)
+        run = TrainingRun(battery.configure(moons, save, ("masked_lm", 0), *options))
+        run.model.register_buffer("steps", torch.zeros(()))
+        engine, faults = run.engine, set(spoilt)
+        engine.finite_check.defers = defers
+
+        def spoiling(name: str, grads: list[Tensor], step: Any = engine.step) -> bool:
+            run.model.steps.add_(1)
+            if engine.passes.update in faults:
+                faults.remove(engine.passes.update)
+                grads[0].fill_(float("nan"))
+            return step(name, grads)
+
+        monkeypatch.setattr(engine, "step", spoiling)
+        run.train()
+        assert not faults and run.trainer.update == 10
+        assert run.model.steps == (10 - len(spoilt) if policy == "skip" else 10)
+        lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
+        refusals = [line for line in lines if "is not finite" in line.get("message", "")]
+        ends.append(
+            {
+                "weights": battery.weights_of(run),
+                "updates": engine.optimizers["main"].updates,
+                "positions": run.trainer.positions,
+                "logs": [line["loss"] for line in lines if line["kind"] == "train"],
+                "refusals": [(line["message"], line["samples"]) for line in refusals],
+            }
+        )
+    weights = [end.pop("weights") for end in ends]
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+    assert ends[0] == ends[1]
+
+
+def test_too_many_skipped_updates_in_a_row(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["trainer.on_nonfinite=skip", "trainer.max_nonfinite=2", "trainer.log_interval=5"]
+    run = TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
+    run.engine.finite_check.defers = True
+    step = run.engine.step
+
+    def spoilt(name: str, grads: list[Tensor]) -> bool:
+        if run.engine.passes.update in (0, 2, 3, 4):
+            grads[0].fill_(float("nan"))
+        return step(name, grads)
+
+    monkeypatch.setattr(run.engine, "step", spoilt)
+    with pytest.raises(DivergedError, match=r"update 5: .*\(3 times in a row\)"):
+        run.train()
