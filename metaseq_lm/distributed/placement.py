@@ -230,6 +230,13 @@ def part_number(shard: Tensor) -> int | None:
     return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
 
 
+def first_row(shard: Tensor) -> int:
+    """Return which row of a sharded tensor is the first that this process holds."""
+    assert is_dtensor(shard)
+    mesh = shard.device_mesh["shard"]
+    return min(rows_each(shard.shape, mesh.size()) * mesh.get_local_rank(), shard.shape[0])
+
+
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return the part of a parameter that this process holds, as an optimizer steps it."""
     if not is_dtensor(parameter):

@@ -41,15 +41,14 @@ def open_run(
         UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
     folder = manifests.resolve(path, prefer="best")
-    stored = checkpoint.load(folder)
+    stored = checkpoint.open_lazily(folder)
     config = manifests.reopened_config(folder, stored.manifest, user_dir, overrides)
     config.data = data or config.data
     config.init_from = None
     check_tokenizer(stored, config.data)
     parts = build_parts(config, dry_run=True)
     check_labels(stored, parts, folder)
-    with parts.engine.whole(write=True):
-        checkpoint.load_into(parts.model, stored.weights, folder)
+    checkpoint.read_weights(parts.model, stored)
     return parts
 
 

@@ -186,8 +186,7 @@ class TrainingRun:
         if valid := manifests.read_manifest(best.resolve()).get("valid"):
             metrics[self.config.trainer.valid_split] = valid
         if self.config.trainer.final_splits:
-            with self.engine.whole(write=True):
-                checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
+            checkpoint.read_weights(self.model, checkpoint.open_lazily(best.resolve()))
 
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.

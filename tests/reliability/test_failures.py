@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_written(
     assert start(moons, save, *more, "trainer.max_update=2", count=count).wait() == 0
     first = manifests.folder_of(save / "checkpoints", 2)
     before = {file.name: file.read_bytes() for file in first.iterdir()}
-    limit = (len(before["model.safetensors"]) + len(before["state.pt"])) // 2
+    limit = (len(before["model.safetensors"]) + len(before["state.safetensors"])) // 2
     run = start(moons, save, *more, "trainer.max_update=6", count=count, file_limit=str(limit))
     code, text = run.wait(30), run.text()
     assert not run.members() and "Traceback" not in text
