@@ -46,7 +46,7 @@ def open_run(
     config.data = data or config.data
     config.init_from = None
     check_tokenizer(stored, config.data)
-    parts = build_parts(config, dry_run=True)
+    parts = build_parts(config, dry_run=True, empty=True)
     check_labels(stored, parts, folder)
     checkpoint.read_weights(parts.model, stored)
     return parts

@@ -56,7 +56,9 @@ class TrainingRun:
         self.reset = reset
         check_installed(config.engine.loggers)
         self.config = config = resolve_budget(prepare_config(config))
-        self.parts = build_parts(config)
+        checkpoints = Path(config.save_dir) / "checkpoints"
+        resumes = manifests.newest_manifest(checkpoints) is not None
+        self.parts = build_parts(config, empty=resumes or bool(config.branch_from))
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):
             with self.engine.whole(write=True):
@@ -66,7 +68,6 @@ class TrainingRun:
             check_resettable(Path(config.save_dir), config.trainer)
         self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
         self.log = RunLog(config, self.folder)
-        checkpoints = Path(config.save_dir) / "checkpoints"
         self.checkpointer = Checkpointer(self.parts, checkpoints, self.initialisation.record())
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
 

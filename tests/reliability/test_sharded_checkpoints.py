@@ -12,8 +12,8 @@ import torch
 from battery import configure, train
 from kill_and_resume import torture
 from old_checkpoints import age
-from real_runs import FAULTS, MLM, Started, command, final, on_replicas, rows, same
-from test_resume_elsewhere import FP64, losses, moments
+from real_runs import FAULTS, FP64, MLM, Started, command, final, on_replicas, rows, same
+from test_resume_elsewhere import losses, moments
 
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.placement import build_mesh, to_shard
@@ -284,7 +284,11 @@ def test_no_kill_of_a_sharded_run_loses_anything(moons: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_no_kill_during_an_async_save_loses_anything(moons: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nproc", [2, (2, 3)])
+def test_no_kill_during_an_async_save_loses_anything(
+    nproc: int | tuple[int, int], moons: Path, tmp_path: Path
+) -> None:
+    """Resumed on as many processes, or on 2 and 3 in turn."""
     overrides = ["engine.parallel=shard", "trainer.async_save=true"]
-    counts = torture(moons, tmp_path, 4, 2, 2, overrides, single=True)
-    assert not counts.troubles and counts.kills >= 4 and counts.copies <= 1
+    counts = torture(moons, tmp_path, 4, nproc, 2, overrides, single=True, in_save=2)
+    assert not counts.troubles and counts.kills >= 4 and counts.in_save >= 2 and counts.copies <= 1
