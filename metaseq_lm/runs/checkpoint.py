@@ -150,9 +150,10 @@ def stage(weights: Mapping[str, Tensor], state: dict[str, Any], copy: bool = Fal
     for file, table in tables.items():
         rows = first_rows if PART.fullmatch(file) else None
         files[file] = partial(encode, on_host(table, copy), rows)
-    size = sum(tensor.nbytes + 1024 for table in tables.values() for tensor in table.values())
+    # With what headers and state.pt say of each tensor.
+    sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
     structures = {"state": structure(outline), "weights": structure(dict(weights))}
-    return Contents(files, size, structures)
+    return Contents(files, sum(sizes), structures)
 
 
 def on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
