@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from battery import configure, train
+from checkpoint_memory import measure
 from kill_and_resume import torture
 from old_checkpoints import age
 from real_runs import FAULTS, FP64, MLM, Started, command, final, on_replicas, rows, same
@@ -281,6 +282,13 @@ def test_no_kill_of_a_sharded_run_loses_anything(moons: Path, tmp_path: Path) ->
     """Every other kill is one of a single replica."""
     counts = torture(moons, tmp_path, 3, 2, 1, ["engine.parallel=shard"], single=True)
     assert not counts.troubles and counts.kills >= 3 and counts.single and counts.copies <= 1
+
+
+@pytest.mark.slow
+def test_a_process_needs_memory_for_its_part_only(tmp_path: Path) -> None:
+    """From building the model to weights and moments of a checkpoint of other processes."""
+    figure = measure(tmp_path, saved_by=2, nproc=3, width=1024)
+    assert figure["ratio"] <= 1.3 and figure["part"] < 0.34 * figure["whole"]
 
 
 @pytest.mark.slow
