@@ -17,7 +17,6 @@ import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +109,7 @@ def save(
     """
     contents = stage(weights, state)
     prepare(folder, update, contents.size)
-    sums = Writing(folder, update, contents).finish()
+    sums = write(folder, update, contents)
     return commit(folder, update, contents.manifest(update, description), sums)
 
 
@@ -180,34 +179,13 @@ def _archive(outline: dict[str, Any]) -> list[bytes]:
     return [stream.getvalue()]
 
 
-class Writing:
-    """Files of a checkpoint on their way into its temporary folder, in a thread."""
+def write(folder: Path, update: int, contents: Contents) -> dict[str, str]:
+    """Write this process's files into the temporary folder; return their checksums.
 
-    def __init__(self, folder: Path, update: int, contents: Contents) -> None:
-        self.sums: dict[str, str] = {}
-        self.error: BaseException | None = None
-        arguments = (folder, update, contents)
-        self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
-        self.thread.start()
-
-    def _write(self, folder: Path, update: int, contents: Contents) -> None:
-        try:
-            with _writing(folder, update, contents.size) as temporary:
-                for name, pieces in contents.files.items():
-                    self.sums[name] = _write(temporary / name, pieces())
-        except BaseException as error:
-            self.error = error  # for the thread that waits
-
-    def is_done(self) -> bool:
-        """Return whether all files are written, or one could not be."""
-        return not self.thread.is_alive()
-
-    def finish(self) -> dict[str, str]:
-        """Wait for the files, return their checksums; CheckpointError if one cannot be written."""
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.sums
+    Raises CheckpointError if one cannot be written.
+    """
+    with _writing(folder, update, contents.size) as temporary:
+        return {name: _write(temporary / name, file()) for name, file in contents.files.items()}
 
 
 def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, str]) -> Path:
@@ -261,11 +239,10 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
     temporary = folder / f"{TEMPORARY}{final.name}"
     try:
         yield temporary
-    except CheckpointError:
+    except (OSError, CheckpointError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise CheckpointError(
             f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} "

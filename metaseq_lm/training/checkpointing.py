@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -39,7 +40,7 @@ class Pending:
     update: int
     manifest: dict[str, Any]
     names: Sequence[str]
-    writing: checkpoint.Writing
+    writing: Future[dict[str, str]]
 
 
 class Checkpointer:
@@ -130,7 +131,9 @@ class Checkpointer:
                     checkpoint.prepare(self.folder, update, contents.size)
         except CheckpointError as error:
             return str(error)
-        writing = checkpoint.Writing(self.folder, update, contents)
+        thread = ThreadPoolExecutor(1, "checkpoint")
+        writing = thread.submit(checkpoint.write, self.folder, update, contents)
+        thread.shutdown(wait=False)  # when it has written
         self.pending = Pending(update, contents.manifest(update, description), names, writing)
         return ""
 
@@ -142,7 +145,7 @@ class Checkpointer:
 
     def is_written(self) -> bool:
         """Return whether this process has written its files of a pending checkpoint."""
-        return self.pending is not None and self.pending.writing.is_done()
+        return self.pending is not None and self.pending.writing.done()
 
     def finish(self, required: bool = False) -> str:
         """Wait for a pending checkpoint, if there is one, and complete it; errors as in `save`."""
@@ -151,7 +154,7 @@ class Checkpointer:
         pending, self.pending = self.pending, None
         try:
             with checkpoint.agreed():
-                sums = pending.writing.finish()
+                sums = pending.writing.result()
             sums = dict(ChainMap(*process_group.gather_objects(sums)))
             with checkpoint.agreed():
                 if process_group.rank() == 0:

@@ -195,7 +195,7 @@ def write_hybrid(folder: Path) -> None:
     if process_group.rank() == 0:
         checkpoint.prepare(folder, 1, contents.size)
     process_group.from_first(None)
-    sums = process_group.gather_objects(checkpoint.Writing(folder, 1, contents).finish())
+    sums = process_group.gather_objects(checkpoint.write(folder, 1, contents))
     if process_group.rank() == 0:
         checkpoint.commit(folder, 1, contents.manifest(1, {}), dict(ChainMap(*sums)))
     process_group.finish()
