@@ -353,13 +353,14 @@ def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
     """Raise the CheckpointError of a replica on all."""
-    trouble = ""
+    own = None
     try:
         yield
     except CheckpointError as error:
-        trouble = str(error)
-    if trouble := next(filter(None, process_group.gather_objects(trouble)), ""):
-        raise CheckpointError(trouble)
+        own = error
+    troubles = process_group.gather_objects("" if own is None else str(own))
+    if trouble := next(filter(None, troubles), ""):
+        raise own or CheckpointError(trouble)
 
 
 def _open(path: Path) -> Checkpoint:
@@ -382,10 +383,9 @@ def _open(path: Path) -> Checkpoint:
     try:
         if manifest["format"] == OLD_FORMAT_IN_PARTS:
             _insert(manifest.get("shards", []), tensors, {"weights": tensors, "state": state})
-        elif manifest["format"] == FORMAT:
-            state = map_tensors(partial(_find, tensors), state)
-            if structure(tensors) != manifest.get("weights"):
-                raise ValueError("a part that was saved is missing, or there is one more")
+        state = map_tensors(partial(_find, tensors), state)
+        if manifest["format"] == FORMAT and structure(tensors) != manifest.get("weights"):
+            raise ValueError("a part that was saved is missing, or there is one more")
     except Exception as error:  # the manifest may say anything
         raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error
     if is_altered(manifest):
@@ -393,11 +393,16 @@ def _open(path: Path) -> Checkpoint:
     return Checkpoint(path, tensors, state, manifest)
 
 
-def _find(tensors: dict[str, StoredTensor], name: str, tensor: Tensor) -> StoredTensor | Tensor:
-    """Return a tensor of the state, which is removed from `tensors`; numbers are read at once."""
+def _find(tensors: dict[str, StoredTensor], name: str, value: Any) -> Any:
+    """Return a tensor of the state, which `tensors` lose if only its place is in state.pt.
+
+    Numbers are read at once.
+    """
+    if isinstance(value, StoredTensor) or not value.is_meta:
+        return value
     stored = tensors.pop(name, None)
-    if stored is None or (stored.shape, stored.dtype) != (tensor.shape, tensor.dtype):
-        raise ValueError(f"{name} is missing, or not {tensor.dtype} of shape {list(tensor.shape)}")
+    if stored is None or (stored.shape, stored.dtype) != (value.shape, value.dtype):
+        raise ValueError(f"{name} is missing, or not {value.dtype} of shape {list(value.shape)}")
     return stored if stored.dim() else stored.read()
 
 
