@@ -23,6 +23,7 @@ from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import facts_of
@@ -266,7 +267,7 @@ class Checkpointer:
         try:
             check_tokenizer(stored, config.data)
             facts = self.description["facts"]
-            checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
+            check_facts(stored.manifest.get("facts"), facts, stored.path)
             checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
             if differing and "optimizer" not in reset:
                 raise CheckpointError(

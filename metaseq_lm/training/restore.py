@@ -12,6 +12,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.facts import check_heads, labels_of
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
@@ -58,7 +59,7 @@ def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     if "labels" not in facts:
         return
     labels = labels_in(parts.config.data, options_of(parts.task.config))
-    checkpoint.check_heads(folder, checkpoint.labels_of(facts, folder), labels)
+    check_heads(folder, labels_of(facts, folder), labels)
 
 
 def stored_config(stored: Checkpoint) -> RunConfig:

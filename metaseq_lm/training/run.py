@@ -20,6 +20,7 @@ from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
+from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
@@ -140,7 +141,7 @@ class TrainingRun:
         facts: dict[str, Any] = {}
         with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
             facts = facts_of(self.task)
-        checkpoint.check_facts(stored.get("facts"), facts, folder)
+        check_facts(stored.get("facts"), facts, folder)
 
     def _note_missed_words(self) -> None:
         """Log which checkpoints at numbers of words the run has not."""
