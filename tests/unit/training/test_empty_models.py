@@ -1,4 +1,4 @@
-"""Models that a checkpoint fills in: parameters without memory at first, buffers with their values."""
+"""Models that a checkpoint fills in: parameters without memory at first, real buffers."""
 
 from typing import Any
 
