@@ -126,8 +126,8 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
             row |= {"update": manifest["update"], "metrics": manifest.get("valid") or {}}
             names = manifests.file_names(manifest)
             row["bytes"] = sum((path / name).stat().st_size for name in names)
-            for name in names if verify else ():
-                manifests.read_file(path, name, manifest)
+            if verify:
+                manifests.verify(path, names, manifest)
             row["verified"] = verify
         except CheckpointError as error:
             row["damage"] = str(error)

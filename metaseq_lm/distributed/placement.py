@@ -213,14 +213,20 @@ class Placement:
 
 
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return this process's rows of a replicated tensor; scalars are not sharded."""
+    """Return this process's rows of a replicated tensor; scalars are not sharded.
+
+    Those of a tensor on the meta device are not initialised.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
 
     placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
     like = DTensor.from_local(
         tensor, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return like_shard(rows_of(tensor, like).clone(), like)
+    rows = rows_of(tensor, like)
+    if rows.is_meta:
+        return like_shard(torch.empty_like(rows, device=mesh.device_type), like)
+    return like_shard(rows.clone(), like)
 
 
 def part_number(shard: Tensor) -> int | None:
@@ -228,6 +234,13 @@ def part_number(shard: Tensor) -> int | None:
     assert is_dtensor(shard)
     mesh = shard.device_mesh
     return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
+
+
+def first_row(shard: Tensor) -> int:
+    """Return which row of a sharded tensor is the first that this process holds."""
+    assert is_dtensor(shard)
+    mesh = shard.device_mesh["shard"]
+    return min(rows_each(shard.shape, mesh.size()) * mesh.get_local_rank(), shard.shape[0])
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:

@@ -32,8 +32,8 @@ from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, 
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig
-from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.facts import labels_of
 
 CARD_FILE = "README.md"
 DISTIL_EPS = 1e-12
@@ -297,7 +297,7 @@ def label_options(
         names, kind = ["value"], "regression"
     else:
         facts = stored.manifest.get("facts") or {"labels": {}}
-        names = checkpoint.labels_of(facts, stored.path).get(labelled, [])
+        names = labels_of(facts, stored.path).get(labelled, [])
         number = "multi" if facts.get("multi_label") else "single"
         kind = f"{number}_label_classification"
         if f"{TOKEN}out.bias" in part.weights and len(names) != len(bias):

@@ -19,6 +19,7 @@ from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import optimizer_step
+from metaseq_lm.runs.tensor_files import rows_like
 
 
 class Optimizer:
@@ -144,7 +145,7 @@ class Optimizer:
         return {"updates": self.updates, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load step count and full moments; of sharded parameters only this process's rows.
+        """Load step count and full moments, of which this process's rows are read.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
@@ -157,7 +158,7 @@ class Optimizer:
                     raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
             if moments:
                 parts[number] = {
-                    name: vectors.rows_of(value, parameter)
+                    name: rows_like(value, parameter)
                     if value is not None and value.dim()
                     else value
                     for name, value in moments.items()

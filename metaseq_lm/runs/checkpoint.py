@@ -1,10 +1,10 @@
 """Checkpoints: folders that are complete, verified, or not there at all.
 
 A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
-renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
-manifest.json with their checksums. If parameters are sharded, each process writes its rows of them
-and of their moments as a part; whoever loads the checkpoint has whole tensors again. "best" and
-"last" beside the checkpoints are links to them, and so are "words_7M" and the like.
+renamed. It holds model.safetensors, state.safetensors with the moments of optimizers, state.pt
+(plain data, loaded with weights_only) and manifest.json with their checksums. If parameters are
+sharded, each process writes its rows of them and of their moments as a part. "best" and "last"
+beside the checkpoints are links to them, and so are "words_7M" and the like.
 """
 
 from __future__ import annotations
@@ -17,51 +17,75 @@ import json
 import math
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.files import (
-    exchange,
-    is_altered,
-    sync_folder,
-    to_json,
-    with_checksum,
-)
-from metaseq_lm.distributed import placement, vectors
+from metaseq_lm.core.errors import say
+from metaseq_lm.core.files import exchange, is_altered, sync_folder, to_json, with_checksum
+from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.runs.manifests import (
     FORMAT,
-    FORMAT_IN_PARTS,
+    OLD_FORMAT_IN_PARTS,
+    PART,
     CheckpointError,
     all_updates,
     file_names,
     folder_of,
-    read_file,
     read_manifest,
+    verify,
     word_links,
 )
-from metaseq_lm.runs.safe_load import check_archive, check_header
+from metaseq_lm.runs.safe_load import check_archive
+from metaseq_lm.runs.tensor_files import (
+    StoredTensor,
+    encode,
+    map_tensors,
+    rows_like,
+    stored_tensors,
+)
 
 TEMPORARY = ".tmp-"
 REPLACED = ".old-"  # of a checkpoint that is written again where names cannot be exchanged
-TreePath = tuple[Any, ...]  # keys of nested dicts
 
 
 @dataclass
 class Checkpoint:
-    """The content of a verified checkpoint."""
+    """The content of a verified checkpoint.
+
+    Attributes:
+        weights: Tensors by name, or as `open_lazily` returns them StoredTensors.
+        state: All that resuming needs besides; its tensors are of the same kind.
+    """
 
     path: Path
-    weights: dict[str, Tensor]
+    weights: dict[str, Any]
     state: dict[str, Any]
     manifest: dict[str, Any]
+
+
+@dataclass
+class Contents:
+    """What one process writes of a checkpoint, independent of what training changes meanwhile.
+
+    Attributes:
+        files: Functions that return the pieces of the files.
+        size: Bytes needed, about.
+        structures: Entries for the manifest that tell whether a part is missing.
+    """
+
+    files: dict[str, Callable[[], Iterable[Any]]]
+    size: int
+    structures: dict[str, str]
+
+    def manifest(self, update: int, description: dict[str, Any]) -> dict[str, Any]:
+        """Return a manifest without the checksums of the files."""
+        return {**description, "format": FORMAT, "update": update, "sha256": {}, **self.structures}
 
 
 def save(
@@ -77,83 +101,85 @@ def save(
     holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the
     bytes needed and free, and earlier checkpoints are untouched.
     """
-    files = serialise(weights, state)
-    needed = sum(map(len, files.values()))
-    prepare(folder, update, needed)
-    sums = Writing(folder, update, files, needed).finish()
-    return commit(folder, update, build_manifest(update, state, description), sums)
+    contents = stage(weights, state)
+    prepare(folder, update, contents.size)
+    manifest = contents.manifest(update, description)
+    return commit(folder, update, manifest, write(folder, update, contents))
 
 
-def serialise(weights: dict[str, Tensor], state: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files of whole weights and state; CheckpointError for a bad state."""
+def stage(weights: Mapping[str, Tensor], state: dict[str, Any], copy: bool = False) -> Contents:
+    """Return what this process writes of weights and state, of which shards are its rows.
+
+    With `copy` training may go on while it is written; otherwise tensors on the CPU are not copied.
+    """
+    tensors = dict(weights)
+
+    def take_out(name: str, tensor: Tensor) -> Tensor:
+        if name in tensors:
+            raise CheckpointError(f"the state of the run cannot be saved: two values are {name}")
+        tensors[name] = tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    def file_of(name: str, tensor: Tensor) -> str | None:
+        """Return the file to which this process writes a tensor or its rows."""
+        if not vectors.is_sharded(tensor):
+            kind = "model" if name in weights else "state"
+            return None if process_group.rank() else f"{kind}.safetensors"
+        number = placement.part_number(tensor)
+        # Processes without rows of a tensor would all name the same first row.
+        is_part = number is not None and (vectors.local(tensor).shape[0] or number == 0)
+        return f"part_{number:05d}.safetensors" if is_part else None
+
+    outline = map_tensors(take_out, state)
+    files: dict[str, Callable[[], Iterable[Any]]] = {}
+    tables: dict[str, dict[str, Tensor]] = {}
+    if process_group.rank() == 0:
+        files["state.pt"] = partial(_archive, outline)
+        tables["model.safetensors"] = {}  # of a run that has all weights in parts, too
+    for name, tensor in tensors.items():
+        if file := file_of(name, tensor):
+            tables.setdefault(file, {})[name] = vectors.local(tensor)
+    first_rows = {n: placement.first_row(t) for n, t in tensors.items() if vectors.is_sharded(t)}
+    for file, table in tables.items():
+        rows = first_rows if PART.fullmatch(file) else None
+        files[file] = partial(encode, on_host(table, copy), rows)
+    # With what headers and state.pt say of each tensor.
+    sizes = [t.nbytes + 2 * len(n) + 200 for table in tables.values() for n, t in table.items()]
+    structures = {"state": structure(outline), "weights": structure(dict(weights))}
+    return Contents(files, sum(sizes), structures)
+
+
+def on_host(tensors: Mapping[str, Tensor], copy: bool) -> dict[str, Tensor]:
+    """Return contiguous tensors on the CPU, those of a GPU in pinned memory; copies if `copy`."""
+    result = {}
+    for name, tensor in tensors.items():
+        result[name] = tensor.detach().contiguous()
+        if copy or tensor.is_cuda:
+            target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            result[name] = target.copy_(result[name], non_blocking=True)
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        torch.cuda.synchronize()
+    return result
+
+
+def _archive(outline: dict[str, Any]) -> list[bytes]:
+    """Return the file of a state without tensors; CheckpointError if `load` would refuse it."""
     stream = io.BytesIO()
-    torch.save(state, stream)
+    torch.save(outline, stream)
     try:
         check_archive(stream.getvalue())
-    except ValueError as error:  # better now than when it is loaded
+    except ValueError as error:
         raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
-    weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
-    content = safetensors.torch.save(without_shared_memory(weights))
-    return {"model.safetensors": content, "state.pt": stream.getvalue()}
+    return [stream.getvalue()]
 
 
-def serialise_rows(shards: Mapping[TreePath, Tensor]) -> dict[str, bytes]:
-    """Return the file of this process's rows of shards; none if another replica has it."""
-    number = placement.part_number(next(iter(shards.values()))) if shards else None
-    if number is None:
-        return {}
-    rows = {joined(path): vectors.local(t).detach().cpu() for path, t in shards.items()}
-    content = safetensors.torch.save(without_shared_memory(rows))
-    return {f"part_{number:05d}.safetensors": content}
+def write(folder: Path, update: int, contents: Contents) -> dict[str, str]:
+    """Write this process's files into the temporary folder; return their checksums.
 
-
-def build_manifest(
-    update: int,
-    state: dict[str, Any],
-    description: dict[str, Any],
-    shards: Mapping[TreePath, Tensor] | None = None,
-) -> dict[str, Any]:
-    """Return a manifest without the checksums of the files."""
-    manifest = {"format": FORMAT, "update": update, "sha256": {}}
-    manifest |= {"state": structure(state), **description}
-    if shards:
-        shapes = [[path, list(shard.shape)] for path, shard in shards.items()]
-        manifest |= {"format": FORMAT_IN_PARTS, "shards": shapes}
-    return manifest
-
-
-class Writing:
-    """Files of a checkpoint on their way into its temporary folder, in a thread.
-
-    The files are complete already: what they were made of may change.
+    Raises CheckpointError if one cannot be written.
     """
-
-    def __init__(self, folder: Path, update: int, files: dict[str, bytes], needed: int) -> None:
-        self.sums: dict[str, str] = {}
-        self.error: BaseException | None = None
-        arguments = (folder, update, files, needed)
-        self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
-        self.thread.start()
-
-    def _write(self, folder: Path, update: int, files: dict[str, bytes], needed: int) -> None:
-        try:
-            with _writing(folder, update, needed) as temporary:
-                for name, data in files.items():
-                    _write(temporary / name, data)
-                    self.sums[name] = hashlib.sha256(data).hexdigest()
-        except BaseException as error:
-            self.error = error  # for the thread that waits
-
-    def is_done(self) -> bool:
-        """Return whether all files are written, or one could not be."""
-        return not self.thread.is_alive()
-
-    def finish(self) -> dict[str, str]:
-        """Wait for the files, return their checksums; CheckpointError if one cannot be written."""
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.sums
+    with _writing(folder, update, contents.size) as temporary:
+        return {name: _write(temporary / name, file()) for name, file in contents.files.items()}
 
 
 def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, str]) -> Path:
@@ -162,7 +188,7 @@ def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, 
     final = folder_of(folder, update)
     content = to_json(with_checksum(manifest), 1).encode()
     with _writing(folder, update, len(content)) as temporary:
-        _write(temporary / "manifest.json", content)
+        _write(temporary / "manifest.json", [content])
         sync_folder(temporary)
         _publish(temporary, final)
         link(folder, "last", final)
@@ -188,24 +214,6 @@ def _publish(temporary: Path, final: Path) -> None:
         _remove(old)
 
 
-def take_shards(tree: dict[Any, Any], path: TreePath = ()) -> dict[TreePath, Tensor]:
-    """Remove the sharded tensors from nested dicts; return them by their paths."""
-    shards: dict[TreePath, Tensor] = {}
-    for key, value in list(tree.items()):
-        if isinstance(value, dict):
-            shards |= take_shards(value, (*path, key))
-        elif isinstance(value, Tensor) and vectors.is_sharded(value):
-            shards[(*path, key)] = tree.pop(key)
-        elif isinstance(value, Tensor):
-            tree[key] = vectors.local(value)
-    return shards
-
-
-def joined(path: Sequence[Any]) -> str:
-    """Return the name in a part of the tensor at a path."""
-    return "/".join(map(str, path))
-
-
 def prepare(folder: Path, update: int, needed: int) -> None:
     """Make the temporary folder of a checkpoint of `needed` bytes; CheckpointError without room."""
     with _writing(folder, update, needed) as temporary:
@@ -225,27 +233,15 @@ def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
     temporary = folder / f"{TEMPORARY}{final.name}"
     try:
         yield temporary
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
         free = shutil.disk_usage(folder).free if folder.exists() else 0
         raise CheckpointError(
             f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} "
             "free). Earlier checkpoints are intact; make room and start the run again to resume"
         ) from error
-
-
-def without_shared_memory(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors that share no memory, which safetensors requires.
-
-    A model that shares a tensor under two names loads it from either.
-    """
-    seen: set[int] = set()
-    for name, tensor in weights.items():
-        copy = tensor.contiguous()
-        address = copy.untyped_storage().data_ptr()
-        weights[name] = copy.clone() if address in seen else copy
-        seen.add(address)
-    return weights
 
 
 def structure(state: Any, limit: float = math.inf) -> str:
@@ -264,14 +260,21 @@ def structure(state: Any, limit: float = math.inf) -> str:
             return sorted((str(k), outline(v)) for k, v in value.items())
         if isinstance(value, (list, tuple)):
             return [outline(v) for v in value]
-        return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        is_tensor = isinstance(value, (Tensor, StoredTensor))
+        return list(value.shape) if is_tensor else type(value).__name__
 
     return hashlib.sha256(json.dumps(outline(state)).encode()).hexdigest()[:16]
 
 
-def nonfinite(weights: dict[str, Tensor]) -> list[str]:
+def nonfinite(weights: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the weights that contain NaN or infinity."""
     return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
+
+
+def check_finite(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Raise CheckpointError if a weight of a checkpoint is not finite."""
+    if bad := nonfinite(weights):
+        raise CheckpointError(f"{path}: {', '.join(bad[:4])} is not finite")
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -310,14 +313,59 @@ def relink(folder: Path, newest: Path, best: int | None, words: Mapping[str, int
 
 def load(path: Path) -> Checkpoint:
     """Read and verify a checkpoint folder; CheckpointError names the file and the fault."""
-    manifest = read_manifest(path)
-    names = file_names(manifest)
-    contents = {name: read_file(path, name, manifest) for name in names}
+    verify(path, file_names(manifest := read_manifest(path)), manifest)
+    stored = _open(path)
+    for tree in (stored.weights, stored.state):
+        tree.update(map_tensors(lambda _, t: t.read() if isinstance(t, StoredTensor) else t, tree))
+    check_finite(stored.weights, path)
+    return stored
+
+
+def open_lazily(path: Path) -> Checkpoint:
+    """Return a checkpoint with StoredTensors; a call of all replicas, which share its verification.
+
+    Errors as in `load`, on all replicas.
+    """
+    with agreed():
+        names = file_names(manifest := read_manifest(path))
+        share = {"state.pt", *names[process_group.rank() :: process_group.world_size()]}
+        verify(path, sorted(share), manifest)
+    with agreed():
+        return _open(path)
+
+
+def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
+    """Read the weights of a checkpoint into `module`, of shards this process's rows.
+
+    A call of all replicas. Raises CheckpointError on all if they do not fit or are not finite.
+    """
+    with agreed():
+        load_into(module, stored.weights, stored.path)
+        check_finite({n: vectors.local(w) for n, w in module.state_dict().items()}, stored.path)
+
+
+@contextlib.contextmanager
+def agreed() -> Iterator[None]:
+    """Raise the CheckpointError of a replica on all."""
+    own = None
     try:
-        weights, *pieces = [_tensors(contents[n]) for n in names if n != "state.pt"]
-        check_archive(contents["state.pt"])
-        state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
-        outline = structure(state, limit=len(contents["state.pt"]))
+        yield
+    except CheckpointError as error:
+        own = error
+    troubles = process_group.gather_objects("" if own is None else str(own))
+    if trouble := next(filter(None, troubles), ""):
+        raise own or CheckpointError(trouble)
+
+
+def _open(path: Path) -> Checkpoint:
+    """Return a checkpoint of verified files; CheckpointError if they do not fit together."""
+    manifest = read_manifest(path)
+    content = (path / "state.pt").read_bytes()
+    try:
+        check_archive(content)
+        state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        outline = structure(state, limit=len(content))
+        tensors = stored_tensors([path / n for n in file_names(manifest) if n != "state.pt"])
     except Exception as error:  # the two libraries may raise anything for a damaged file
         reason = str(error).split("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
@@ -326,116 +374,59 @@ def load(path: Path) -> Checkpoint:
             f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
         )
     try:
-        _put_together(pieces, manifest.get("shards", []), {"weights": weights, "state": state})
+        if manifest["format"] == OLD_FORMAT_IN_PARTS:
+            _insert(manifest.get("shards", []), tensors, {"weights": tensors, "state": state})
+        state = map_tensors(partial(_find, tensors), state)
+        if manifest["format"] == FORMAT and structure(tensors) != manifest.get("weights"):
+            raise ValueError("a part that was saved is missing, or there is one more")
     except Exception as error:  # the manifest may say anything
         raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error
-    if nonfinite(weights):
-        raise CheckpointError(f"{path}: {', '.join(nonfinite(weights)[:4])} is not finite")
     if is_altered(manifest):
         say(f"{path}: warning: manifest.json was changed after it was written")
-    return Checkpoint(path, weights, state, manifest)
+    return Checkpoint(path, tensors, state, manifest)
 
 
-def _tensors(content: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file."""
-    tensors: dict[str, Tensor] = safetensors.torch.load(content)
-    check_header(content)
-    return tensors
+def _find(tensors: dict[str, StoredTensor], name: str, value: Any) -> Any:
+    """Return a tensor of the state, which `tensors` lose if only its place is in state.pt.
 
-
-def _put_together(
-    parts: Sequence[dict[str, Tensor]], shards: Sequence[Any], tree: dict[str, Any]
-) -> None:
-    """Put the rows of all parts together and into nested dicts, the reverse of `take_shards`.
-
-    Raises an error if something is missing, or if there is more than there should be.
+    Numbers are read at once.
     """
+    if isinstance(value, StoredTensor) or not value.is_meta:
+        return value
+    stored = tensors.pop(name, None)
+    if stored is None or (stored.shape, stored.dtype) != (value.shape, value.dtype):
+        raise ValueError(f"{name} is missing, or not {value.dtype} of shape {list(value.shape)}")
+    return stored if stored.dim() else stored.read()
+
+
+def _insert(shards: Sequence[Any], tensors: dict[str, StoredTensor], tree: dict[str, Any]) -> None:
+    """Move the tensors of an old format, named by their paths, to these paths in nested dicts."""
     for path, shape in shards:
-        name = joined(path)
-        tensor = torch.cat([part.pop(name) for part in parts])
+        tensor = tensors.pop("/".join(map(str, path)))
         if list(tensor.shape) != shape:
-            raise ValueError(f"{name} has shape {list(tensor.shape)} instead of {shape}")
+            raise ValueError(f"{path} has shape {list(tensor.shape)} instead of {shape}")
         *parents, last = path
         node = tree
         for key in parents:
             node = node[key]
         node[last] = tensor
-    if any(parts):
+    if any(name.startswith(("weights/", "state/")) for name in tensors):
         raise ValueError("they hold more tensors than the manifest names")
 
 
-def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[str]]:
-    """Return the classes of each set from a checkpoint's facts; CheckpointError without any."""
-    labels = (facts or {}).get("labels")
-    if labels is None or not all(isinstance(x, str) for names in labels.values() for x in names):
-        raise CheckpointError(
-            f"{source} does not say which classes its heads are for; train it anew with this "
-            "version"
-        )
-    return dict(labels)
-
-
-def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
-    """Raise UsageError if `source` was trained on other classes of a set, or in another order."""
-    if list(then) != list(now):
-        trained, current = (", ".join(labels) or "real values" for labels in (then, now))
-        raise UsageError(
-            f"{source} was trained on {name} with the classes {trained}, but DATA has {current}; "
-            "their order is that of the outputs. Preprocess the set again with --labels-from the "
-            "set of then, or with --labels in its order"
-        )
-
-
-def check_heads(
-    source: object, then: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
-) -> None:
-    """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
-
-    `then` are the classes of the sets that `source` was trained on. If that is a single set, its
-    head is compared with every set of `now`.
-    """
-    for name, labels in now.items():
-        only = next(iter(then.values())) if len(then) == 1 else labels
-        check_classes(source, name, then.get(name, only), labels)
-
-
-def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if a checkpoint's facts differ from those of the run to resume.
-
-    Facts that the checkpoint lacks are not compared.
-    """
-    stored = stored if isinstance(stored, dict) else {}
-    differing = [key for key in current if key in stored and stored[key] != current[key]]
-    if differing:
-        key = differing[0]
-        raise CheckpointError(
-            f"{path} was trained with other {key} than there are now ({str(stored[key])[:200]} "
-            f"then, {str(current[key])[:200]} now); choose another --save-dir"
-        )
-
-
 def newest(
-    folder: Path, check: Callable[[Checkpoint], None] = lambda stored: None
+    folder: Path, read: Callable[[Path], Checkpoint] = load
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that verifies and passes `check`, and why others were not.
+    """Return the newest checkpoint that can be read, and why others were not; a call of all.
 
     Removes what an interrupted save left. Raises CheckpointError if there are checkpoints but none
     can be used: starting again would lose the run silently.
     """
     skipped: list[str] = []
-    for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
-        final = folder / old.name.removeprefix(REPLACED)
-        if not os.path.lexists(final):
-            os.rename(old, final)
-        else:
-            _remove(old)
-    for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
-        _remove(leftover)
-    for path in reversed(all_updates(folder)):
+    paths = _recovered(folder) if process_group.rank() == 0 else []
+    for path in process_group.from_first(paths):
         try:
-            stored = load(path)
-            check(stored)
-            return stored, skipped
+            return read(path), skipped
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
@@ -444,6 +435,19 @@ def newest(
             "start the run anew"
         )
     return None, skipped
+
+
+def _recovered(folder: Path) -> list[Path]:
+    """Undo what an interrupted save left in a folder; return its checkpoints, newest first."""
+    for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(REPLACED)
+        if not os.path.lexists(final):
+            os.rename(old, final)
+        else:
+            _remove(old)
+    for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
+        _remove(leftover)
+    return all_updates(folder)[::-1]
 
 
 def prune(folder: Path, keep_last: int, update: int) -> None:
@@ -466,13 +470,22 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
             _remove(obsolete)
 
 
-def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
-    """Copy `weights` into `module`; raises CheckpointError if they do not fit."""
+def load_into(
+    module: torch.nn.Module, weights: Mapping[str, Tensor | StoredTensor], source: object
+) -> None:
+    """Copy `weights` into `module`, of shards this process's rows.
+
+    Raises CheckpointError if they do not fit.
+    """
     check_fit(module, weights, source)
-    module.load_state_dict(weights)
+    with torch.no_grad():
+        for name, target in module.state_dict().items():
+            vectors.local(target).copy_(rows_like(weights[name], target))
 
 
-def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
+def check_fit(
+    module: torch.nn.Module, weights: Mapping[str, Tensor | StoredTensor], source: object
+) -> None:
     """Raise CheckpointError naming weights that are missing, unexpected or of another shape."""
     expected = module.state_dict()
     missing = sorted(expected.keys() - weights.keys())
@@ -498,8 +511,13 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, pieces: Iterable[Any]) -> str:
+    """Write the pieces of a file; return their SHA-256 checksum."""
+    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
         file.flush()
         os.fsync(file.fileno())
+    return digest.hexdigest()

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
 WORDS = "words_"  # how links to the checkpoints at numbers of words begin
-FORMAT = 2
-FORMAT_IN_PARTS = 3
+FORMAT = 4
+OLD_FORMAT = 2  # with the moments in state.pt
+OLD_FORMAT_IN_PARTS = 3  # whose parts do not say where their rows begin
 PREFIX = "update_"
+BLOCK = 1 << 20  # bytes read at a time for a checksum
 # Schema of a manifest, see `schema_error`. Imported models have no data fingerprint.
 MANIFEST = {
     "format": int,
     "update": int,
     "sha256": {"*": str},
     "state?": str,
+    "weights?": str,
     "shards?": list,
     "valid?": {"*": (float, int)},
     "config?": {f"{part}?": dict for part in (*GROUPS, "engine", "trainer")},
@@ -39,6 +42,7 @@ MANIFEST = {
     "start?": {"weights?": str, "costs?": {"*": dict}},
 }
 PART = re.compile(r"part_[0-9]{5}\.safetensors")
+STATE = re.compile(r"state\.(pt|safetensors)")
 
 
 class CheckpointError(MetaseqError):
@@ -72,7 +76,7 @@ def word_links(folder: Path) -> dict[str, Path]:
 
 def hash_of_weights(manifest: Mapping[str, Any]) -> str:
     """Return a hash that identifies the weights of a checkpoint."""
-    sums = {name: value for name, value in manifest["sha256"].items() if name != "state.pt"}
+    sums = {n: value for n, value in manifest["sha256"].items() if not STATE.fullmatch(n)}
     if not any(map(PART.fullmatch, sums)):
         return str(sums.get("model.safetensors"))
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
@@ -94,32 +98,38 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: {error.strerror}") from error
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error!r}") from error
-    if version not in (FORMAT, FORMAT_IN_PARTS):
+    if version not in (OLD_FORMAT, OLD_FORMAT_IN_PARTS, FORMAT):
         raise CheckpointError(
-            f"{path} has format {str(version)[:20]}; this version reads formats {FORMAT} and "
-            f"{FORMAT_IN_PARTS}"
+            f"{path} has format {str(version)[:20]}; this version reads formats {OLD_FORMAT} to "
+            f"{FORMAT}"
         )
     if problem := schema_error(manifest, MANIFEST):
         raise CheckpointError(f"{file} is damaged: {problem}")
     return manifest
 
 
-def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """Return a file of a checkpoint; CheckpointError if it differs from the manifest."""
-    if not (path / name).is_file():  # reading a device or a pipe might never end
-        raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
-    try:
-        content = (path / name).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path / name}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"].get(name):
-        raise CheckpointError(f"{path / name} is damaged: its checksum differs from the manifest's")
-    return content
+def verify(path: Path, names: Iterable[str], manifest: Mapping[str, Any]) -> None:
+    """Read some files of a checkpoint; CheckpointError if one differs from the manifest."""
+    for name in names:
+        if not (path / name).is_file():  # reading a device or a pipe might never end
+            raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
+        digest, buffer = hashlib.sha256(), bytearray(BLOCK)
+        try:
+            with open(path / name, "rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    digest.update(memoryview(buffer)[:count])
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: {error.strerror}") from error
+        if digest.hexdigest() != manifest["sha256"].get(name):
+            raise CheckpointError(
+                f"{path / name} is damaged: its checksum differs from the manifest's"
+            )
 
 
 def file_names(manifest: Mapping[str, Any]) -> list[str]:
     """Return the file names of a checkpoint; other names in a manifest could be unsafe paths."""
-    return ["model.safetensors", "state.pt", *sorted(filter(PART.fullmatch, manifest["sha256"]))]
+    names = {name for name in manifest["sha256"] if PART.fullmatch(name) or STATE.fullmatch(name)}
+    return sorted(names | {"model.safetensors", "state.pt"})
 
 
 def all_updates(folder: Path) -> list[Path]:

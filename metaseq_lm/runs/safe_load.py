@@ -10,21 +10,27 @@ from typing import Any
 # Names that a pickle of plain data and tensors imports. torch allows more, some of which need much
 # memory for a small file.
 HARMLESS = re.compile(
-    r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
+    r"torch\._utils\._rebuild_(tensor_v[23]|meta_tensor_no_storage|parameter)|"
+    r"torch\.(storage\.)?\w*Storage|torch\.Size|"
     r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
     r"(builtins|__builtin__)\.(set|complex)"
 )
 
 
-def check_header(data: bytes) -> None:
-    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
+def check_header(data: bytes) -> dict[str, Any]:
+    """Return the header of a safetensors file, of which `data` are the first bytes or all.
+
+    Raises ValueError if it names a tensor twice; the library takes the last.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
             raise ValueError("a name occurs twice in its header")
         return dict(pairs)
 
-    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=unique)
+    content = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    header: dict[str, Any] = json.loads(content, object_pairs_hook=unique)
+    return header
 
 
 def check_archive(data: bytes) -> None:

@@ -31,7 +31,8 @@ from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import ACTIVATIONS, SentenceHead, SpanPairHead
-from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs import manifests
+from metaseq_lm.runs.facts import check_heads, labels_of
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
@@ -213,8 +214,8 @@ class SentencePredictionTask(LabelledSetTask):
                 f"task.pooled=true task.pooler_activation={activation}"
             )
         if self.config.keep_head and "labels" in facts:
-            labels = checkpoint.labels_of(facts, source)
-            checkpoint.check_heads(source, labels, facts_of(self)["labels"])
+            labels = labels_of(facts, source)
+            check_heads(source, labels, facts_of(self)["labels"])
 
     # ---------------------------------------------------------------- scores
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import facts_of
@@ -38,7 +41,7 @@ class Pending:
     update: int
     manifest: dict[str, Any]
     names: Sequence[str]
-    writing: checkpoint.Writing
+    writing: Future[dict[str, str]]
 
 
 class Checkpointer:
@@ -101,10 +104,11 @@ class Checkpointer:
         if self.saved_at == update and not trouble:
             self._tidy(update, names)
             return ""
-        trouble = self._begin(update, state, valid, names) or trouble
+        copy = self.options.async_save and not required
+        trouble = self._begin(update, state, valid, names, copy) or trouble
         if trouble:
             return self._reported(trouble, required)
-        return self.finish(required) if required or not self.options.async_save else ""
+        return "" if copy else self.finish(required)
 
     def _begin(
         self,
@@ -112,31 +116,27 @@ class Checkpointer:
         state: dict[str, Any],
         valid: dict[str, float],
         names: Sequence[str],
+        copy: bool,
     ) -> str:
-        """Start writing a checkpoint; return an error message or "", the same on all replicas."""
-        first, trouble = process_group.rank() == 0, ""
-        weights, files, manifest = self.parts.model.state_dict(), {}, {}
-        shards = checkpoint.take_shards({"weights": weights, "state": state})
+        """Start writing a checkpoint, of a `copy` of the run if training goes on meanwhile.
+
+        Returns an error message or "", the same on all replicas.
+        """
+        contents = checkpoint.stage(self.parts.model.state_dict(), state, copy)
+        contents.size = sum(process_group.gather_objects(contents.size))
+        description = {**self.description, "started": self.started, "valid": valid}
         try:
-            files = checkpoint.serialise_rows(shards)
-            if first:
-                files |= checkpoint.serialise(weights, state)
-                description = {**self.description, "started": self.started, "valid": valid}
-                manifest = checkpoint.build_manifest(update, state, description, shards)
+            with checkpoint.agreed():
+                if process_group.rank() == 0:
+                    require_folder(self.folder.parent)
+                    checkpoint.prepare(self.folder, update, contents.size)
         except CheckpointError as error:
-            trouble = str(error)
-        needed = sum(process_group.gather_objects(sum(map(len, files.values()))))
-        try:
-            if first and not trouble:
-                require_folder(self.folder.parent)
-                checkpoint.prepare(self.folder, update, needed)
-        except CheckpointError as error:
-            trouble = str(error)
-        trouble = process_group.from_first(trouble)
-        if not trouble:
-            writing = checkpoint.Writing(self.folder, update, files, needed)
-            self.pending = Pending(update, manifest, names, writing)
-        return trouble
+            return str(error)
+        thread = ThreadPoolExecutor(1, "checkpoint")
+        writing = thread.submit(checkpoint.write, self.folder, update, contents)
+        thread.shutdown(wait=False)  # when it has written
+        self.pending = Pending(update, contents.manifest(update, description), names, writing)
+        return ""
 
     def outdate(self) -> str:
         """Make the next save rewrite a checkpoint of this update; raises as `save` does."""
@@ -146,31 +146,25 @@ class Checkpointer:
 
     def is_written(self) -> bool:
         """Return whether this process has written its files of a pending checkpoint."""
-        return self.pending is not None and self.pending.writing.is_done()
+        return self.pending is not None and self.pending.writing.done()
 
     def finish(self, required: bool = False) -> str:
         """Wait for a pending checkpoint, if there is one, and complete it; errors as in `save`."""
         if self.pending is None:
             return ""
         pending, self.pending = self.pending, None
-        sums, trouble = {}, ""
         try:
-            sums = pending.writing.finish()
+            with checkpoint.agreed():
+                sums = pending.writing.result()
+            sums = dict(ChainMap(*process_group.gather_objects(sums)))
+            with checkpoint.agreed():
+                if process_group.rank() == 0:
+                    checkpoint.commit(self.folder, pending.update, pending.manifest, sums)
+                    self._tidy(pending.update, pending.names)
         except CheckpointError as error:
-            trouble = str(error)
-        replies = process_group.gather_objects((sums, trouble))
-        trouble = next((t for _, t in replies if t), "")
-        try:
-            if process_group.rank() == 0 and not trouble:
-                sums = {name: total for part, _ in replies for name, total in part.items()}
-                checkpoint.commit(self.folder, pending.update, pending.manifest, sums)
-                self._tidy(pending.update, pending.names)
-        except CheckpointError as error:
-            trouble = str(error)
-        trouble = process_group.from_first(trouble)
-        if not trouble:
-            self.saved_at = pending.update
-        return self._reported(trouble, required)
+            return self._reported(str(error), required)
+        self.saved_at = pending.update
+        return ""
 
     def _tidy(self, update: int, names: Sequence[str]) -> None:
         """Link the checkpoint under its names, and remove old ones."""
@@ -187,29 +181,27 @@ class Checkpointer:
     def newest(self, reset: Collection[str] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.
 
-        The first replica chooses for all. The parts of the run in `reset` need not fit. Raises
+        Its weights are in the model then. The parts of the run in `reset` need not fit. Raises
         CheckpointError if there are some and none fits.
         """
-        stored: Checkpoint | None = None
-        skipped: list[str] = []
-        if process_group.rank() == 0:
-            stored, skipped = checkpoint.newest(
-                self.folder, lambda stored: self._check_fit(stored, reset)
-            )
-        path, skipped = process_group.from_first((stored.path if stored else None, skipped))
-        messages = [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
-        if path is not None and stored is None:
-            stored = checkpoint.load(path)
-        return stored, messages
+        stored, skipped = checkpoint.newest(self.folder, partial(self._read, reset))
+        return stored, [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
+
+    def _read(self, reset: Collection[str], path: Path) -> Checkpoint:
+        """Return a checkpoint that fits but for the parts in `reset`, its weights in the model."""
+        stored = checkpoint.open_lazily(path)
+        with checkpoint.agreed():
+            self._check_fit(stored, reset)
+        checkpoint.read_weights(self.parts.model, stored)
+        return stored
 
     def origin(self, reset: Collection[str]) -> Checkpoint:
-        """Return the checkpoint of branch_from, which fits but for the parts in `reset`.
+        """Return the checkpoint of branch_from as `newest` does.
 
         Raises UsageError if the run would have no updates of its own.
         """
         config = self.parts.config
-        stored = checkpoint.load(manifests.resolve(str(config.branch_from)))
-        self._check_fit(stored, reset)
+        stored = self._read(reset, manifests.resolve(str(config.branch_from)))
         updates, last = stored.state["update"], config.trainer.max_update
         if updates >= last:
             raise UsageError(
@@ -275,7 +267,7 @@ class Checkpointer:
         try:
             check_tokenizer(stored, config.data)
             facts = self.description["facts"]
-            checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
+            check_facts(stored.manifest.get("facts"), facts, stored.path)
             checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
             if differing and "optimizer" not in reset:
                 raise CheckpointError(

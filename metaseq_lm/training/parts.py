@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from metaseq_lm.core.config import RunConfig, as_dict, build, flatten, options_with
 from metaseq_lm.core.errors import UsageError
@@ -91,10 +92,11 @@ def prepare_config(config: RunConfig) -> RunConfig:
     return with_width(with_half_life(config))
 
 
-def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
+def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -> Parts:
     """Join the process group and build task, nets, optimizers and engine.
 
-    In a `dry_run` the task must not write any file.
+    In a `dry_run` the task must not write any file. If parameters may be `empty`, a checkpoint must
+    fill in all of them.
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -107,7 +109,7 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
     process_group.initialise(device, config.engine.timeout)
     task = build_task(config)
     task.dry_run = dry_run
-    model = build_model(task, config, device)
+    model = build_model(task, config, device, empty)
     recompute = config.engine.recompute == "block"
     if recompute and not any(isinstance(module, Stack) for module in model.modules()):
         raise UsageError(
@@ -121,6 +123,8 @@ def build_parts(config: RunConfig, dry_run: bool = False) -> Parts:
         )
     by_layer = config.engine.gather == "layer"
     placement = build_placement(model, config.engine.parallel, device, by_layer)
+    if empty:
+        allocate(model, device)
     if config.engine.compile:
         check_compilable(config, task, model, device, sharded=placement is not None)
         set_up_compiler()
@@ -211,11 +215,61 @@ def build_task(config: RunConfig) -> Task:
     return task
 
 
-def build_model(task: Task, config: RunConfig, device: str) -> nn.Module:
-    """Build the task's networks, initialised by the seed, and move them to `device`."""
-    torch.manual_seed(config.seed)
-    model = task.build_model()
-    return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
+def build_model(task: Task, config: RunConfig, device: str, empty: bool = False) -> nn.Module:
+    """Build the task's networks, initialised by the seed, and move them to `device`.
+
+    If they may be `empty`, parameters stay on the meta device, unless something else depends on
+    their first values.
+    """
+    model = build_on_meta(task) if empty else None
+    if model is None:
+        torch.manual_seed(config.seed)
+        model = task.build_model()
+    model.to(dtype=PRECISIONS[config.engine.precision])
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return model
+
+
+def build_on_meta(task: Task) -> nn.Module | None:
+    """Build the task's networks with parameters on the meta device, and buffers with their values.
+
+    Returns None if one computes with values of parameters, or stores them where no checkpoint does.
+    """
+
+    def without_memory(
+        module: nn.Module, name: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # a tied one must stay the same
+            return parameter
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        model = task.build_model()
+    except RuntimeError:  # of an operation that needs values
+        return None
+    finally:
+        hook.remove()
+    stored = model.state_dict().keys()
+    others = [buffer for name, buffer in model.named_buffers() if name not in stored]
+    others += [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return None if any(tensor.is_meta for tensor in others) else model
+
+
+def allocate(model: nn.Module, device: str) -> None:
+    """Give memory on `device` to what is on the meta device; tied parameters stay tied."""
+    allocated: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and tensor.is_meta:
+                if id(tensor) not in allocated:
+                    empty = torch.empty_like(tensor, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    allocated[id(tensor)] = (
+                        nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                    )
+                # Not module._parameters: an LSTM keeps a list of its weights beside them.
+                setattr(module, name, allocated[id(tensor)])
 
 
 def choose_device(name: str) -> str:

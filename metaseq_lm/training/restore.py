@@ -12,6 +12,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
+from metaseq_lm.runs.facts import check_heads, labels_of
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
@@ -41,15 +42,14 @@ def open_run(
         UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
     folder = manifests.resolve(path, prefer="best")
-    stored = checkpoint.load(folder)
+    stored = checkpoint.open_lazily(folder)
     config = manifests.reopened_config(folder, stored.manifest, user_dir, overrides)
     config.data = data or config.data
     config.init_from = None
     check_tokenizer(stored, config.data)
-    parts = build_parts(config, dry_run=True)
+    parts = build_parts(config, dry_run=True, empty=True)
     check_labels(stored, parts, folder)
-    with parts.engine.whole(write=True):
-        checkpoint.load_into(parts.model, stored.weights, folder)
+    checkpoint.read_weights(parts.model, stored)
     return parts
 
 
@@ -59,7 +59,7 @@ def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     if "labels" not in facts:
         return
     labels = labels_in(parts.config.data, options_of(parts.task.config))
-    checkpoint.check_heads(folder, checkpoint.labels_of(facts, folder), labels)
+    check_heads(folder, labels_of(facts, folder), labels)
 
 
 def stored_config(stored: Checkpoint) -> RunConfig:

@@ -20,6 +20,7 @@ from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
+from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
@@ -56,7 +57,9 @@ class TrainingRun:
         self.reset = reset
         check_installed(config.engine.loggers)
         self.config = config = resolve_budget(prepare_config(config))
-        self.parts = build_parts(config)
+        checkpoints = Path(config.save_dir) / "checkpoints"
+        resumes = manifests.newest_manifest(checkpoints) is not None
+        self.parts = build_parts(config, empty=resumes or bool(config.branch_from))
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):
             with self.engine.whole(write=True):
@@ -66,7 +69,6 @@ class TrainingRun:
             check_resettable(Path(config.save_dir), config.trainer)
         self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
         self.log = RunLog(config, self.folder)
-        checkpoints = Path(config.save_dir) / "checkpoints"
         self.checkpointer = Checkpointer(self.parts, checkpoints, self.initialisation.record())
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
 
@@ -139,7 +141,7 @@ class TrainingRun:
         facts: dict[str, Any] = {}
         with contextlib.suppress(manifests.CheckpointError):  # a run that it used was removed
             facts = facts_of(self.task)
-        checkpoint.check_facts(stored.get("facts"), facts, folder)
+        check_facts(stored.get("facts"), facts, folder)
 
     def _note_missed_words(self) -> None:
         """Log which checkpoints at numbers of words the run has not."""
@@ -186,8 +188,7 @@ class TrainingRun:
         if valid := manifests.read_manifest(best.resolve()).get("valid"):
             metrics[self.config.trainer.valid_split] = valid
         if self.config.trainer.final_splits:
-            with self.engine.whole(write=True):
-                checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
+            checkpoint.read_weights(self.model, checkpoint.open_lazily(best.resolve()))
 
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.

@@ -357,8 +357,6 @@ class Trainer:
             stored = self.checkpointer.origin(reset)
         if stored is None:
             return messages
-        with self.engine.whole(write=True):
-            self.model.load_state_dict(stored.weights)
         try:
             self.load_state_dict(self._without(reset, stored.state))
         except (KeyError, TypeError, ValueError) as error:

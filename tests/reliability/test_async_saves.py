@@ -1,7 +1,9 @@
 """Checkpoints that are written while training goes on (trainer.async_save)."""
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from battery import configure, difference, train
@@ -23,10 +25,10 @@ def test_training_goes_on_meanwhile(
     third, waited, count = threading.Event(), [], []
     write, update = checkpoint._write, MaskedLMTask.update
 
-    def slow_write(path: Path, data: bytes) -> None:
-        if "update_000000002" in str(path.parent) and path.name == "state.pt":
+    def slow_write(path: Path, pieces: Iterable[Any]) -> str:
+        if "update_000000002" in str(path.parent) and path.name == "state.safetensors":
             waited.append(third.wait(20))
-        write(path, data)
+        return write(path, pieces)
 
     def counted_update(*arguments: object) -> object:
         count.append(1)
@@ -60,10 +62,10 @@ def test_a_file_that_cannot_be_written(
 ) -> None:
     write = checkpoint._write
 
-    def full_disk(path: Path, data: bytes) -> None:
+    def full_disk(path: Path, pieces: Iterable[Any]) -> str:
         if "update_000000002" in str(path.parent):
             raise OSError(28, "No space left on device")
-        write(path, data)
+        return write(path, pieces)
 
     monkeypatch.setattr(checkpoint, "_write", full_disk)
     save = tmp_path / "run"

@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_written(
     assert start(moons, save, *more, "trainer.max_update=2", count=count).wait() == 0
     first = manifests.folder_of(save / "checkpoints", 2)
     before = {file.name: file.read_bytes() for file in first.iterdir()}
-    limit = (len(before["model.safetensors"]) + len(before["state.pt"])) // 2
+    limit = (len(before["model.safetensors"]) + len(before["state.safetensors"])) // 2
     run = start(moons, save, *more, "trainer.max_update=6", count=count, file_limit=str(limit))
     code, text = run.wait(30), run.text()
     assert not run.members() and "Traceback" not in text
@@ -96,7 +96,7 @@ def test_no_room_is_noticed_before_the_first_update(
 
 
 def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
-    """A file system of its own, with room for the first checkpoint only."""
+    """A file system of its own, with room for two checkpoints, but not for one written again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
@@ -109,7 +109,7 @@ def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
         assert Started([*arguments, "trainer.max_update=2"], tmp_path / "err").wait() == 0
         first = manifests.folder_of(save / "checkpoints", 2)
         used = sum(file.stat().st_size for file in first.iterdir())
-        room = shutil.disk_usage(disk).free - int(1.5 * used)
+        room = shutil.disk_usage(disk).free - int(1.9 * used)
         assert room > 0
         (disk / "other").write_bytes(bytes(room))
         run = Started(arguments, tmp_path / "err")

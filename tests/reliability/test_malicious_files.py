@@ -102,7 +102,6 @@ def test_plain_data_of_every_kind_can_be_loaded(tmp_path: Path) -> None:
     state: dict[str, Any] = {str(kind): torch.ones(2).to(kind) for kind in kinds}
     state |= {"n": [1, 2.5, None, True, "x", b"x", (1, 2**80)], "set": {1}, "empty": {}}
     state |= {"size": torch.Size([2]), "type": torch.float32, "uint16": torch.tensor([1]).short()}
-    state["parameter"] = torch.nn.Parameter(torch.ones(1))
     path = checkpoint.save(tmp_path, 1, {"w": torch.ones(1)}, state, {})
     assert str(checkpoint.load(path).state) == str(state)
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from battery import configure
-from real_runs import REPEATS, Started, command, final, records, rows
+from real_runs import FP64, REPEATS, Started, command, final, records, rows
 
 from metaseq_lm.training.run import TrainingRun
 
 RECORD = {"METASEQ_LM_RECORD": "1"}
-FP64 = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
 MICRO = "engine.micro_batch_size=3"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -35,6 +36,7 @@ LONG = 120.0  # seconds in which anything ends on a busy machine
 
 
 MLM = ("masked_lm", 0)
+FP64 = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
 
 
 def command(data: Path, save: Path, *more: str, case: tuple[str, int] = MLM) -> list[str]:
@@ -305,14 +307,18 @@ def final(save: Path) -> tuple[bytes, dict]:
     return safetensors.torch.save(found.weights), state
 
 
-def same(a: Any, b: Any) -> bool:
-    """Return whether nested containers of tensors are equal to the last bit."""
+def same(a: Any, b: Any, tolerance: float = 0.0) -> bool:
+    """Return whether nested containers of tensors are equal, to the last bit without tolerance."""
     import torch
 
+    if isinstance(a, torch.Tensor) and tolerance:
+        return a.dtype == b.dtype and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k], tolerance) for k in a)
+    if isinstance(a, float) and isinstance(b, float) and tolerance:
+        return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
     return a == b
 
 

@@ -35,7 +35,7 @@ from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weigh
 from metaseq_lm.methods.bam.model import MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
 from metaseq_lm.models.transformer.classifiers import POOLER, RANGES, SETS, SetHeads, set_of
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.facts import check_classes, labels_of
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs, with_updates
@@ -180,14 +180,14 @@ class BamTask(Task):
         """Raise UsageError unless init_from has the heads to keep, with the same class order."""
         if not self.config.keep_head:
             return
-        labels = checkpoint.labels_of(facts, source)
+        labels = labels_of(facts, source)
         for name, classes in self.labels.items():
             if name not in labels:
                 raise UsageError(
                     f"task.keep_head: {source} has no head for {name}; it has heads for "
                     f"{', '.join(sorted(labels))}"
                 )
-            checkpoint.check_classes(source, name, labels[name], classes)
+            check_classes(source, name, labels[name], classes)
 
     def further_costs(self) -> Costs:
         """Return the cost of the teachers and of computing their outputs."""

@@ -32,7 +32,8 @@ from metaseq_lm.core.output import show_progress
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
 from metaseq_lm.distributed import process_group
-from metaseq_lm.runs import checkpoint, lineage_cost, manifests
+from metaseq_lm.runs import lineage_cost, manifests
+from metaseq_lm.runs.facts import check_classes, labels_of
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
@@ -104,7 +105,7 @@ def resolve(name: str) -> Teacher:
     in_run = source.parent.name == "checkpoints"
     outputs = source.parent.parent / FOLDER / source.name if in_run else source / FOLDER
     weights = manifests.hash_of_weights(manifest)
-    labels = checkpoint.labels_of(manifest.get("facts"), source)
+    labels = labels_of(manifest.get("facts"), source)
     return Teacher(name, outputs, labels, source, weights)
 
 
@@ -132,7 +133,7 @@ def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, T
     for name, classes in labels.items():
         teacher_classes = by_set[name].labels[name]
         if teacher_classes is not None:
-            checkpoint.check_classes(by_set[name].name, name, teacher_classes, classes)
+            check_classes(by_set[name].name, name, teacher_classes, classes)
     return {name: by_set[name] for name in labels}
 
 

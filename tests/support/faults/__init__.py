@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -280,13 +280,15 @@ def slow_save(seconds: float) -> None:
     checkpoint.os = Slow(os, {"rename", "replace"}, seconds)
     checkpoint.shutil = Slow(shutil, {"rmtree"}, seconds)
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, pieces: Iterable[Any]) -> str:
+        data = b"".join(map(bytes, pieces))
         with open(path, "wb") as file:
             for part in (data[: len(data) // 2], data[len(data) // 2 :]):
                 file.write(part)
                 file.flush()
                 time.sleep(seconds)
             os.fsync(file.fileno())
+        return hashlib.sha256(data).hexdigest()
 
     def exchange(first: Path, second: Path) -> bool:
         time.sleep(seconds)
