@@ -111,7 +111,7 @@ def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[s
         return {"tokens": Term(loss, "tokens")}
 
     def whole(vector: Sequence[Tensor | None]) -> list[Tensor]:
-        return [v.clone() for v in placement.whole_vector(vector) if v is not None]
+        return [v.clone() for v in placement.whole([g for g in vector if g is not None])]
 
     parameters, out = engine.parameters("main"), {}
     for update in range(3):
@@ -327,7 +327,7 @@ def use_a_parameter_on_one_replica() -> None:
             [batch],
             engine.parameters("main"),
         )
-        summed = placement.whole_vector(grads)
+        summed = placement.whole(grads)
     twin = nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(4))}).double()
     twin["last"] = nn.Linear(5, 5, bias=False).double()
     twin.load_state_dict(whole)
@@ -406,7 +406,7 @@ def lower_precision() -> None:
             inner = engine.inner(loss, rows, parameters, replay=True)
             grads = engine.hypergradients(inner, grads, parameters)
         assert all(g is not None and g.dtype == torch.float32 for g in grads)
-        return [g for g in placement.whole_vector(grads) if g is not None], messages
+        return placement.whole(grads), messages
 
     def same(a: list[Tensor], b: list[Tensor]) -> bool:
         return all(map(torch.equal, a, b))
