@@ -87,9 +87,10 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
 
 def held_bytes(run: Parts) -> dict[str, int]:
     """Return the bytes of parameters, gradients and moments of this process between passes."""
-    (optimizer,) = run.engine.optimizers.values()
-    parameters = [vectors.local(p) for p in optimizer.parameters]
-    moments = [m for s in optimizer.local_state()["state"].values() for m in s.values() if m.dim()]
+    optimizers = run.engine.optimizers.values()
+    parameters = [p for o in optimizers for p in o.local]
+    states = [s for o in optimizers for s in o.local_state()["state"].values()]
+    moments = [m for state in states for m in state.values() if m.dim()]
     size = sum(p.numel() * p.element_size() for p in parameters)
     # A gradient leaves a pass in the placement of its parameter.
     return {

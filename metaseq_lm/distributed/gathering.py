@@ -212,12 +212,12 @@ class ShardedWeights:
     def _add(self, number: int, shards: Sequence[Tensor], parts: Mapping[int, Tensor]) -> None:
         if not shards:
             return
-        own = [parts[id(shard)] for shard in shards]
+        tensors = [parts[id(shard)] for shard in shards]
         shapes = tuple(shard.shape or torch.Size([1]) for shard in shards)
-        lead = own[0].shape[: own[0].dim() - len(shapes[0])]
-        dtypes = tuple(part.dtype for part in own)
+        lead = tensors[0].shape[: tensors[0].dim() - len(shapes[0])]
+        dtypes = tuple(part.dtype for part in tensors)
         self.units[number] = Unit(number, shapes, dtypes, lead, self.pool.agree)
-        self.parts[number] = own
+        self.parts[number] = tensors
         self.places |= {id(shard): (number, i) for i, shard in enumerate(shards)}
 
     def leaf(self, tensor: Tensor) -> Tensor:
@@ -344,7 +344,8 @@ class UnitPool:
             unit = weights.units[number]
             self._make_room(unit)
             with torch.no_grad():
-                values = [value for value in unit.gather(weights.parts[number]) if value is not None]
+                tensors = unit.gather(weights.parts[number])
+            values = [tensor for tensor in tensors if tensor is not None]
             gathered = Gathered(weights, number, values)
             for i, value in enumerate(values):
                 self.storages[value.untyped_storage()._cdata] = gathered, i
@@ -367,7 +368,7 @@ class UnitPool:
         if gathered_and_index is None:
             return tensor
         gathered, index = gathered_and_index
-        view = tensor.size(), tensor.stride(), tensor.storage_offset()
+        view = tensor.size(), tensor.stride(), int(tensor.storage_offset())
         return SavedWeight(gathered.weights, gathered.number, index, view)
 
     def _unpack(self, saved: Tensor | SavedWeight) -> Tensor:

@@ -29,6 +29,7 @@ from metaseq_lm.distributed.vectors import (
     is_sharded,
     like_shard,
     local,
+    part,
     rows_each,
     rows_of,
 )
@@ -99,7 +100,6 @@ class Placement:
             # Not the mesh's, in which a gather would queue after reductions of gradients.
             self.gathers = process_group.new_group(mesh.mesh.tolist())
         self.pool = UnitPool(self._units(), mesh["shard"].get_group())
-        self.is_first = not mesh["shard"].get_local_rank()
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
@@ -202,7 +202,7 @@ class Placement:
         for shard in self.shards:
             leaf = local(shard.detach()).requires_grad_(shard.requires_grad)
             leaves[id(shard)] = leaf
-            parts[id(shard)] = leaf if shard.dim() else leaf.reshape(1)[: int(self.is_first)]
+            parts[id(shard)] = leaf if shard.dim() else leaf.reshape(1)[: len(part(shard))]
         weights = ShardedWeights(self.pool, parts, leaves)
         with use_weights(weights), self.pool.in_pass():
             yield weights
@@ -314,10 +314,10 @@ def start_gather(
     parts += [
         padded(local(t.detach()).to(dtype), t.shape, count) for t, dtype in zip(shards, dtypes)
     ]
-    flat = torch.cat([aligned_bytes(part) for part in parts])
+    flat = torch.cat([aligned_bytes(p) for p in parts])
     gathered = flat.new_empty(count * flat.numel())
     wait = process_group.start_gather(gathered, flat, group)
-    sizes = [part.numel() * part.element_size() for part in parts]
+    sizes = [p.numel() * p.element_size() for p in parts]
     kinds = [torch.int64, *dtypes]
 
     def whole_tensors() -> list[Tensor]:
@@ -346,10 +346,10 @@ def aligned_bytes(tensor: Tensor) -> Tensor:
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
-def padded(part: Tensor, shape: torch.Size, shards: int) -> Tensor:
+def padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
     """Return a shard with rows of zeros up to the number that every shard sends."""
-    missing = rows_each(shape, shards) - part.shape[0]
-    return torch.cat([part, part.new_zeros(missing, *shape[1:])]) if missing else part
+    missing = rows_each(shape, shards) - rows.shape[0]
+    return torch.cat([rows, rows.new_zeros(missing, *shape[1:])]) if missing else rows
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:

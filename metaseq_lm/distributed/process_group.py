@@ -232,8 +232,9 @@ def start_scattered_sum(
     """
     with together():
         work = _reduce_scatter(part, flat, group=shards, async_op=True)
-    several = replicas is not None and dist.get_world_size(replicas) > 1
-    return Pending(work, partial(sum_within, part, replicas) if several else None)
+    if replicas is None or dist.get_world_size(replicas) == 1:
+        return Pending(work)
+    return Pending(work, partial(sum_within, part, replicas))
 
 
 def _finish(work: Any) -> None:

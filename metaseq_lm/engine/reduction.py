@@ -104,6 +104,7 @@ def fillers(batches: Sequence[Batch]) -> list[Batch]:
     if min(counts) == 0:
         sent = batches[0].to("cpu") if process_group.rank() == sender else None
         received = process_group.gather_objects(sent)[sender]
+        assert received is not None
         samples = samples or [received]
     return samples * (max(counts) - len(batches))
 
