@@ -34,10 +34,10 @@ STREAMS = ("unlabelled", "support", "query")
 MASKED = 20  # positions of a row
 
 
-def rows_of_update(rows: int) -> UnlabelledBatch:
+def rows_of_update(rows: int, vocabulary: int) -> UnlabelledBatch:
     """Return this process's part of `rows` made-up masked rows, one micro-step."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(10, VOCAB, (1, rows, LENGTH), generator=generator)
+    tokens = torch.randint(10, vocabulary, (1, rows, LENGTH), generator=generator)
     positions = torch.stack([torch.randperm(LENGTH, generator=generator) for _ in range(rows)])
     positions = positions[None, :, :MASKED]
     chosen = slice(process_group.rank(), None, process_group.world_size())
@@ -65,7 +65,7 @@ def replica(options: argparse.Namespace) -> None:
     overrides += ["trainer.valid_split=''", "engine.threads=1", "engine.tensorboard=false"]
     base = peak_memory(torch.device("cpu"))
     run = build_parts(load_config([*overrides, *options.override]))
-    batch = rows_of_update(options.rows)
+    batch = rows_of_update(options.rows, options.vocabulary)
     run.model.train()
     began = time.process_time()
     for update in range(options.updates):
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rows", type=int, default=4, help="rows of 128 tokens in all")
     parser.add_argument("--updates", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=VOCAB)
     parser.add_argument("--parallel", nargs="+", default=["replicate", "shard"])
     parser.add_argument("--override", action="append", default=[], help="of the configuration")
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
@@ -103,9 +104,10 @@ def main() -> None:
         replica(options)
         return
     arguments = ["--rows", str(options.rows), "--updates", str(options.updates)]
+    arguments += ["--vocabulary", str(options.vocabulary)]
     arguments += [f"--override={override}" for override in options.override]
     with tempfile.TemporaryDirectory() as folder:
-        data = corpus(Path(folder), 100)
+        data = corpus(Path(folder), 100, options.vocabulary)
         for count in options.processes:
             for parallel in options.parallel if count > 1 else ["replicate"]:
                 command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
