@@ -166,7 +166,8 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        return None, None, *ScatteredSum.apply(ctx.unit, *grads)  # type: ignore[no-untyped-call]
+        parts = ScatteredSum.apply(ctx.unit, *grads)  # type: ignore[no-untyped-call]
+        return None, None, *needed_of(parts, ctx.needs_input_grad[2:])
 
 
 class ScatteredSum(torch.autograd.Function):
@@ -180,7 +181,13 @@ class ScatteredSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        return None, *Gather.apply(ctx.unit, None, *grads)  # type: ignore[no-untyped-call]
+        tensors = Gather.apply(ctx.unit, None, *grads)  # type: ignore[no-untyped-call]
+        return None, *needed_of(tensors, ctx.needs_input_grad[1:])
+
+
+def needed_of(grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+    """Return the gradients of inputs that need one; another process may have had more inputs."""
+    return [grad if need else None for grad, need in zip(grads, needed, strict=True)]
 
 
 class ShardedWeights:

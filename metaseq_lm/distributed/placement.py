@@ -115,6 +115,7 @@ class Placement:
                 module._parameters = Slots(module._parameters)
             if isinstance(module, nn.RNNBase):
                 module.register_forward_pre_hook(read_flat_weights)
+                module.register_forward_hook(forget_flat_weights, always_call=True)
         elsewhere = {id(s) for module, _, s in self.slots if not isinstance(module, nn.Linear)}
         singles = {id(s) for s in self.shards if s.dtype == torch.float32}
         self.rounded = singles - elsewhere
@@ -246,8 +247,14 @@ class Placement:
 
 
 def read_flat_weights(module: nn.RNNBase, args: Any) -> None:
-    """Give a recurrent layer the weights of this call: it keeps a list of those that were set."""
+    """Give a recurrent layer the weights of this call: it computes with a list of its own."""
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
+    """Reset that list to what the layer holds between calls."""
+    # get, unlike an attribute, gathers nothing: see Slots.
+    module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
 
 
 # ---------------------------------------------------------------- shards

@@ -100,9 +100,11 @@ class VirtualModel:
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
         parts = self.split(local(vector))
         if self.placement is not None:
-            weights = ShardedWeights(self.placement.pool, dict(zip(map(id, self.parameters), parts)))
-            with use_weights(*active_weights(), weights):
-                return functional_call(self.module, self.constants, args, kwargs)
+            of_ids = dict(zip(map(id, self.parameters), parts))
+            sharded = ShardedWeights(self.placement.pool, of_ids)
+            with use_weights(*active_weights(), sharded):
+                result: Tensor = functional_call(self.module, self.constants, args, kwargs)
+            return result
         weights = dict(zip(self.names, parts)) | self.constants
         # Looking for ties takes a twentieth of the update of a small model.
         output: Tensor = functional_call(
