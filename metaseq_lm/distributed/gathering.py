@@ -85,9 +85,10 @@ class Unit:
 
     @property
     def bytes(self) -> int:
-        """The size of the full tensors."""
-        copies = math.prod(self.lead)
-        return sum(copies * s.numel() * d.itemsize for s, d in zip(self.shapes, self.dtypes))
+        """The size of the full tensors, with the rows that fill up the last parts."""
+        count, copies = self.agree.count, math.prod(self.lead)
+        rows = [count * rows_each(shape, count) * math.prod(shape[1:]) for shape in self.shapes]
+        return copies * sum(size * dtype.itemsize for size, dtype in zip(rows, self.dtypes))
 
     def gather(self, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the full tensors of which this process has `parts`; None where all have None."""
@@ -101,7 +102,10 @@ class Unit:
             columns = gathered.view(count, -1).split([row.numel() for row in rows], dim=1)
             for i, row, column in zip(chosen, rows, columns):
                 table = column.reshape(count, *row.shape).movedim(0, axis).flatten(axis, axis + 1)
-                result[i] = table.narrow(axis, 0, self.shapes[i][0]).contiguous()
+                full = table.narrow(axis, 0, self.shapes[i][0]).contiguous()
+                # A view would keep the tensors of the whole message in memory.
+                is_view = full.untyped_storage().data_ptr() == gathered.data_ptr()
+                result[i] = full.clone() if is_view and len(chosen) > 1 else full
         return result
 
     def scattered_sum(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -220,10 +224,8 @@ class ShardedWeights:
         if not shards:
             return
         tensors = [parts[id(shard)] for shard in shards]
-        shapes = tuple(shard.shape or torch.Size([1]) for shard in shards)
-        lead = tensors[0].shape[: tensors[0].dim() - len(shapes[0])]
-        dtypes = tuple(part.dtype for part in tensors)
-        self.units[number] = Unit(number, shapes, dtypes, lead, self.pool.agree)
+        lead = tensors[0].shape[: tensors[0].dim() - max(shards[0].dim(), 1)]
+        self.units[number] = self.pool.unit(number, shards, lead)
         self.parts[number] = tensors
         self.places |= {id(shard): (number, i) for i, shard in enumerate(shards)}
 
@@ -312,11 +314,18 @@ class UnitPool:
     def __init__(self, shards: Sequence[Sequence[nn.Parameter]], group: dist.ProcessGroup) -> None:
         self.shards = shards
         self.agree = Agreement(group, max(map(len, shards)), local(shards[0][0]).device)
-        sizes = sorted(sum(p.numel() * p.element_size() for p in unit) for unit in shards)
+        sizes = sorted(self.unit(number, unit).bytes for number, unit in enumerate(shards))
         self.most = sum(sizes[-2:])
         self.gathered: dict[tuple[int, int], Gathered] = {}  # the last one read is the last
         # By the storage of a full tensor. As long as it is here, no other has its address.
         self.storages: dict[int, tuple[Gathered, int]] = {}
+
+    def unit(
+        self, number: int, shards: Sequence[Tensor], lead: torch.Size = torch.Size()
+    ) -> Unit:
+        """Return some parameters of a unit, with `lead` axes of copies."""
+        shapes = tuple(shard.shape or torch.Size([1]) for shard in shards)
+        return Unit(number, shapes, tuple(shard.dtype for shard in shards), lead, self.agree)
 
     @contextlib.contextmanager
     def in_pass(self) -> Iterator[None]:
