@@ -1,6 +1,7 @@
 """Measure the memory of a bilevel update on this machine, on whole and on sharded parameters.
 
-    python examples/scaling/bilevel.py --processes 1 2 4
+    python examples/scaling/bilevel.py --processes 1 2 4 > measured.jsonl
+    python examples/scaling/bilevel.py --table measured.jsonl
 
 An update of soft labels (meta pseudo labels) differentiates the query loss through two virtual
 steps of a student, into its teacher. Each count of processes and placement is a fresh group. The
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,18 @@ def replica(options: argparse.Namespace) -> None:
     process_group.finish()
 
 
+def table(archive: Path) -> Iterator[str]:
+    """Yield the lines of a table of what was measured."""
+    yield "parameters  processes  placement  held MB  peak MB  CPU s  differs"
+    for text in archive.read_text().splitlines():
+        line = json.loads(text)
+        yield (
+            f"{line['parameters']:10,}  {line['processes']:9}  {line['parallel']:9}  "
+            f"{line['held'] / 1e6:7.1f}  {line['peak'] / 1e6:7.1f}  {line['cpu_seconds']:5.1f}  "
+            f"{line['differs']:7.1e}"
+        )
+
+
 def main() -> None:
     """Measure every count of processes and placement; print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,11 +111,15 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=VOCAB)
     parser.add_argument("--parallel", nargs="+", default=["replicate", "shard"])
     parser.add_argument("--override", action="append", default=[], help="of the configuration")
+    parser.add_argument("--table", type=Path, help="print what a file of such lines has")
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replica:
         replica(options)
+        return
+    if options.table:
+        print("\n".join(table(options.table)))
         return
     arguments = ["--rows", str(options.rows), "--updates", str(options.updates)]
     arguments += ["--vocabulary", str(options.vocabulary)]

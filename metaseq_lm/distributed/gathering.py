@@ -320,12 +320,11 @@ class UnitPool:
         # By the storage of a full tensor. As long as it is here, no other has its address.
         self.storages: dict[int, tuple[Gathered, int]] = {}
 
-    def unit(
-        self, number: int, shards: Sequence[Tensor], lead: torch.Size = torch.Size()
-    ) -> Unit:
+    def unit(self, number: int, shards: Sequence[Tensor], lead: Sequence[int] = ()) -> Unit:
         """Return some parameters of a unit, with `lead` axes of copies."""
         shapes = tuple(shard.shape or torch.Size([1]) for shard in shards)
-        return Unit(number, shapes, tuple(shard.dtype for shard in shards), lead, self.agree)
+        dtypes = tuple(shard.dtype for shard in shards)
+        return Unit(number, shapes, dtypes, torch.Size(lead), self.agree)
 
     @contextlib.contextmanager
     def in_pass(self) -> Iterator[None]:

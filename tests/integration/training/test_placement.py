@@ -428,7 +428,9 @@ def gather_in_the_graph() -> None:
     inner = engine.inner(lambda b: loss_on(model, b), batches(1, rank, 2)[:1], parameters)
     assert gathered and inner.graph is not None
     assert weights_in_memory() == 0  # the graph has none
-    assert all(v is None or v.shape == vectors.local(p).shape for v, p in zip(inner.graph, parameters))
+    assert all(
+        v is None or v.shape == vectors.local(p).shape for v, p in zip(inner.graph, parameters)
+    )
     forward = len(gathered)
     engine.hypergradients(inner, inner.value, parameters)
     assert weights_in_memory() == 0 and len(gathered) < 2 * forward
