@@ -29,7 +29,7 @@ from metaseq_lm.core.config import options_of
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.distributed.process_group import Pending
 from metaseq_lm.training.parts import Parts, build_parts, peak_memory
 from metaseq_lm.training.prefetch import Prefetcher
@@ -37,13 +37,13 @@ from metaseq_lm.training.prefetch import Prefetcher
 VOCAB, LENGTH = 30522, 128
 
 
-def corpus(folder: Path, rows: int) -> Path:
-    """Write random tokens as one document, and their vocabulary."""
+def corpus(folder: Path, rows: int, size: int = VOCAB) -> Path:
+    """Write random tokens as one document, and their vocabulary of a size."""
     specials = special_symbols()
-    words = [f"w{i}" for i in range(VOCAB - len(specials))]
+    words = [f"w{i}" for i in range(size - len(specials))]
     Vocabulary([*specials, *words]).save(folder / "dict.txt")
     with IndexedWriter(folder / "train", "<u2") as writer:
-        tokens = np.random.default_rng(1).integers(len(specials), VOCAB, rows * LENGTH, dtype="<u2")
+        tokens = np.random.default_rng(1).integers(len(specials), size, rows * LENGTH, dtype="<u2")
         writer.add(tokens)
     return folder
 
@@ -87,9 +87,10 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
 
 def held_bytes(run: Parts) -> dict[str, int]:
     """Return the bytes of parameters, gradients and moments of this process between passes."""
-    (optimizer,) = run.engine.optimizers.values()
-    parameters = [vectors.local(p) for p in optimizer.parameters]
-    moments = [m for s in optimizer.local_state()["state"].values() for m in s.values() if m.dim()]
+    optimizers = run.engine.optimizers.values()
+    parameters = [p for o in optimizers for p in o.local]
+    states = [s for o in optimizers for s in o.local_state()["state"].values()]
+    moments = [m for state in states for m in state.values() if m.dim()]
     size = sum(p.numel() * p.element_size() for p in parameters)
     # A gradient leaves a pass in the placement of its parameter.
     return {

@@ -135,7 +135,7 @@ class EngineConfig:
     gather: str = option(
         "layer",
         "how a pass puts sharded parameters together: layer by layer, or the whole model at once "
-        "(more memory, fewer messages); passes of second derivatives take the model at once",
+        "(more memory, fewer messages)",
         choices=("layer", "model"),
     )
     timeout: float = option(

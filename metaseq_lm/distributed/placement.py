@@ -2,11 +2,10 @@
 
 Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
-leaves. Every objective therefore runs on shards as it does on whole parameters, with second
-derivatives, functional_call and networks that a pass uses in part; collectives are called at the
-two ends of a pass only, so that replicas may do different work inside. A pass without second
-derivatives can have the layers of a Transformer put together one at a time instead
-(`Placement.by_layer`).
+leaves: collectives are called at the two ends of the pass only, so that replicas may do different
+work inside. A pass without second derivatives can have the layers of a Transformer put together one
+at a time instead (`Placement.by_layer`); in one with second derivatives (`Placement.in_graph`) the
+graph itself gathers what it needs (see distributed.gathering).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +22,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.gathering import ShardedWeights, Slots, UnitPool, use_weights
 from metaseq_lm.distributed.layers import LayerwiseGather, Order, Slot, empty_without_storage
 from metaseq_lm.distributed.vectors import (
     is_dtensor,
     is_sharded,
     like_shard,
     local,
+    part,
     rows_each,
     rows_of,
 )
@@ -81,6 +82,8 @@ class Placement:
         layers: The modules that `by_layer` puts together one at a time (those whose class sets
             `is_gathered_alone`), with the slots of the parameters that no other module has.
         order: What passes by layer have shown of the order in which the layers are called.
+        pool: The units that passes with second derivatives gather: the layers, and what any other
+            module has itself; without `layers` all parameters are one unit.
         rounded: The ids of the shards that autocast rounds wherever they are used, those of linear
             maps; passes with `low` gather them in bfloat16.
     """
@@ -96,6 +99,7 @@ class Placement:
             self._find_layers(model)
             # Not the mesh's, in which a gather would queue after reductions of gradients.
             self.gathers = process_group.new_group(mesh.mesh.tolist())
+        self.pool = UnitPool(self._units(), mesh["shard"].get_group())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
@@ -107,6 +111,11 @@ class Placement:
                     shard = to_shard(parameter.detach(), mesh)
                     shards[id(parameter)] = nn.Parameter(shard, parameter.requires_grad)
                 self.slots.append((module, name, shards[id(parameter)]))
+            if module._parameters:
+                module._parameters = Slots(module._parameters)
+            if isinstance(module, nn.RNNBase):
+                module.register_forward_pre_hook(read_flat_weights)
+                module.register_forward_hook(forget_flat_weights, always_call=True)
         elsewhere = {id(s) for module, _, s in self.slots if not isinstance(module, nn.Linear)}
         singles = {id(s) for s in self.shards if s.dtype == torch.float32}
         self.rounded = singles - elsewhere
@@ -121,6 +130,18 @@ class Placement:
                 # A layer that shares weights with other modules is not gathered separately.
                 if any(is_sharded(shard) for _, _, shard in slots):
                     self.layers.append((module, slots))
+
+    def _units(self) -> list[list[nn.Parameter]]:
+        """Return the parameters of each unit of `pool`."""
+        if not self.layers:
+            return [self.shards]
+        units: dict[int, dict[int, nn.Parameter]] = {}  # by the id of the layer or module
+        layer_of = {id(s): id(layer) for layer, slots in self.layers for _, _, s in slots}
+        units_of: dict[int, int] = {}
+        for module, _, shard in self.slots:  # a tied parameter belongs to its first owner
+            key = units_of.setdefault(id(shard), layer_of.get(id(shard), id(module)))
+            units.setdefault(key, {})[id(shard)] = shard
+        return [list(unit.values()) for unit in units.values()]
 
     @property
     def shards(self) -> list[nn.Parameter]:
@@ -171,6 +192,22 @@ class Placement:
             with LayerwiseGather(self.layers, self.leaves, self._gather_layer, self.order):
                 yield
 
+    @contextlib.contextmanager
+    def in_graph(self) -> Iterator[ShardedWeights]:
+        """Let modules read weights that the graph gathers, for passes with second derivatives.
+
+        All replicas must run the same graph. Raises MetaseqError if they do not.
+        """
+        assert not self.leaves, "second derivatives are not taken inside Engine.whole"
+        leaves, parts = {}, {}
+        for shard in self.shards:
+            leaf = local(shard.detach()).requires_grad_(shard.requires_grad)
+            leaves[id(shard)] = leaf
+            parts[id(shard)] = leaf if shard.dim() else leaf.reshape(1)[: len(part(shard))]
+        weights = ShardedWeights(self.pool, parts, leaves)
+        with use_weights(weights), self.pool.in_pass():
+            yield weights
+
     def _sent_as(self, shard: Tensor, low: bool) -> torch.dtype:
         return torch.bfloat16 if low and id(shard) in self.rounded else shard.dtype
 
@@ -207,6 +244,17 @@ class Placement:
             if id(shard) in parameters:
                 # Not module._parameters: an LSTM keeps a list of its weights beside them.
                 setattr(module, name, parameters[id(shard)])
+
+
+def read_flat_weights(module: nn.RNNBase, args: Any) -> None:
+    """Give a recurrent layer the weights of this call: it computes with a list of its own."""
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
+    """Reset that list to what the layer holds between calls."""
+    # get, unlike an attribute, gathers nothing: see Slots.
+    module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
 
 
 # ---------------------------------------------------------------- shards
@@ -286,10 +334,10 @@ def start_gather(
     parts += [
         padded(local(t.detach()).to(dtype), t.shape, count) for t, dtype in zip(shards, dtypes)
     ]
-    flat = torch.cat([aligned_bytes(part) for part in parts])
+    flat = torch.cat([aligned_bytes(p) for p in parts])
     gathered = flat.new_empty(count * flat.numel())
     wait = process_group.start_gather(gathered, flat, group)
-    sizes = [part.numel() * part.element_size() for part in parts]
+    sizes = [p.numel() * p.element_size() for p in parts]
     kinds = [torch.int64, *dtypes]
 
     def whole_tensors() -> list[Tensor]:
@@ -318,16 +366,10 @@ def aligned_bytes(tensor: Tensor) -> Tensor:
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
-def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return `whole` of the tensors of a vector, None for None."""
-    present = iter(whole([v for v in vector if v is not None]))
-    return [None if v is None else next(present) for v in vector]
-
-
-def padded(part: Tensor, shape: torch.Size, shards: int) -> Tensor:
+def padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
     """Return a shard with rows of zeros up to the number that every shard sends."""
-    missing = rows_each(shape, shards) - part.shape[0]
-    return torch.cat([part, part.new_zeros(missing, *shape[1:])]) if missing else part
+    missing = rows_each(shape, shards) - rows.shape[0]
+    return torch.cat([rows, rows.new_zeros(missing, *shape[1:])]) if missing else rows
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:

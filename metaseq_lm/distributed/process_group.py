@@ -214,14 +214,17 @@ class Pending:
         return bool(self.work.is_completed())
 
 
-def start_sum(flat: Tensor) -> Pending:
-    """Start an in-place sum of a tensor over the replicas."""
+def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Pending:
+    """Start an in-place sum of a tensor over the replicas, or those of a group."""
     with together():
-        return Pending(dist.all_reduce(flat, async_op=True))
+        return Pending(dist.all_reduce(flat, group=group, async_op=True))
 
 
 def start_scattered_sum(
-    part: Tensor, flat: Tensor, shards: dist.ProcessGroup, replicas: dist.ProcessGroup
+    part: Tensor,
+    flat: Tensor,
+    shards: dist.ProcessGroup,
+    replicas: dist.ProcessGroup | None = None,
 ) -> Pending:
     """Start summing `flat` over all processes; `part` receives this shard of it.
 
@@ -229,8 +232,9 @@ def start_scattered_sum(
     """
     with together():
         work = _reduce_scatter(part, flat, group=shards, async_op=True)
-    several = dist.get_world_size(replicas) > 1
-    return Pending(work, partial(sum_within, part, replicas) if several else None)
+    if replicas is None or dist.get_world_size(replicas) == 1:
+        return Pending(work)
+    return Pending(work, partial(sum_within, part, replicas))
 
 
 def _finish(work: Any) -> None:

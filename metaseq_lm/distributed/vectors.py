@@ -113,51 +113,86 @@ def flat(a: Sequence[Tensor | None]) -> Tensor:
     Of shards it is a DTensor of this process's entries, for `elementwise`, `dot` and `norm`.
     """
     present = [x for x in a if x is not None]
-    vector = torch.cat([x.reshape(-1) for x in counted(present)])
-    like = next((x for x in present if is_dtensor(x)), None)
-    if like is None:
+    return place_flat(torch.cat([part(x).reshape(-1) for x in present]), present)
+
+
+def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
+    """Return vectors (..., P) of this process's entries of tensors `like`, placed as these."""
+    first = next((x for x in like if is_dtensor(x)), None)
+    if first is None:
         return vector
     from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
 
-    mesh, size = like.device_mesh, torch.Size([sum(x.numel() for x in present)])
+    shape = torch.Size([*vector.shape[:-1], sum(x.numel() for x in like)])
     return DTensor.from_local(
-        vector, mesh, [Replicate(), Shard(0)], run_check=False, shape=size, stride=(1,)
+        vector,
+        first.device_mesh,
+        [Replicate(), Shard(vector.dim() - 1)],
+        run_check=False,
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 
-def counted(a: Sequence[Tensor]) -> list[Tensor]:
-    """Return the entries that this process adds to a sum: of a tensor held by all, the first's."""
-    return [
-        local(x)
-        for x in a
-        if x.dim() or not is_dtensor(x) or not x.device_mesh["shard"].get_local_rank()
-    ]
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors of which `flat` makes a vector (P,), placed as `like`."""
+    tensors: list[Tensor] = []
+    pieces = local(vector).split([part(x).numel() for x in like])
+    for piece, x in zip(pieces, like):
+        if is_dtensor(x):
+            # The first process has the numbers of all.
+            values = piece.view_as(local(x)) if x.dim() else summed(piece.sum(), [x])
+            tensors.append(like_shard(values, x))
+        else:
+            tensors.append(piece.view_as(x))
+    return tensors
 
 
-def summed(part: Tensor, a: Sequence[Tensor]) -> Tensor:
-    """Return the sum of a number of each process over the shards of `a`."""
+def part(x: Tensor) -> Tensor:
+    """Return the rows of a tensor that this process adds to a sum, those that it holds.
+
+    A number, which all hold, is a row of the first process.
+    """
+    if x.dim() or not is_dtensor(x):
+        return local(x)
+    return local(x).reshape(1)[: int(not x.device_mesh["shard"].get_local_rank())]
+
+
+def row(tensor: Tensor, index: int) -> Tensor:
+    """Return a copy of a row of a tensor; of a shard, a call of all that hold its rows."""
+    if not is_dtensor(tensor):
+        return tensor[index].detach().clone()
+    mesh = tensor.device_mesh["shard"]
+    at = index - rows_each(tensor.shape, mesh.size()) * mesh.get_local_rank()
+    rows = local(tensor.detach())
+    held = rows[at].clone() if 0 <= at < len(rows) else rows.new_zeros(rows.shape[1:])
+    return summed(held, [tensor])
+
+
+def summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
+    """Return the sum of a tensor of each process over the shards of `a`."""
     for x in a:
         if is_dtensor(x):
-            process_group.sum_within(part, x.device_mesh["shard"].get_group())
+            process_group.sum_within(term, x.device_mesh["shard"].get_group())
             break
-    return part
+    return term
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
     """Return the inner product over the entries that both have."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     left, right = [x for x, _ in pairs], [y for _, y in pairs]
-    part = torch.dot(flat(counted(left)), flat(counted(right)))
-    return summed(part, left)
+    product = torch.dot(local(flat(left)), local(flat(right)))
+    return summed(product, left)
 
 
 def norm(a: Vector) -> Tensor:
     """Return the global Euclidean norm."""
     present = [x for x in a if x is not None]
-    part = torch.nn.utils.get_total_norm(counted(present))
+    size = torch.nn.utils.get_total_norm([part(x) for x in present])
     if not any(is_dtensor(x) for x in present):
-        return part
-    return summed(part.double().square(), present).sqrt().to(part.dtype)
+        return size
+    return summed(size.double().square(), present).sqrt().to(size.dtype)
 
 
 def cosine(a: Vector, b: Vector) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from metaseq_lm.core.batch import Batch, Logs, means, to_python
-from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine import reduction
@@ -45,9 +45,9 @@ class InnerGradient:
         logs: Means of the terms of the loss.
         loss: The loss, which is enough to build the graph again.
         wrt: The leaves that it was differentiated with respect to.
-        graph: The gradient with its graph, where one micro-batch is all; freed by its first use,
-            and by the first change of a parameter.
-        leaves: The whole parameters that the graph belongs to, by the id of their shards.
+        graph: This process's part of the gradient with its graph, where one micro-batch is all;
+            freed by its first use, and by the first change of a parameter.
+        forward: The pass of the graph.
         origin: What this process held of the optimizers' parameters, if they have changed since.
     """
 
@@ -56,7 +56,7 @@ class InnerGradient:
     loss: GlobalLoss
     wrt: Sequence[Tensor]
     graph: list[Tensor | None] | None = field(default=None, repr=False)
-    leaves: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    forward: ForwardPass | None = field(default=None, repr=False)
     origin: list[Tensor] | None = field(default=None, repr=False)
 
 
@@ -196,7 +196,7 @@ class Weights:
         origin = self.copies() if unstored else None
         for inner in unstored:
             # Autograd refuses a graph whose parameters have changed in place.
-            inner.origin, inner.graph, inner.leaves = origin, None, {}
+            inner.origin, inner.graph, inner.forward = origin, None, None
 
     @contextlib.contextmanager
     def at_origin(self, inner: InnerGradient) -> Iterator[None]:
@@ -300,7 +300,8 @@ class Engine:
             The gradient in the order of `wrt`, None for leaves that no replica's loss depends on;
             and the means of the terms with their weighted sum, "loss".
         """
-        return self._gradients(self._global_loss(loss_fn, batches, rng_key), wrt, full_precision)
+        loss = self._global_loss(loss_fn, batches, rng_key, equal=full_precision)
+        return self._gradients(loss, wrt, full_precision)
 
     def inner(
         self,
@@ -319,7 +320,7 @@ class Engine:
         may precede `hypergradients`, which needs copies of the optimizers' parameters then. With
         `replay` it belongs to the values that the caller has restored by then, without copies.
         """
-        loss = self._global_loss(loss_fn, batches, rng_key)
+        loss = self._global_loss(loss_fn, batches, rng_key, equal=True)
         if replay or len(loss.batches) != 1:
             value, logs = self._gradients(loss, wrt, full_precision=True)
             inner = InnerGradient(value, logs, loss, wrt)
@@ -465,9 +466,16 @@ class Engine:
     # ---------------------------------------------------------------- how derivatives are computed
 
     def _global_loss(
-        self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        rng_key: RngKey | None,
+        equal: bool = False,
     ) -> GlobalLoss:
-        """Return the loss of a global batch, with its sizes; a call of all replicas."""
+        """Return the loss of a global batch, with its sizes; a call of all replicas.
+
+        With `equal`, for a pass whose graph gathers parameters, all have as many micro-batches.
+        """
         rng_key = self.passes.key(rng_key)
         sizes: dict[str, Any] = {}
         for batch in batches:
@@ -476,7 +484,10 @@ class Engine:
             count = GlobalCount(sizes, are_equal=True, are_alike=bool(batches))
         else:
             count = reduction.count_globally(sizes, len(batches), self.device)
-        return GlobalLoss(loss_fn, list(batches), rng_key, count)
+        fillers: list[Batch] = []
+        if equal and self.placement is not None and not count.are_equal:
+            fillers = self.to_device(reduction.fillers(batches))
+        return GlobalLoss(loss_fn, [*batches, *fillers], rng_key, count, len(fillers))
 
     def _gradients(
         self, loss: GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
@@ -484,64 +495,75 @@ class Engine:
         """Return the gradient and the logs of `gradients`."""
         logs: Logs = {}
         total: Vector = [None] * len(wrt)
-        by_layer = loss.count.are_equal and self.passes.has_layers
+        by_layer = loss.count.are_equal and self.passes.has_layers and not full_precision
         low_sums = self.reduces_low and not full_precision
         with self.passes.start(loss.rng_key, by_layer, full_precision) as forward:
             leaves = forward.leaves(wrt)
-            sums = self._reduction(leaves, wrt, low_sums)
-            for number, batch in enumerate(loss.batches):
-                mean = forward.mean_loss(loss, batch, logs)
+            sums = self._reduction(forward, wrt, low_sums)
+            for number in range(len(loss.batches)):
+                mean = forward.mean_loss(loss, number, logs)
                 last = number == len(loss.batches) - 1
-                # By layer, whole gradients must not outlive a micro-batch either.
-                reduces = by_layer or last
+                # By layer, whole gradients must not outlive a micro-batch either. A graph that
+                # gathers its parameters has sums of its own, which must not mix with these.
+                reduces = by_layer or (last and forward.weights is None)
                 if mean.requires_grad:
                     with sums if sums and reduces else contextlib.nullcontext():
                         mean.backward(inputs=leaves)
                 if sums and by_layer and not last:
                     total = vectors.add(total, sums.finish({}))
-                    sums = self._reduction(leaves, wrt, low_sums)
+                    sums = self._reduction(forward, wrt, low_sums)
             grads = self._collect(leaves, sums, logs, loss.count.are_alike)
         return vectors.add(total, grads) if by_layer else grads, logs
 
     def _graph(
-        self, loss: GlobalLoss, batch: Batch, forward: ForwardPass, at: Sequence[Tensor], logs: Logs
+        self,
+        loss: GlobalLoss,
+        number: int,
+        forward: ForwardPass,
+        wrt: Sequence[Tensor],
+        logs: Logs,
     ) -> list[Tensor | None]:
-        """Return a micro-batch's part of the gradient at `at`, with its graph."""
-        mean = forward.mean_loss(loss, batch, logs)
-        return list(torch.autograd.grad(mean, list(at), create_graph=True, allow_unused=True))
+        """Return a micro-batch's part of the gradient with respect to `wrt`, with its graph."""
+        mean = forward.mean_loss(loss, number, logs)
+        leaves = list(forward.leaves(wrt))
+        return list(torch.autograd.grad(mean, leaves, create_graph=True, allow_unused=True))
 
     def _with_graph(self, loss: GlobalLoss, wrt: Sequence[Tensor]) -> InnerGradient:
         """Return the gradient of a loss of one micro-batch with its graph."""
         logs: Logs = {}
-        (batch,) = loss.batches
         with self.passes.start(loss.rng_key, double_backward=True) as forward:
             leaves = forward.leaves(wrt)
-            graph = self._graph(loss, batch, forward, leaves, logs)
+            graph = self._graph(loss, 0, forward, wrt, logs)
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
-            sums = self._reduction(leaves, wrt)
+            sums = self._reduction(forward, wrt)
             value = self._collect(leaves, sums, logs, loss.count.are_alike)
-            return InnerGradient(value, logs, loss, wrt, graph, self.passes.leaf_of())
+            return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
-        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time."""
-        if self.placement is not None:
-            vector = placement.whole_vector(vector)
+        """Return d<vector, inner gradient>/d wrt by second derivatives, one graph at a time.
+
+        Each process differentiates the inner product of the parts that it has; of a sharded
+        parameter those are rows of the sum over shards. Their sum over all is that of the whole
+        vectors, and the graph adds up its derivatives as it does those of the loss.
+        """
         loss, graph = inner.loss, inner.graph
         with self.passes.start(loss.rng_key, double_backward=True) as forward:
-            leaf_of = self.passes.leaf_of() if graph is None else inner.leaves
-            leaves = [leaf_of.get(id(p), p) for p in wrt]
-            for batch in loss.batches:
+            forward = inner.forward or forward
+            leaves = forward.leaves(wrt)
+            for number in range(len(loss.batches)):
                 if inner.graph is None:
-                    graph = self._graph(loss, batch, forward, forward.leaves(inner.wrt), {})
+                    graph = self._graph(loss, number, forward, inner.wrt, {})
                 assert graph is not None
                 product = sum(
-                    (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
+                    (vectors.local(v) * g).sum()
+                    for v, g in zip(vector, graph, strict=True)
+                    if v is not None and g is not None
                 )
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
-            inner.graph, inner.leaves = None, {}
-            return self._collect(leaves, self._reduction(leaves, wrt), {})
+            inner.graph, inner.forward = None, None
+            return self._collect(leaves, self._reduction(forward, wrt), {})
 
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
@@ -566,10 +588,12 @@ class Engine:
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _reduction(
-        self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
+        self, forward: ForwardPass, wrt: Sequence[Tensor], low: bool = False
     ) -> Reduction | None:
-        """Return the reduction of the gradients of `leaves` over replicas, if there are several."""
-        return Reduction(leaves, wrt, low) if self.replicas > 1 else None
+        """Return the reduction of a pass's gradients over replicas, if there are several."""
+        if self.replicas == 1:
+            return None
+        return Reduction(forward.leaves(wrt), wrt, low, are_parts=forward.weights is not None)
 
     def _collect(
         self,

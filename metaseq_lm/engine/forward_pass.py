@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, Terms, weighted_loss
+from metaseq_lm.distributed.gathering import ShardedWeights
 from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.engine.reduction import GlobalCount
 from metaseq_lm.forward.context import (
@@ -36,12 +37,14 @@ class GlobalLoss:
         batches: This replica's micro-batches; there may be none.
         rng_key: Key of the random numbers of its passes.
         count: The sizes of the global batch.
+        fillers: How many of the last micro-batches count nothing: all processes run as many.
     """
 
     loss_fn: LossFn
     batches: list[Batch]
     rng_key: RngKey
     count: GlobalCount
+    fillers: int = 0
 
 
 @dataclass
@@ -144,14 +147,18 @@ class ForwardPasses:
         Args:
             rng_key: Key of the random numbers.
             by_layer: Whether to gather layers one at a time.
-            full_precision: Do not autocast.
+            full_precision: Whether the gradient is part of second derivatives, or of differences
+                in their place: no autocast, and sharded parameters are gathered in the graph.
             double_backward: Whether the gradient will itself be differentiated; such a pass has
                 full precision.
         """
         # bfloat16 is too coarse for second derivatives and differences of gradients.
-        is_low = self.is_low and not (double_backward or full_precision)
-        with self.parameters(by_layer, is_low):
-            yield ForwardPass(self, rng_key, is_low, double_backward)
+        if double_backward or full_precision:
+            with self.gathered_in_graph() as weights:
+                yield ForwardPass(self, rng_key, False, double_backward, weights)
+        else:
+            with self.parameters(by_layer, self.is_low):
+                yield ForwardPass(self, rng_key, self.is_low)
 
     def parameters(
         self, by_layer: bool = False, low: bool = False, write: bool = False
@@ -161,9 +168,11 @@ class ForwardPasses:
             return contextlib.nullcontext()
         return self.placement.by_layer(low) if by_layer else self.placement.whole(write, low)
 
-    def leaf_of(self) -> dict[int, Tensor]:
-        """Return the whole parameters of the current pass, by the id of their shards."""
-        return {} if self.placement is None else dict(self.placement.leaves)
+    def gathered_in_graph(self) -> contextlib.AbstractContextManager[ShardedWeights | None]:
+        """Gather sharded parameters in the graph inside the context; yield them, None without."""
+        if self.placement is None:
+            return contextlib.nullcontext()
+        return self.placement.in_graph()
 
     def refresh(self, parameters: Sequence[Tensor]) -> None:
         """Copy changed shards into the whole parameters of the current pass, if there is one."""
@@ -180,15 +189,23 @@ class ForwardPass:
         rng_key: Key of the random numbers.
         is_low: Whether the pass runs under autocast to bfloat16.
         double_backward: Whether the gradient will itself be differentiated.
+        weights: The sharded parameters that the graph gathers, if it does.
     """
 
     passes: ForwardPasses
     rng_key: RngKey
     is_low: bool
-    double_backward: bool
+    double_backward: bool = False
+    weights: ShardedWeights | None = None
 
     def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the leaves of the graph for parameters: themselves, or whole ones for shards."""
+        """Return the leaves of the graph for parameters.
+
+        These are the parameters themselves; for shards whole ones, or where the graph gathers them
+        the rows that this process holds.
+        """
+        if self.weights is not None:
+            return list(map(self.weights.leaf, parameters))
         placement = self.passes.placement
         if placement is None:
             return parameters
@@ -220,14 +237,15 @@ class ForwardPass:
         terms: Terms = compiled(loss_fn, batch, keys)
         return terms
 
-    def mean_loss(self, loss: GlobalLoss, batch: Batch, logs: Logs) -> Tensor:
+    def mean_loss(self, loss: GlobalLoss, number: int, logs: Logs) -> Tensor:
         """Return a micro-batch's part of a global mean loss, and add its terms to `logs`."""
-        totals = loss.count.totals
+        batch, totals = loss.batches[number], loss.count.totals
+        is_filler = number >= len(loss.batches) - loss.fillers
         with self.over(batch):
             terms = self.terms(loss.loss_fn, batch)
-            mean = weighted_loss(terms, totals, logs)
+            mean = weighted_loss(terms, totals, {} if is_filler else logs)
         self.passes.record.add(terms, totals)
-        return mean
+        return mean * 0.0 if is_filler else mean
 
 
 def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:

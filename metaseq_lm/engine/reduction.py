@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs, to_python
+from metaseq_lm.core.batch import Batch, Logs, to_python
 from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.distributed.vectors import (
     Vector,
@@ -93,6 +93,22 @@ def compare(micro_batches: int, sizes: Iterable[str] = ()) -> tuple[bool, bool]:
     return are_equal, having == replicas and all(same)
 
 
+def fillers(batches: Sequence[Batch]) -> list[Batch]:
+    """Return micro-batches that give every replica as many as the one with the most has.
+
+    A replica without any gets one of another's. A call of all replicas.
+    """
+    counts = process_group.gather_objects(len(batches))
+    sender = counts.index(max(counts))
+    samples = list(batches[:1])
+    if min(counts) == 0:
+        sent = batches[0].to("cpu") if process_group.rank() == sender else None
+        received = process_group.gather_objects(sent)[sender]
+        assert received is not None
+        samples = samples or [received]
+    return samples * (max(counts) - len(batches))
+
+
 class Reduction:
     """Sums the gradients of `leaves` over the replicas.
 
@@ -101,14 +117,22 @@ class Reduction:
     backward pass, and are sent in that order on every replica.
 
     Args:
-        leaves: The leaves of the graph, whole.
+        leaves: The leaves of the graph.
         wrt: The leaves themselves, or shards of them. The gradient of a shard is a shard.
         low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
             `wrt`.
+        are_parts: Whether the leaves of shards are the parts that this process holds, whose
+            gradients the graph has summed over the shards already.
     """
 
-    def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False) -> None:
-        self.leaves, self.wrt, self.low = leaves, wrt, low
+    def __init__(
+        self,
+        leaves: Sequence[Tensor],
+        wrt: Sequence[Tensor],
+        low: bool = False,
+        are_parts: bool = False,
+    ) -> None:
+        self.leaves, self.wrt, self.low, self.are_parts = leaves, wrt, low, are_parts
         self.buckets = placement.buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the logs, which every replica needs
@@ -169,6 +193,12 @@ class Reduction:
             shards, replicas = (
                 like.device_mesh[name].get_group() for name in ("shard", "replicate")
             )
+            if self.are_parts:
+                flat = torch.cat([part.reshape(-1) for part in parts])
+                self.sums.append(flat)
+                if replicas.size() > 1:
+                    self.waits.append(process_group.start_sum(flat, replicas))
+                return
             count = shards.size()
             flat = torch.cat([rows_by_shard(part, count) for part in parts], dim=1)
             part = flat.new_empty(flat.shape[1])
@@ -213,8 +243,8 @@ class Reduction:
     def _size(self, at: int) -> int:
         """Return how many numbers of a summed bucket belong to a leaf."""
         wrt = self.wrt[at]
-        if not is_dtensor(wrt) or not is_sharded(wrt):
-            return wrt.numel()
+        if not is_dtensor(wrt) or not is_sharded(wrt) or self.are_parts:
+            return self.leaves[at].numel()
         # Not wrt[0].numel(): to index a DTensor gathers it.
         return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * math.prod(wrt.shape[1:])
 

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from metaseq_lm.core.batch import on_device
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
+from metaseq_lm.distributed.gathering import active_weights, use_weights
 from metaseq_lm.distributed.vectors import is_dtensor
 from metaseq_lm.runs.flops import uncounted
 
@@ -273,7 +274,8 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
     if not (context.recompute and torch.is_grad_enabled()):
         output: Tensor = block(*inputs)
         return output
-    # Shards are gathered to full weights by each call of the block.
+    # Shards are gathered by each call of the block.
+    active = active_weights()
     weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = context.noise.position if context.noise is not None else 0
     runs = 0
@@ -284,7 +286,7 @@ def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
         noise = context.noise.at(start) if context.noise is not None else None
         named: dict[str, Any] = dict(zip(weights, tensors[len(inputs) :]))
         counting = uncounted() if runs > 1 else contextlib.nullcontext()
-        with use_context(replace(context, noise=noise)), counting:
+        with use_context(replace(context, noise=noise)), use_weights(*active), counting:
             result: Tensor = functional_call(block, named, tensors[: len(inputs)])
         return result
 

@@ -103,11 +103,17 @@ class Optimizer:
 
         A call of all replicas.
         """
+        return placement.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
+
+    def placed_slots(self, name: str) -> list[Tensor]:
+        """Return the same, each moment in the placement of its parameter."""
+        moments = zip(self._slots(name), self.parameters)
+        return [vectors.like_shard(m, p) if is_dtensor(p) else m for m, p in moments]
+
+    def _slots(self, name: str) -> list[Tensor]:
+        """Return this process's part of one moment of every parameter."""
         states = [self.inner.state.get(p) for p in self.local]
-        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.local)]
-        if not self.is_sharded:
-            return moments
-        return placement.whole([self._placed(m, i) for i, m in enumerate(moments)])
+        return [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.local)]
 
     def _placed(self, moment: Tensor, index: int) -> Tensor:
         """Return a process's part of a moment in the placement of its parameter."""

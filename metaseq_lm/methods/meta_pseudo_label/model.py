@@ -15,6 +15,10 @@ from torch.func import functional_call
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.distributed import vectors
+from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
+from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.vectors import local
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
@@ -46,27 +50,46 @@ def teacher_of(model: nn.Module) -> TransformerLM:
 class VirtualModel:
     """Calls `module` with weights from a vector (..., P), or from one vector per copy (C, P).
 
-    The vector holds the parameters in the order of `module.named_parameters()`, a tied one once.
+    The vector holds the parameters in the order of `module.named_parameters()`, a tied one once. If
+    these are shards, P counts the entries that this process holds.
+
+    Args:
+        module: The model.
+        placement: The placement of its parameters, if they are shards.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, placement: Placement | None = None) -> None:
+        self.module, self.placement = module, placement
         named = dict(module.named_parameters())
         self.names = list(named)
         self.parameters = list(named.values())
-        self.shapes = [p.shape for p in self.parameters]
-        self.sizes = [p.numel() for p in self.parameters]
+        self.shapes = [vectors.part(p).shape for p in self.parameters]
+        self.sizes = [shape.numel() for shape in self.shapes]
         self.is_tied = len(list(module.named_parameters(remove_duplicate=False))) > len(named)
         # What the input side sees of the padding row does not follow a virtual step.
         self.constants = {
-            f"{name}.padding_row": layer.weight[layer.padding_idx].detach().clone()
+            f"{name}.padding_row": vectors.row(layer.weight, layer.padding_idx)
             for name, layer in module.named_modules()
             if isinstance(layer, Embedding) and layer.padding_idx is not None
         }
 
     def vector(self) -> Tensor:
         """Return a detached copy of the module's present parameters, (P,)."""
-        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        return local(vectors.flat([p.detach() for p in self.parameters]))
+
+    def leaf(self, vector: Tensor) -> Tensor:
+        """Return a leaf of graphs with the values of vectors (..., P), placed as `place` does."""
+        leaf = self.place(vector.detach())
+        local(leaf).requires_grad_()
+        return leaf
+
+    def place(self, vector: Tensor) -> Tensor:
+        """Return vectors (..., P) in the placement of the parameters, as the engine takes them."""
+        return vectors.place_flat(vector, self.parameters)
+
+    def tensors(self, vector: Tensor) -> list[Tensor]:
+        """Return a vector (P,) as tensors that are placed as the parameters."""
+        return vectors.unflatten(vector, self.parameters)
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return views of `vector` (..., P), one for each parameter."""
@@ -75,7 +98,14 @@ class VirtualModel:
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
 
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
-        weights = dict(zip(self.names, self.split(vector))) | self.constants
+        parts = self.split(local(vector))
+        if self.placement is not None:
+            of_ids = dict(zip(map(id, self.parameters), parts))
+            sharded = ShardedWeights(self.placement.pool, of_ids)
+            with use_weights(*active_weights(), sharded):
+                result: Tensor = functional_call(self.module, self.constants, args, kwargs)
+            return result
+        weights = dict(zip(self.names, parts)) | self.constants
         # Looking for ties takes a twentieth of the update of a small model.
         output: Tensor = functional_call(
             self.module, weights, args, kwargs, tie_weights=self.is_tied
@@ -114,22 +144,18 @@ class Moments:
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
-    """Return an AdamW optimizer's moments, copied as vectors (P,).
+    """Return an AdamW optimizer's moments, copied as vectors (P,); of shards those of this process.
 
     Raises as `decoupled_decay` does.
     """
     decays = decoupled_decay(optimizer)
     weight_decay: Tensor | float = decays[0]
     if len(set(decays)) > 1:
-        sizes = [p.shape for p in optimizer.parameters]
-        device, dtype = optimizer.local[0].device, optimizer.local[0].dtype
-        pieces = zip(sizes, decays, strict=True)
-        weight_decay = torch.cat(
-            [torch.full((size.numel(),), d, device=device, dtype=dtype) for size, d in pieces]
-        )
+        pieces = zip(optimizer.parameters, decays, strict=True)
+        weight_decay = local(vectors.flat([torch.full_like(p.detach(), d) for p, d in pieces]))
 
     def flat(name: str) -> Tensor:
-        return torch.cat([moment.reshape(-1) for moment in optimizer.slots(name)])
+        return local(vectors.flat(optimizer.placed_slots(name)))
 
     group = optimizer.inner.param_groups[0]
     uncorrected = isinstance(optimizer.inner, UncorrectedAdam)

@@ -33,7 +33,7 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import vectors
-from metaseq_lm.distributed.vectors import Vector
+from metaseq_lm.distributed.vectors import Vector, local
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import (
@@ -298,17 +298,16 @@ class MetaPseudoLabelTask(TextTask):
         meta: Vector = [None] * len(parameters)
         total: Any = 0.0
         logs: Logs = {}
-        with engine.whole():  # virtual students start from whole weights
-            student = VirtualModel(student_of(model))
-            for low in range(0, copies, at_once):
-                chosen = slice(low, min(low + at_once, copies))
-                part = {}
-                for name, stream in batches.items():
-                    part[name] = [[copies_of(batch, chosen) for batch in stream[0]]]
-                count = chosen.stop - chosen.start
-                part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
-                meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
-                logs = add_logs(logs, part_logs, count / copies)
+        student = VirtualModel(student_of(model), engine.placement)
+        for low in range(0, copies, at_once):
+            chosen = slice(low, min(low + at_once, copies))
+            part = {}
+            for name, stream in batches.items():
+                part[name] = [[copies_of(batch, chosen) for batch in stream[0]]]
+            count = chosen.stop - chosen.start
+            part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
+            meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
+            logs = add_logs(logs, part_logs, count / copies)
         auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
@@ -316,7 +315,7 @@ class MetaPseudoLabelTask(TextTask):
             rng_key=4,
         )
         engine.step("teacher", vectors.add(auxiliary, meta))
-        engine.step("student", student.split(total))
+        engine.step("student", student.tensors(total))
         return logs | auxiliary_logs
 
     def unroll(
@@ -334,7 +333,7 @@ class MetaPseudoLabelTask(TextTask):
             batches[n] for n in ("unlabelled", "support", "query")
         )
         start = student.vector()  # (P,)
-        theta0 = leaf(start.expand(copies, -1).clone())  # (C, P)
+        theta0 = student.leaf(start.expand(copies, -1).clone())  # (C, P)
         replay = bool(criterion.difference_step)
 
         # Forward: theta0 --teacher's pairs--> theta1 --support--> theta2 --query--> loss.
@@ -347,7 +346,7 @@ class MetaPseudoLabelTask(TextTask):
         )
         grad0 = leaf(pseudo.value[0])
         theta1, moments = self.pretrain_step(engine, start, grad0)
-        at1 = leaf(theta1)
+        at1 = student.leaf(theta1)
         if criterion.config.inner_steps:
             tuned = engine.inner(
                 lambda batch: losses.labelled(partial(student, at1), batch),
@@ -360,9 +359,9 @@ class MetaPseudoLabelTask(TextTask):
             theta2 = self.finetune_step(theta1, grad1, moments)
         else:
             tuned, grad1, theta2 = None, None, theta1
-        at2 = leaf(theta2)
+        at2 = student.leaf(theta2)
         weight = criterion.config.meta_weight / self.config.batches_per_update
-        (grad_theta2,), logs = engine.gradients(
+        (grad_at2,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
             [at2],
@@ -371,16 +370,23 @@ class MetaPseudoLabelTask(TextTask):
         )
 
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
+        grad_theta2 = None if grad_at2 is None else local(grad_at2)
         if grad_theta2 is None:
             grad_grad0 = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
         elif tuned is None or grad1 is None:
             (grad_grad0,) = torch.autograd.grad(theta1, grad0, grad_theta2)
         else:
             (grad_grad1,) = torch.autograd.grad(theta2, grad1, grad_theta2, retain_graph=True)
-            (hvp,) = engine.hypergradients(tuned, [grad_grad1], [at1], criterion.difference_step)
-            (grad_grad0,) = torch.autograd.grad([theta2, theta1], grad0, [grad_theta2, hvp])
+            (hvp,) = engine.hypergradients(
+                tuned, [student.place(grad_grad1)], [at1], criterion.difference_step
+            )
+            assert hvp is not None
+            (grad_grad0,) = torch.autograd.grad([theta2, theta1], grad0, [grad_theta2, local(hvp)])
         meta = engine.hypergradients(
-            pseudo, [grad_grad0], engine.parameters("teacher"), criterion.difference_step
+            pseudo,
+            [student.place(grad_grad0)],
+            engine.parameters("teacher"),
+            criterion.difference_step,
         )
         return meta, grad0.detach(), {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]}
 
@@ -405,9 +411,9 @@ class MetaPseudoLabelTask(TextTask):
 
 
 def leaf(tensor: Tensor | None) -> Tensor:
-    """Return `tensor` detached from its graph, as a leaf that requires a gradient."""
+    """Return what this process holds of `tensor`, as a leaf that requires a gradient."""
     assert tensor is not None
-    return tensor.detach().requires_grad_()
+    return local(tensor.detach()).requires_grad_()
 
 
 def add_logs(total: Logs, part: Logs, weight: float) -> Logs:

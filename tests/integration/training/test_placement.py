@@ -16,11 +16,13 @@ from optimizers import make_optimizer
 from real_runs import on_replicas
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed.gathering import Unit
 from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
@@ -111,7 +113,7 @@ def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[s
         return {"tokens": Term(loss, "tokens")}
 
     def whole(vector: Sequence[Tensor | None]) -> list[Tensor]:
-        return [v.clone() for v in placement.whole_vector(vector) if v is not None]
+        return [v.clone() for v in placement.whole([g for g in vector if g is not None])]
 
     parameters, out = engine.parameters("main"), {}
     for update in range(3):
@@ -327,7 +329,7 @@ def use_a_parameter_on_one_replica() -> None:
             [batch],
             engine.parameters("main"),
         )
-        summed = placement.whole_vector(grads)
+        summed = placement.whole(grads)
     twin = nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(4))}).double()
     twin["last"] = nn.Linear(5, 5, bias=False).double()
     twin.load_state_dict(whole)
@@ -340,6 +342,109 @@ def use_a_parameter_on_one_replica() -> None:
 
 def test_a_parameter_that_one_replica_uses_does_not_block_layers() -> None:
     on_replicas(2, use_a_parameter_on_one_replica, seconds=120)
+
+
+def hypergradients(
+    model: Net, engine: Engine, inner_rows: list[TokenBatch], rows: list[TokenBatch]
+) -> list[Tensor]:
+    """Return an inner gradient and its products with another gradient, whole."""
+    parameters = engine.parameters("main")
+    engine.begin(1)
+    inner = engine.inner(lambda b: loss_on(model, b), inner_rows, parameters)
+    query, _ = engine.gradients(lambda b: loss_on(model, b), rows, parameters)
+    products = engine.hypergradients(inner, query, parameters)
+    both = [v for v in (*inner.value, *products) if v is not None]
+    return [tensor.clone() for tensor in placement.whole(both)]
+
+
+def agree_on_graphs() -> None:
+    """As one of two replicas, take second derivatives of unequal micro-batches, and of graphs that
+    differ.
+    """
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+    for counts in ([2, 0], [1, 2]):
+        rows = batches(1, rank, 2)[: counts[rank]], batches(2, rank, 2)[: counts[1 - rank]]
+        expected = hypergradients(*build("replicate"), *rows)
+        for layers in (True, False):
+            products = hypergradients(*build("shard", layers), *rows)
+            for a, b in zip(expected, products, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    rows = batches(1, rank, 2)[:1], batches(2, rank, 2)[:1]
+    orders: list[tuple[list[int], list[int]]] = [
+        ([0, 1, 2, 1, 3], [1, 0, 2, 1, 3]),
+        ([0, 1], [0, 1, 2]),
+        ([0, 1, 2], [0, 1]),
+    ]
+    for order in orders:
+        (model, engine), (copy, at_once), (plain, reference) = (
+            build("shard"),
+            build("shard", layers=False),
+            build("replicate"),
+        )
+        model.order = copy.order = plain.order = order[rank]
+        with pytest.raises(MetaseqError, match=r"engine\.gather=model"):
+            hypergradients(model, engine, *rows)
+        products = hypergradients(copy, at_once, *rows)
+        for a, b in zip(hypergradients(plain, reference, *rows), products, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    process_group.finish()
+
+
+def test_second_derivatives_need_equal_graphs_or_one_gather() -> None:
+    """A difference is an error, not a wait without end or a wrong sum."""
+    on_replicas(2, agree_on_graphs)
+
+
+def gather_in_the_graph() -> None:
+    """As one of two replicas, note which full weights exist in passes of second derivatives."""
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+    model, engine = build("shard")
+    pool, parameters = engine.placement.pool, engine.parameters("main")
+    storages: list[tuple[StorageWeakRef, int]] = []
+    gathered: list[int] = []
+    gather = Unit.gather
+
+    def weights_in_memory() -> int:
+        return sum(size for storage, size in storages if not storage.expired())
+
+    def noted(unit: Unit, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        values = gather(unit, parts)
+        if not torch.is_grad_enabled():
+            gathered.append(unit.number)
+            for value in values:
+                assert value is not None
+                storage = value.untyped_storage()
+                storages.append((StorageWeakRef(storage), storage.nbytes()))
+            live = [size for storage, size in storages if not storage.expired()]
+            assert sum(live) <= pool.most, (live, pool.most, gathered)
+        return values
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Unit, "gather", noted)
+    engine.begin(1)
+    gc.disable()
+    inner = engine.inner(lambda b: loss_on(model, b), batches(1, rank, 2)[:1], parameters)
+    assert gathered and inner.graph is not None
+    assert weights_in_memory() == 0  # the graph has none
+    assert all(
+        v is None or v.shape == vectors.local(p).shape for v, p in zip(inner.graph, parameters)
+    )
+    forward = len(gathered)
+    engine.hypergradients(inner, inner.value, parameters)
+    assert weights_in_memory() == 0 and len(gathered) < 2 * forward
+    used = {id(shard) for number in gathered for shard in pool.shards[number]}
+    assert {name for name, p in model.named_parameters() if id(p) not in used} == {
+        *(f"unused.{name}" for name, _ in model.unused.named_parameters()),
+        *(f"blocks.4.{name}" for name, _ in model.blocks[4].named_parameters()),
+    }
+    patch.undo()
+    process_group.finish()
+
+
+def test_graphs_keep_no_gathered_weights() -> None:
+    on_replicas(2, gather_in_the_graph)
 
 
 WIDE = TransformerConfig(
@@ -406,7 +511,7 @@ def lower_precision() -> None:
             inner = engine.inner(loss, rows, parameters, replay=True)
             grads = engine.hypergradients(inner, grads, parameters)
         assert all(g is not None and g.dtype == torch.float32 for g in grads)
-        return [g for g in placement.whole_vector(grads) if g is not None], messages
+        return placement.whole(grads), messages
 
     def same(a: list[Tensor], b: list[Tensor]) -> bool:
         return all(map(torch.equal, a, b))
