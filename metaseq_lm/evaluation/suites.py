@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SENTENCES = "sentences"
 PREDICTIONS = "predictions"
 STATES = "states"
+TUNING = "fine-tuning"
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -154,7 +155,7 @@ class Suite(Generic[Items, Probabilities]):
         patterns: Which files of a folder it reads; {option} stands for the value of an option.
         takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
             `from_predictions` makes of the predictions of a run for the split `config.split`, or
-            STATES, a `HiddenStates`.
+            STATES, a `HiddenStates`, or TUNING, an `evaluation.finetune.FineTuning`.
     """
 
     name: str = ""

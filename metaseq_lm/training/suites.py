@@ -1,7 +1,10 @@
 """Scoring of a restored run with a suite, and the suites that a run is scored with at its end."""
 
+import contextlib
 import json
 import shlex
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +23,7 @@ from metaseq_lm.evaluation.suites import (
     PREDICTIONS,
     SENTENCES,
     STATES,
+    TUNING,
     References,
     Results,
     Suite,
@@ -124,8 +128,11 @@ def score_suite(
         results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
         run = run or open_scored(checkpoint, user_dir, request.overrides)
-        of_items = score_states if suite.takes == STATES else score_sentences
-        results, cost = of_items(request, items, run)
+        if suite.takes == TUNING:
+            results, cost = score_tuning(request, items, run, checkpoint)
+        else:
+            of_items = score_states if suite.takes == STATES else score_sentences
+            results, cost = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
         suite=suite.name,
@@ -193,15 +200,48 @@ def score_sentences(
 
 def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that takes hidden states, and its cost."""
-    made_with, trained_with = tokenizer_of(request.folder), tokenizer_hash(run.config.data)
-    if made_with and trained_with and made_with != trained_with:
-        raise UsageError(
-            f"{request.folder}: made with another tokenizer than the run's ({made_with} and "
-            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
-        )
+    check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
     return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+
+
+def check_made_for(folder: Path, run: Parts) -> None:
+    """Raise UsageError for a set that was made with another tokenizer than the run's."""
+    made_with, trained_with = tokenizer_of(folder), tokenizer_hash(run.config.data)
+    if made_with and trained_with and made_with != trained_with:
+        raise UsageError(
+            f"{folder}: made with another tokenizer than the run's ({made_with} and "
+            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
+        )
+
+
+def score_tuning(
+    request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
+) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that fine-tunes a checkpoint, and its cost.
+
+    The training runs are in the run folder until all of them have ended, so that a call that was
+    interrupted goes on.
+    """
+    for folder in items:
+        check_made_for(folder, run)
+    # Training runs are scored by this module when they end.
+    from metaseq_lm.training.finetuning import FineTuner
+
+    run_folder = suite_results.run_folder_of(checkpoint)
+    with contextlib.ExitStack() as stack:
+        if run_folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = process_group.from_first(folder)
+        else:
+            folder = run_folder / suite_results.FOLDER / request.name / "training"
+        weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
+        tuner = FineTuner(run.config, checkpoint, folder / weights[:12])
+        results = checked(request.suite, request.suite.score(items, tuner))
+    if process_group.rank() == 0 and folder.is_dir():
+        shutil.rmtree(folder)
+    return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
 def tokenizer_of(folder: Path) -> str | None:
