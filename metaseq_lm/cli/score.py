@@ -253,6 +253,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
     from metaseq_lm.evaluation.suites import build_suite
+    from metaseq_lm.training.run import train_run
     from metaseq_lm.training.suites import SuiteRequest, score_suite, stored_results
 
     checkpoint = manifests.resolve(options.run_path, prefer="best")
@@ -266,7 +267,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
         overrides=tuple(overrides),
     )
     stored = stored_results(request, checkpoint, options.user_dir)
-    results = stored or score_suite(request, checkpoint, options.user_dir)
+    results = stored or score_suite(request, checkpoint, train_run, options.user_dir)
     show(suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"

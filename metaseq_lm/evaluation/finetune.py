@@ -7,6 +7,8 @@ updates, then a cosine to a tenth of the rate, dropout of .1 in a head with a hi
 
 The pipeline chooses the epoch on the file that it reports, so that its scores are too high, the
 more so the smaller the file. By default a part of train that is not trained on chooses it here.
+
+Beside each score stands that of a linear probe of the frozen states, on the same rows.
 """
 
 from collections.abc import Mapping
@@ -23,13 +25,17 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.grouping import MACRO
+from metaseq_lm.evaluation.probe import FORMS as PROBED_FORMS
+from metaseq_lm.evaluation.probe import Probe, ProbeConfig
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     TUNING,
     GroupMetrics,
+    HiddenStates,
     References,
     Results,
     Suite,
+    by_metric,
     register_suite,
 )
 
@@ -37,6 +43,7 @@ TRAIN = "train"
 HELD_OUT, SCORED = "held_out", "scored"
 SHARE = 0.1  # of train that is held out
 ACCURACY, F1 = "accuracy", "f1"
+FROZEN = "frozen"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
 
 
@@ -68,6 +75,7 @@ class FineTuneConfig:
         512, "longest row; longer ones, and those longer than the run's, are cut", at_least=8
     )
     seeds: tuple[int, ...] = option((42,), "seeds of heads and batches; scores are their means")
+    frozen: bool = option(True, "probe the frozen states, too, of sets that a probe reads")
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,13 @@ class FineTuned:
 
 
 class FineTuning(Protocol):
-    """Fine-tunes the encoder of a run."""
+    """Fine-tunes the encoder of a run.
+
+    Attributes:
+        states: The states of the encoder without fine-tuning.
+    """
+
+    states: HiddenStates
 
     def fine_tune(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
@@ -142,20 +156,20 @@ class FineTune(Suite[list[Path], FineTuning]):
         """Return the folders of the sets: the one that is named, or those in it."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such folder; name a labelled set, or the data folder")
-        wanted, split = self.config.sets, self.config.split
+        names, split = self.config.sets, self.config.split
         if not self.config.seeds:
             raise UsageError("seeds=[]: give one or more")
         if split == TRAIN:
             raise UsageError("split=train: it is trained on; name another")
         if is_labelled(folder):
-            if wanted:
+            if names:
                 raise UsageError(f"{folder}: a labelled set; sets=NAMES goes with its data folder")
             check_set(folder, split)
             return [folder]
-        for name in wanted:
+        for name in names:
             check_set(folder / name, split)
-        if wanted:
-            return [folder / name for name in sorted(set(wanted))]
+        if names:
+            return [folder / name for name in sorted(set(names))]
         sets = []
         for path in sorted(folder.glob(f"*/{MANIFEST_FILE}")):
             manifest = Manifest.load(path.parent)
@@ -186,12 +200,25 @@ class FineTune(Suite[list[Path], FineTuning]):
         options = self.options_for(recipe_of(folder))
         runs = [tuning.fine_tune(folder, split, seed, options) for seed in seeds]
         means = {n: float(np.mean([run.metrics[n] for run in runs])) for n in runs[0].metrics}
+        main = next(iter(means))
+        if self._is_probed(folder):
+            probe = self._probe(folder)
+            frozen = probe.score(probe.read(folder), tuning.states)[OVERALL].metrics[main]
+            means[f"{FROZEN}_{main}"] = frozen
         if len(runs) > 1:
-            main = next(iter(means))
             means[f"{main}_sd"] = float(np.std([run.metrics[main] for run in runs], ddof=1))
         means["epoch"] = float(np.mean([run.epoch for run in runs]))
         means |= {"rows_trained": runs[0].trained, "rows_choosing": runs[0].choosing}
         return GroupMetrics(len(LabelledSet(folder, split)), means | {"cut": runs[0].cut})
+
+    def _is_probed(self, folder: Path) -> bool:
+        form: str = Manifest.load(folder).details["form"]
+        return self.config.frozen and form in PROBED_FORMS
+
+    def _probe(self, folder: Path) -> Probe:
+        """Return the probe of a set, with the same rows."""
+        limit = self.config.train or recipe_of(folder).train
+        return Probe(ProbeConfig(split=self.config.split, train=limit))
 
     def options_for(self, recipe: Recipe) -> dict[str, Any]:
         """Return the options of the training run for a set."""
@@ -220,16 +247,19 @@ class FineTune(Suite[list[Path], FineTuning]):
         }
 
     def references(self, items: list[Path], folder: Path) -> References:
-        majorities = {path.name: self._majority(path) for path in items}
+        references = {path.name: self._references(path) for path in items}
         if self._is_single(items):
-            return {OVERALL: by_reference({"majority": majorities[items[0].name]})}
-        means = macro_means(items, majorities) if all(majorities.values()) else {}
-        references = {name: by_reference({"majority": m}) for name, m in majorities.items()}
-        first = dict(list(means.items())[:1])
-        return {OVERALL: by_reference({"majority": first}), **references}
+            return {OVERALL: by_metric(references[items[0].name])}
+        majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
+        macro = macro_means(items, majorities) if len(majorities) == len(items) else {}
+        by_name = {name: by_metric(of_set) for name, of_set in references.items()}
+        return {OVERALL: by_metric({"majority": macro}), **by_name}
 
-    def _majority(self, folder: Path) -> dict[str, float]:
-        """Return the metrics of the class that is most frequent in train, {} for real values."""
+    def _references(self, folder: Path) -> dict[str, dict[str, float]]:
+        """Return the metrics of the class that is most frequent in train, and of bags of words.
+
+        There are none for real values.
+        """
         train, scored = LabelledSet(folder, TRAIN), LabelledSet(folder, self.config.split)
         if train.regression:
             return {}
@@ -238,7 +268,15 @@ class FineTune(Suite[list[Path], FineTuning]):
         most = baselines.majority(train.labels[: limit or None], len(train.label_names))
         scores = np.tile(np.eye(len(train.label_names))[most], (len(scored), 1))
         items = LabelledItems(scored.benchmark, scored.labels, scored.rows, scored.label_names)
-        return labelled_results(items, scores)[OVERALL].metrics
+        references = {"majority": labelled_results(items, scores)[OVERALL].metrics}
+        if not self._is_probed(folder):
+            return references
+        probe = self._probe(folder)
+        main = next(iter(references["majority"]))
+        of_probe = probe.references(probe.read(folder), folder)[OVERALL][main]
+        references["majority"][f"{FROZEN}_{main}"] = of_probe["majority"]
+        words = of_probe["bag_of_words"]
+        return references | {"bag_of_words": {main: words, f"{FROZEN}_{main}": words}}
 
 
 def macro_means(
@@ -254,27 +292,20 @@ def macro_means(
         folders: The folders of the sets.
         metrics: The metrics of each, the main one first, by the name of its folder.
     """
-    mains = {next(iter(metrics[folder.name])) for folder in folders}
-    is_accuracy = mains == {ACCURACY}
-    values = [next(iter(metrics[folder.name].values())) for folder in folders]
-    means = {(ACCURACY if is_accuracy else "score") + MACRO: float(np.mean(values))}
-    by_f1 = [recipe_of(folder).metric == F1 for folder in folders]
-    if is_accuracy and any(by_f1):
-        pairs = zip(folders, by_f1)
-        parts = [metrics[folder.name][F1 if is_f1 else ACCURACY] for folder, is_f1 in pairs]
-        means[f"{ACCURACY}_{F1}{MACRO}"] = float(np.mean(parts))
+    mains = {folder: next(iter(metrics[folder.name])) for folder in folders}
+
+    def mean_of(names: Mapping[Path, str]) -> float:
+        return float(np.mean([metrics[folder.name][name] for folder, name in names.items()]))
+
+    main = ACCURACY if {*mains.values()} == {ACCURACY} else "score"
+    means = {main + MACRO: mean_of(mains)}
+    by_f1 = {folder: F1 for folder in folders if recipe_of(folder).metric == F1}
+    if main == ACCURACY and by_f1:
+        means[f"{ACCURACY}_{F1}{MACRO}"] = mean_of(mains | by_f1)
+    frozen = {folder: f"{FROZEN}_{name}" for folder, name in mains.items()}
+    if all(name in metrics[folder.name] for folder, name in frozen.items()):
+        means[f"{FROZEN}_{main}{MACRO}"] = mean_of(frozen)
     return means
-
-
-def by_reference(
-    references: Mapping[str, Mapping[str, float]],
-) -> dict[str, dict[str, float]]:
-    """Return the values of references by metric, given those of each reference by metric."""
-    by_metric: dict[str, dict[str, float]] = {}
-    for reference, metrics in references.items():
-        for name, value in metrics.items():
-            by_metric.setdefault(name, {})[reference] = value
-    return by_metric
 
 
 def recipe_of(folder: Path) -> Recipe:

@@ -143,6 +143,12 @@ class HiddenStates(Protocol):
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
 
+    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each layer the means of both texts of a row's pair, or its spans, (B, 2, D).
+
+        States of special tokens do not count.
+        """
+
 
 class Suite(Generic[Items, Probabilities]):
     """Base class of suites.
@@ -262,6 +268,15 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
     constants = world.get("constants") if isinstance(world, dict) else None
     scores = constants.get(kind) if isinstance(constants, dict) else None
     return scores if isinstance(scores, dict) else {}
+
+
+def by_metric(references: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the values of references by metric, given the metrics of each reference."""
+    values: dict[str, dict[str, float]] = {}
+    for reference, metrics in references.items():
+        for name, value in metrics.items():
+            values.setdefault(name, {})[reference] = value
+    return values
 
 
 def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:

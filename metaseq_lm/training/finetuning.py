@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.overrides import quote_path
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.finetune import FineTuned
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.tasks.sentence_prediction import HELD_OUT, parts_of_train
-from metaseq_lm.training.run import TrainingRun
+from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.scoring import longest_row
+from metaseq_lm.training.states import EncoderStates
 
 CHOICES = (
     "task=sentence_prediction",
@@ -32,6 +34,7 @@ CHOICES = (
     "schedule=cosine",
 )
 LENGTH = "task.tokens_per_sample"
+Train = Callable[[RunConfig], None]  # makes the training run of a configuration
 
 
 class FineTuner:
@@ -41,17 +44,24 @@ class FineTuner:
     long as the folder is there.
 
     Args:
-        config: The configuration of the checkpoint's run, whose engine is used.
-        checkpoint: Its folder.
+        run: The restored run of the checkpoint, whose engine's options are used.
+        checkpoint: The folder of the checkpoint.
         folder: The folder for the training runs.
+        train: Makes a training run.
+        batch_tokens: Largest number of tokens in a forward pass that reads states.
 
     Attributes:
+        states: The states of the encoder without fine-tuning.
         flops: The FLOPs of the calls so far.
         updates: The updates of the calls so far.
     """
 
-    def __init__(self, config: RunConfig, checkpoint: Path, folder: Path) -> None:
-        self.config, self.checkpoint, self.folder = config, checkpoint, folder
+    def __init__(
+        self, run: Parts, checkpoint: Path, folder: Path, train: Train, batch_tokens: int
+    ) -> None:
+        self.config, self.checkpoint, self.folder = run.config, checkpoint, folder
+        self.train = train
+        self.states = EncoderStates(run, batch_tokens)
         self.flops = self.updates = 0
 
     def fine_tune(
@@ -62,7 +72,7 @@ class FineTuner:
         run = Path(config.save_dir)
         results = process_group.from_first(read_results(run))
         if results is None or results["status"] != "finished":
-            TrainingRun(config).train()
+            self.train(config)
             results = process_group.from_first(read_results(run))
         if results is None:
             raise MetaseqError(f"{run}: the fine-tuning wrote no results")
@@ -111,5 +121,5 @@ class FineTuner:
 
 def share_of_cut_rows(data: LabelledSet, tokens: int) -> float:
     """Return the share of the rows of a split that do not fit into rows of some tokens."""
-    rows = SentenceRows(data, load_tokenizer(data.folder.parent).vocabulary, tokens)
+    rows = SentenceRows(data, Vocabulary.load(data.folder.parent / DICT_FILE), tokens)
     return float(rows.is_cut.mean())

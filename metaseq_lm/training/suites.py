@@ -34,6 +34,7 @@ from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
+from metaseq_lm.training.finetuning import FineTuner, Train
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
@@ -101,6 +102,7 @@ def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
 def score_suite(
     request: SuiteRequest,
     checkpoint: Path,
+    train: Train,
     user_dir: str | None = None,
     run: Parts | None = None,
 ) -> SuiteResults:
@@ -109,6 +111,7 @@ def score_suite(
     Args:
         request: What to score it with.
         checkpoint: The folder of the checkpoint.
+        train: Makes a training run, for a suite that fine-tunes.
         user_dir: The plug-in that the run or the suite needs.
         run: What `open_scored` returns for the checkpoint, if it is open already.
 
@@ -129,7 +132,7 @@ def score_suite(
     else:
         run = run or open_scored(checkpoint, user_dir, request.overrides)
         if suite.takes == TUNING:
-            results, cost = score_tuning(request, items, run, checkpoint)
+            results, cost = score_tuning(request, items, run, checkpoint, train)
         else:
             of_items = score_states if suite.takes == STATES else score_sentences
             results, cost = of_items(request, items, run)
@@ -217,7 +220,7 @@ def check_made_for(folder: Path, run: Parts) -> None:
 
 
 def score_tuning(
-    request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
+    request: SuiteRequest, items: Any, run: Parts, checkpoint: Path, train: Train
 ) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that fine-tunes a checkpoint, and its cost.
 
@@ -226,9 +229,6 @@ def score_tuning(
     """
     for folder in items:
         check_made_for(folder, run)
-    # Training runs are scored by this module when they end.
-    from metaseq_lm.training.finetuning import FineTuner
-
     run_folder = suite_results.run_folder_of(checkpoint)
     with contextlib.ExitStack() as stack:
         if run_folder is None:
@@ -237,7 +237,8 @@ def score_tuning(
         else:
             folder = run_folder / suite_results.FOLDER / request.name / "training"
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
-        tuner = FineTuner(run.config, checkpoint, folder / weights[:12])
+        runs = folder / weights[:12]
+        tuner = FineTuner(run, checkpoint, runs, train, request.batch_tokens)
         results = checked(request.suite, request.suite.score(items, tuner))
     if process_group.rank() == 0 and folder.is_dir():
         shutil.rmtree(folder)
@@ -406,7 +407,7 @@ def is_answer(
     )
 
 
-def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
+def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults]:
     """Yield the results of each final suite that is missing, scored as `metaseq-lm score` does.
 
     A call of all replicas: each makes all passes. Raises Interrupted after a stop signal.
@@ -427,4 +428,4 @@ def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
             except UsageError as error:
                 say(f"not scored with suite {request.name}: {error}")
                 continue
-        yield score_suite(request, checkpoint, config.user_dir, run=run)
+        yield score_suite(request, checkpoint, train, config.user_dir, run=run)

@@ -106,7 +106,16 @@ def test_results_are_those_of_train(place: Path, capsys: pytest.CaptureFixture[s
     assert record["facts"]["flops"] == flops and record["facts"]["updates"] == 36
     parts = [groups[task]["metrics"]["accuracy"] for task in ("MRPC", "RTE")]
     assert groups["overall"]["metrics"]["accuracy_macro"] == pytest.approx(sum(parts) / 2)
-    assert record["references"]["RTE.accuracy"] == {"majority": pytest.approx(20 / 30)}
+    majority = record["references"]["RTE.accuracy"]["majority"]
+    assert majority == pytest.approx(20 / 30)
+    # The column of frozen states is that of the suite probe.
+    probe = ["--suite", "probe", "--data", str(place / "data" / "RTE"), "split=valid"]
+    assert main(["score", str(place / "run"), *probe]) == 0
+    frozen = results_of(place, "probe")
+    assert (
+        groups["RTE"]["metrics"]["frozen_accuracy"]
+        == (frozen["groups"]["overall"]["metrics"]["accuracy"])
+    )
     # Neither the training runs nor their checkpoints stay.
     assert [path.name for path in (place / "run/suites/finetune").iterdir()] == [
         "update_000000060.json"

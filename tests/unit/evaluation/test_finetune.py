@@ -10,7 +10,7 @@ from sentence_sets import sentences, write_corpus, write_set
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.evaluation.finetune import FineTuned
-from metaseq_lm.evaluation.suites import OVERALL, build_suite
+from metaseq_lm.evaluation.suites import OVERALL, HiddenStates, Rows, build_suite
 
 # Labels of train and valid; most rows of train have class 1, those of valid 0.
 TRAIN, VALID = [1, 1, 0, 1, 1, 0], [0, 0, 0, 1]
@@ -32,8 +32,25 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Labels:
+    """States of two layers: nothing, and labels."""
+
+    longest = 64
+
+    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        labels = rows.data.labels[samples]  # type: ignore[attr-defined]
+        return [np.zeros((len(labels), 2, 2)), np.eye(2)[np.stack([labels, labels], 1)]]
+
+    def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        raise AssertionError("these sets hold pairs")
+
+    at_targets = means
+
+
 class Recorded:
     """Fine-tuning whose metrics are given, by set and seed."""
+
+    states: HiddenStates = Labels()
 
     def __init__(self, metrics: Mapping[tuple[str, int], Mapping[str, float]]) -> None:
         self.metrics = metrics
@@ -55,7 +72,7 @@ def test_means_over_seeds_and_over_sets(data: Path) -> None:
             ("MRPC", 3): {"accuracy": 0.9, "f1": 0.92},
         }
     )
-    suite = build_suite("finetune", ["seeds=1,3"])
+    suite = build_suite("finetune", ["seeds=1,3", "frozen=false"])
     items = suite.read(data)
     results = suite.score(items, tuning)
     assert list(results) == [OVERALL, "MRPC", "WSC"] and results[OVERALL].n == 8
@@ -78,7 +95,10 @@ def test_means_over_seeds_and_over_sets(data: Path) -> None:
     # Class 1 is most frequent in train, and one of four rows of valid has it.
     assert references["WSC"] == {"accuracy": {"majority": 0.25}}
     assert references["MRPC"] == {"accuracy": {"majority": 0.25}, "f1": {"majority": 0.4}}
-    assert references[OVERALL] == {"accuracy_macro": {"majority": 0.25}}
+    assert references[OVERALL] == {
+        "accuracy_macro": {"majority": 0.25},
+        "accuracy_f1_macro": {"majority": pytest.approx((0.25 + 0.4) / 2)},
+    }
 
 
 def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
@@ -88,7 +108,7 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
         make_set(data / task, f"babylm/{task}", labels)
     make_set(data / "own", "")
     metrics = {"accuracy": 0.5, "f1": 0.5}
-    suite = build_suite("finetune")
+    suite = build_suite("finetune", ["frozen=false"])
     items = suite.read(data)
     tuning = Recorded({(path.name, 42): metrics for path in items})
     suite.score(items, tuning)
@@ -124,7 +144,15 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
     }
     assert tuning.options == {name: usual | changes for name, changes in exceptions.items()}
     # What is given counts for all sets.
-    words = ["choose=scored", "epochs=2", "batch_size=8", "train=5", "tokens=64", "lr=1e-3"]
+    words = [
+        "frozen=false",
+        "choose=scored",
+        "epochs=2",
+        "batch_size=8",
+        "train=5",
+        "tokens=64",
+        "lr=1e-3",
+    ]
     suite = build_suite("finetune", words)
     suite.score(items, tuning)
     given = {
@@ -141,16 +169,38 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
 
 
 def test_one_set_by_its_own_folder(data: Path) -> None:
-    suite = build_suite("finetune")
+    suite = build_suite("finetune", ["frozen=false"])
     items = suite.read(data / "WSC")
     results = suite.score(items, Recorded({("WSC", 42): {"accuracy": 0.5}}))
     assert list(results) == [OVERALL] and results[OVERALL].metrics["accuracy"] == 0.5
     assert suite.references(items, data / "WSC") == {OVERALL: {"accuracy": {"majority": 0.25}}}
 
 
+def test_frozen_states_stand_beside(data: Path) -> None:
+    """A probe of the same rows; what it is compared with, both are."""
+    metrics = {("WSC", 42): {"accuracy": 0.5}, ("MRPC", 42): {"accuracy": 0.5, "f1": 0.1}}
+    suite = build_suite("finetune")
+    items = suite.read(data)
+    results = suite.score(items, Recorded(metrics))
+    assert results["WSC"].metrics["frozen_accuracy"] == 1
+    assert results[OVERALL].metrics == {
+        "accuracy_macro": 0.5,
+        "accuracy_f1_macro": pytest.approx(0.3),
+        "frozen_accuracy_macro": 1.0,
+    }
+    references = suite.references(items, data)
+    probe = build_suite("probe", ["split=valid"])
+    expected = probe.references(probe.read(data / "WSC"), data / "WSC")[OVERALL]["accuracy"]
+    assert references["WSC"]["frozen_accuracy"] == {
+        name: expected[name] for name in ("majority", "bag_of_words")
+    }
+    assert references["WSC"]["accuracy"].keys() == {"majority", "bag_of_words"}
+    assert "frozen_accuracy_macro" in references[OVERALL]
+
+
 def test_sets_with_other_metrics(data: Path) -> None:
     make_set(data / "CoLA", "glue/CoLA")
-    suite = build_suite("finetune", ["sets=[WSC,CoLA]"])
+    suite = build_suite("finetune", ["sets=[WSC,CoLA]", "frozen=false"])
     items = suite.read(data)
     assert [path.name for path in items] == ["CoLA", "WSC"]
     metrics = {("WSC", 42): {"accuracy": 0.5}, ("CoLA", 42): {"matthews": 0.1}}
