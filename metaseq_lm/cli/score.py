@@ -253,6 +253,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
     from metaseq_lm.evaluation.suites import build_suite
+    from metaseq_lm.training.run import train_run
     from metaseq_lm.training.suites import SuiteRequest, score_suite, stored_results
 
     checkpoint = manifests.resolve(options.run_path, prefer="best")
@@ -266,7 +267,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
         overrides=tuple(overrides),
     )
     stored = stored_results(request, checkpoint, options.user_dir)
-    results = stored or score_suite(request, checkpoint, options.user_dir)
+    results = stored or score_suite(request, checkpoint, train_run, options.user_dir)
     show(suite_table(results), end="")
     if options.out:
         content = to_json(results.record(), 1) + "\n"
@@ -292,31 +293,45 @@ def suite_table(results: "SuiteResults") -> str:
     from metaseq_lm.reporting.formats import WRITERS
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.reporting.table import Cell, Table
-    from metaseq_lm.runs.suite_results import OVERALL
 
     names = dict.fromkeys(name for group in results.groups.values() for name in group["metrics"])
     columns = {}
     for name in names:
         values = [g["metrics"][name] for g in results.groups.values() if name in g["metrics"]]
         columns[name] = Metric.of(name, values, "higher")
-    # What a metric is compared with, such as chance, is a column of its own.
-    compared: dict[str, str] = {}
-    for name, references in results.references.items():
-        compared |= dict.fromkeys(references, name.rpartition(".")[2])
+    compared = reference_columns(results)
     rows = []
     for title, group in results.groups.items():
         cells = [Cell(title, number=False), Cell(f"{group['n']:,}")]
         for name, metric in columns.items():
             value = group["metrics"].get(name)
             cells.append(Cell("" if value is None else number_text(metric, value)))
-        for reference, name in compared.items():
-            prefix = "" if title == OVERALL else f"{title}."
-            value = results.references.get(f"{prefix}{name}", {}).get(reference)
+        for name, of_group in compared.values():
+            value = of_group.get(title)
             cells.append(Cell("" if value is None else number_text(columns[name], value)))
         rows.append(cells)
     head = ["group", "n", *(metric.title for metric in columns.values()), *compared]
     title = f"{results.name} at update {results.update}"
     return WRITERS["text"][1](Table(title, head, rows, []))
+
+
+def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str, float]]]:
+    """Return the columns of what metrics are compared with, such as chance, by their titles.
+
+    Each is a metric and the value by group. A reference whose value depends on the metric has a
+    column for each.
+    """
+    from metaseq_lm.runs.suite_results import OVERALL
+
+    columns: dict[str, tuple[str, dict[str, float]]] = {}
+    for group, content in results.groups.items():
+        prefix = "" if group == OVERALL else f"{group}."
+        for metric in content["metrics"]:
+            for reference, value in results.references.get(prefix + metric, {}).items():
+                _, values = columns.setdefault(reference, (metric, {}))
+                if values.setdefault(group, value) != value:
+                    columns.setdefault(f"{reference} {metric}", (metric, {}))[1][group] = value
+    return columns
 
 
 def number_text(metric: "Metric", value: float) -> str:

@@ -1,4 +1,4 @@
-"""The official metrics of GLUE, SuperGLUE and CLOTH as suites, and files for their leaderboards.
+"""The metrics of GLUE, SuperGLUE, CLOTH and BabyLM as suites, and files for leaderboards.
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
@@ -231,6 +231,10 @@ def _f1_accuracy(task: Scored) -> dict[str, float]:
     return _two("f1", f1, "accuracy", accuracy(task.gold, task.predicted))
 
 
+def _accuracy_f1(task: Scored) -> dict[str, float]:
+    return {"accuracy": accuracy(task.gold, task.predicted), "f1": _f1_accuracy(task)["f1"]}
+
+
 def _macro_f1_accuracy(task: Scored) -> dict[str, float]:
     f1 = f1_macro(task.gold, task.predicted, range(len(task.names)))
     return _two("f1", f1, "accuracy", accuracy(task.gold, task.predicted))
@@ -356,6 +360,11 @@ def labelled_suite(config: SplitConfig) -> LabelledSuite:
 @register_suite("superglue/RTE", SplitConfig)
 @register_suite("superglue/WiC", SplitConfig)
 @register_suite("superglue/WSC", SplitConfig)
+@register_suite("babylm/BoolQ", SplitConfig)
+@register_suite("babylm/MultiRC", SplitConfig)
+@register_suite("babylm/RTE", SplitConfig)
+@register_suite("babylm/WSC", SplitConfig)
+@register_suite("babylm/MNLI", SplitConfig)
 @register_suite("cloth/CLOTH-M", SplitConfig)
 @register_suite("cloth/CLOTH-H", SplitConfig)
 def accuracy_suite(config: SplitConfig) -> LabelledSuite:
@@ -376,6 +385,13 @@ def matthews_suite(config: SplitConfig) -> LabelledSuite:
 def f1_accuracy_suite(config: SplitConfig) -> LabelledSuite:
     """A task with F1 of the label "1" and accuracy."""
     return LabelledSuite(config, _f1_accuracy)
+
+
+@register_suite("babylm/MRPC", SplitConfig)
+@register_suite("babylm/QQP", SplitConfig)
+def accuracy_f1_suite(config: SplitConfig) -> LabelledSuite:
+    """A task with accuracy, and F1 of the label "1"."""
+    return LabelledSuite(config, _accuracy_f1)
 
 
 @register_suite("glue/STS-B", SplitConfig)

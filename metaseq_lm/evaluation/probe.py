@@ -1,14 +1,15 @@
 """Linear probes: how well a linear map of frozen states tells the labels of texts or of words.
 
-The data are a labelled set of texts, whose states are means over their tokens, or a tagged set,
-where the state of a word is that of its first token. Each layer has a ridge regression on
+The data are a labelled set of texts, or a tagged set. A text is the mean of the states of its
+tokens, a word the state of its first token; of a pair, or two spans in a text, with means u and v,
+it is (u, v, |u - v|, u * v) (Conneau and Kiela 2018). Each layer has a ridge regression on
 standardised states, fitted to the one-hot labels of the train split; its ridge is that with the
 fewest errors when each item is left out in turn. (The squared error of the one-hot labels is no
-guide: where states tell little it is least with a ridge that predicts the majority class.) The
-layer is chosen on the valid split, for the last one misleads: a causal model's last states are
-about the next token.
+guide: where states tell little it is least with a ridge that predicts the majority class.) It
+chooses the ridge for real values, which are fitted as they are. The layer is chosen on the valid
+split, for the last one misleads: a causal model's last states are about the next token.
 
-Shapes: N items, D width, K classes.
+Shapes: N items, D width, F inputs of the regression, K classes.
 """
 
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
-from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.sets import LabelledSet, held_out_from
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
-from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     STATES,
@@ -33,11 +36,14 @@ from metaseq_lm.evaluation.suites import (
     References,
     Results,
     Suite,
+    by_metric,
     exact_scores,
     register_suite,
 )
 
 TRAIN, VALID = "train", "valid"
+ACCURACY = "accuracy"
+FORMS = ("single", "pair", "spans")
 SHARE = 5  # without a valid split one in so many training items chooses the layer
 RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
 UNLIMITED = 1 << 30  # tokens of a row
@@ -96,7 +102,8 @@ class Part:
     Attributes:
         rows: The rows of the whole split.
         samples: The numbers of the rows that are read.
-        labels: The classes of the texts or words in the order of these rows, int64 (N,).
+        labels: The classes of the texts or words in the order of these rows, int64 (N,), or real
+            values, float64.
     """
 
     rows: LabelledRows
@@ -104,10 +111,29 @@ class Part:
     labels: np.ndarray
 
     def states(self, states: HiddenStates) -> list[np.ndarray]:
-        """Return for each layer the states of the texts or words, (N, D)."""
+        """Return for each layer the states of the texts or words, (N, D), or pairs, (N, 2, D)."""
         if isinstance(self.rows, TaggedRows):
             return states.at_targets(self.rows, self.samples)
-        return states.means(self.rows, self.samples)
+        if self.rows.data.form == "single":
+            return states.means(self.rows, self.samples)
+        return states.means_of_parts(self.rows, self.samples)
+
+    def metrics(self, values: np.ndarray) -> dict[str, float]:
+        """Return the metrics, the main one first: those of the set's benchmark, and the accuracy.
+
+        Args:
+            values: A value for each class, of which the greatest is predicted, (N, K); (N, 1) for
+                real values.
+        """
+        data = None if isinstance(self.rows, TaggedRows) else self.rows.data
+        metrics: dict[str, float] = {}
+        if data is not None and (data.benchmark or data.regression):
+            facts = data.rows and [data.rows[sample] for sample in self.samples]
+            items = LabelledItems(data.benchmark, self.labels, facts, data.label_names)
+            metrics = labelled_results(items, values)[OVERALL].metrics
+        if data is None or not data.regression:
+            metrics.setdefault(ACCURACY, float((values.argmax(1) == self.labels).mean()))
+        return metrics
 
 
 @register_suite("probe", ProbeConfig)
@@ -135,41 +161,42 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return ProbedSet(folder, tuple(manifest.splits))
 
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
-        parts = self._parts(items, probabilities.longest)
-        train, chooser, test = parts
+        train, chooser, test = parts = self._parts(items, probabilities.longest)
         scores = []  # of each layer
         for layers in zip(*(part.states(probabilities) for part in parts)):
-            ridge = Ridge.fit(layers[0], train.labels, len(classes_of(train.rows)))
-            hits = (
-                ridge.predict(layers[1]) == chooser.labels,
-                ridge.predict(layers[2]) == test.labels,
-            )
-            valid_accuracy, accuracy = (float(hit.mean()) for hit in hits)
-            scores.append(
-                {"accuracy": accuracy, "valid_accuracy": valid_accuracy, "ridge": ridge.ridge}
-            )
-        layer = int(np.argmax([score["valid_accuracy"] for score in scores]))
+            inputs = [inputs_of(layer) for layer in layers]
+            ridge = Ridge.fit(inputs[0], train.labels, len(classes_of(train.rows)))
+            metrics = test.metrics(ridge.values(inputs[2]))
+            chosen_by = chooser.metrics(ridge.values(inputs[1]))
+            valid = {f"{VALID}_{name}": value for name, value in chosen_by.items()}
+            scores.append({**metrics, **valid, "ridge": ridge.ridge})
+        main = f"{VALID}_{next(iter(metrics))}"
+        # A correlation with constant values is nan, and the worst.
+        layer = int(np.argmax(np.nan_to_num([score[main] for score in scores], nan=-np.inf)))
         count = len(test.labels)
         results = {OVERALL: GroupMetrics(count, {**scores[layer], "layer": float(layer)})}
         for number, score in enumerate(scores):
             results[f"layer_{number}"] = GroupMetrics(count, score)
-        last = {**scores[-1], "effective_rank": effective_rank(layers[2])}
+        states = layers[2].reshape(-1, layers[2].shape[-1])
+        last = {**scores[-1], "effective_rank": effective_rank(states)}
         results["last"] = GroupMetrics(count, last)
         return results
 
     def references(self, items: ProbedSet, folder: Path) -> References:
         train, _, test = self._parts(items)
         n_classes = len(classes_of(train.rows))
+        if not n_classes:
+            return {}
         most = baselines.majority(train.labels, n_classes)
-        scores = {
-            "chance": 1 / n_classes,
-            "majority": float((test.labels == most).mean()),
-            **by_words(train, test),
-        }
+        predicted = {"majority": np.full(len(test.labels), most), **by_words(train, test)}
+        one_hot = np.eye(n_classes)
+        scores = {"chance": {ACCURACY: 1 / n_classes}}
+        scores |= {name: test.metrics(one_hot[classes]) for name, classes in predicted.items()}
         if not self.config.test:
             exact = exact_scores(folder.parent, "labelled").get(folder.name, {})
-            scores |= {name: exact[name] for name in ("bayes", "bayes_left") if name in exact}
-        return {OVERALL: {"accuracy": scores}}
+            names = [name for name in ("bayes", "bayes_left") if name in exact]
+            scores |= {name: {ACCURACY: exact[name]} for name in names}
+        return {OVERALL: by_metric(scores)}
 
     def _parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
         """Return the items that the probe is fitted to, that choose the layer, that are scored.
@@ -195,6 +222,8 @@ class Probe(Suite[ProbedSet, HiddenStates]):
             chooser = part_of(items.rows(VALID, longest), 0, held_out)
             return part_of(rows, 0, stop), chooser, test
         first = stop - max(1, stop // SHARE)
+        if isinstance(rows, SentenceRows) and first > 0:
+            first = held_out_from(rows.data, stop, stop - first)
         return part_of(rows, 0, first), part_of(rows, first, stop), test
 
 
@@ -202,18 +231,16 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
 
 def check_set(folder: Path, manifest: Manifest) -> None:
-    """Raise UsageError for a set whose items have not one class each."""
-    details = manifest.details
-    is_words = manifest.kind == "tags"
-    if not is_words and (manifest.kind != LABELLED or details.get("regression")):
+    """Raise UsageError for a set whose items have not one class, or one real value, each."""
+    if manifest.kind not in ("tags", LABELLED):
         raise UsageError(
-            f"{folder}: a probe reads labelled sets with classes, and tagged sets made by "
-            "preprocess --tagged NAME --tokenizer-from DATA"
+            f"{folder}: a probe reads labelled sets, and tagged sets made by preprocess --tagged "
+            "NAME --tokenizer-from DATA"
         )
-    if not is_words and details.get("form") not in ("single", "pair"):
+    if manifest.kind == LABELLED and manifest.details.get("form") not in FORMS:
         raise UsageError(
-            f"{folder}: a set of form '{details.get('form')}'; a probe reads sentences or pairs "
-            "with one class each"
+            f"{folder}: a set of form '{manifest.details.get('form')}'; a probe reads sentences, "
+            "pairs of them or of spans, with one class or real value each"
         )
 
 
@@ -224,7 +251,7 @@ def open_rows(folder: Path, split: str, longest: int) -> LabelledRows:
         data = LabelledSet(folder, split)
         if data.labels is None:
             raise UsageError(f"{folder}: split '{split}' has no labels; name another: split=NAME")
-        rows = SentenceRows(data, load_tokenizer(folder.parent).vocabulary, longest)
+        rows = SentenceRows(data, Vocabulary.load(folder.parent / DICT_FILE), longest)
     else:
         rows = TaggedRows(folder, split, longest)
     if not len(rows):
@@ -253,19 +280,19 @@ def classes_of(rows: LabelledRows) -> list[str]:
     return rows.classes if isinstance(rows, TaggedRows) else rows.data.label_names
 
 
-def by_words(train: Part, test: Part) -> dict[str, float]:
-    """Return the accuracy of a classifier that sees the labelled word alone, or a bag of words."""
+def by_words(train: Part, test: Part) -> dict[str, np.ndarray]:
+    """Return the classes of a classifier that sees the labelled word alone, or a bag of words."""
     n_classes = len(classes_of(train.rows))
     if isinstance(train.rows, TaggedRows):
         forms = [words_of(train), words_of(test)]
         _, numbers = np.unique(np.concatenate(forms), return_inverse=True)
         known, others = np.split(numbers.ravel(), [len(forms[0])])
         predicted = baselines.class_of_word(known, train.labels, others, n_classes)
-        return {"word": float((predicted == test.labels).mean())}
+        return {"word": predicted}
     size = len(train.rows.vocabulary)
     bags = [bags_of(train), bags_of(test)]
     predicted = baselines.naive_bayes(bags[0], train.labels, bags[1], n_classes, size)
-    return {"bag_of_words": float((predicted == test.labels).mean())}
+    return {"bag_of_words": predicted}
 
 
 def words_of(part: Part) -> np.ndarray:
@@ -294,6 +321,14 @@ def bags_of(part: Part) -> baselines.Bags:
 # ------------------------------------------------------------------------ ridge regression
 
 
+def inputs_of(states: np.ndarray) -> np.ndarray:
+    """Return what a regression gets of states (N, D), or pairs of them, (N, 2, D): (N, F)."""
+    if states.ndim == 2:
+        return states
+    u, v = states[:, 0], states[:, 1]
+    return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
+
+
 def effective_rank(states: np.ndarray) -> float:
     """Return in how many directions states vary, as a share of the most possible, 0 to 1.
 
@@ -315,13 +350,13 @@ def effective_rank(states: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Ridge:
-    """A ridge regression of one-hot labels on standardised inputs.
+    """A ridge regression of one-hot labels, or of real values (K = 1), on standardised inputs.
 
     Attributes:
-        mean: Of the inputs, (D,).
-        scale: The standard deviations of the inputs, 1 for a constant one, (D,).
-        weights: For standardised inputs, (D, K).
-        intercept: The shares of the classes, (K,).
+        mean: Of the inputs, (F,).
+        scale: The standard deviations of the inputs, 1 for a constant one, (F,).
+        weights: For standardised inputs, (F, K).
+        intercept: The shares of the classes, (K,), or the mean of the values.
         ridge: What multiplies the squared weights, per item.
     """
 
@@ -336,41 +371,43 @@ class Ridge:
         """Return the regression with the ridge of RIDGES that has the fewest errors.
 
         An error is an item that the regression on all others gives another class. With inputs X
-        (N, D) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the values that are
+        (N, F) and labels Y (N, K), centred, X X^T = U S U^T and r = N * ridge the values that are
         fitted are H Y, H = U S / (S + r) U^T + 1 / N, the last term for the intercept, and an item
         left out has Y - (Y - H Y) / (1 - diag H) (Allen 1974); standardisation stays that of all.
-        Of equal ridges the one with the least squared error of the items left out is chosen.
+        Of equal ridges the one with the least squared error of the items left out is chosen, and
+        so it is for real values.
 
         Args:
-            inputs: X, (N, D).
-            labels: Classes, (N,).
-            n_classes: K.
+            inputs: X, (N, F).
+            labels: Classes, (N,), or real values.
+            n_classes: K, 0 for real values.
         """
         x = inputs.astype(np.float64)
         mean, scale = x.mean(axis=0), x.std(axis=0)
         scale = np.where(scale > 0, scale, 1.0)
         x = (x - mean) / scale
-        one_hot = np.eye(n_classes)[labels]
-        intercept = one_hot.mean(axis=0)
-        y = one_hot - intercept
-        # X^T X has the same S, without the zeros, and D is mostly less than N.
+        targets = np.eye(n_classes)[labels] if n_classes else labels[:, None]
+        intercept = targets.mean(axis=0)
+        y = targets - intercept
+        # X^T X has the same S, without the zeros, and F is mostly less than N.
         squares, basis = np.linalg.eigh(x.T @ x)
         squares = squares.clip(min=0)
-        rotated = x @ basis  # U S^(1/2), (N, D)
-        product = rotated.T @ y  # S^(1/2) U^T Y, (D, K)
+        rotated = x @ basis  # U S^(1/2), (N, F)
+        product = rotated.T @ y  # S^(1/2) U^T Y, (F, K)
         count = len(x)
         errors = []
         for ridge in RIDGES:
             inverse = 1 / (squares + count * ridge)
             free = 1 - 1 / count - (rotated**2) @ inverse
             residuals = (y - rotated @ (product * inverse[:, None])) / free.clip(1e-12)[:, None]
-            missed = (one_hot - residuals).argmax(axis=1) != labels
-            errors.append((float(missed.mean()), float((residuals**2).sum())))
+            left_out = (targets - residuals).argmax(axis=1)
+            missed = float((left_out != labels).mean()) if n_classes else 0.0
+            errors.append((missed, float((residuals**2).sum())))
         best = float(RIDGES[min(range(len(RIDGES)), key=errors.__getitem__)])
         weights = basis @ (product / (squares + count * best)[:, None])
         return cls(mean, scale, weights, intercept, best)
 
-    def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the class of each of the inputs, (M, D) to (M,)."""
+    def values(self, inputs: np.ndarray) -> np.ndarray:
+        """Return the values of the classes for each of the inputs, (M, F) to (M, K)."""
         values = (inputs - self.mean) / self.scale @ self.weights + self.intercept
-        return np.asarray(values.argmax(axis=1))
+        return np.asarray(values)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SENTENCES = "sentences"
 PREDICTIONS = "predictions"
 STATES = "states"
+TUNING = "fine-tuning"
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -142,6 +143,12 @@ class HiddenStates(Protocol):
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
 
+    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each layer the means of both texts of a row's pair, or its spans, (B, 2, D).
+
+        States of special tokens do not count.
+        """
+
 
 class Suite(Generic[Items, Probabilities]):
     """Base class of suites.
@@ -154,7 +161,7 @@ class Suite(Generic[Items, Probabilities]):
         patterns: Which files of a folder it reads; {option} stands for the value of an option.
         takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
             `from_predictions` makes of the predictions of a run for the split `config.split`, or
-            STATES, a `HiddenStates`.
+            STATES, a `HiddenStates`, or TUNING, an `evaluation.finetune.FineTuning`.
     """
 
     name: str = ""
@@ -261,6 +268,15 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
     constants = world.get("constants") if isinstance(world, dict) else None
     scores = constants.get(kind) if isinstance(constants, dict) else None
     return scores if isinstance(scores, dict) else {}
+
+
+def by_metric(references: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the values of references by metric, given the metrics of each reference."""
+    values: dict[str, dict[str, float]] = {}
+    for reference, metrics in references.items():
+        for name, value in metrics.items():
+            values.setdefault(name, {})[reference] = value
+    return values
 
 
 def build_suite(name: str, options: Sequence[str] = ()) -> Suite[Any, Any]:

@@ -24,7 +24,14 @@ from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans, object
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import REPEAT, write_page
 from metaseq_lm.league.plan import Objective, Plan, shipped_archive
-from metaseq_lm.league.predictions import FILE, Outcome, Registered, read_predictions
+from metaseq_lm.league.predictions import (
+    FILE,
+    Outcome,
+    Registered,
+    as_lines,
+    parse_lines,
+    read_predictions,
+)
 from metaseq_lm.league.prices import describe_excluded, possible
 from metaseq_lm.league.provenance import describe_provenance
 from metaseq_lm.league.rungs import predict
@@ -45,6 +52,8 @@ from metaseq_lm.reporting.numbers import Metric, flops_text
 from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
+
+PREDICTIONS = "predictions"  # what an archive says besides its runs
 
 
 @dataclass(frozen=True)
@@ -332,14 +341,16 @@ def budget_of(run: Run) -> float:
 def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     """Return the runs of a league and, of settings that it has not completed, the archive's.
 
+    Predictions are those of both.
+
     Raises UsageError for a run or a prediction of another plan.
     """
     folder.check_plans(contents.plan.hash)
-    predictions = tuple(read_predictions(folder.path))
-    plans = {f"{FILE}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
-    check_plans(plans, contents.plan.hash, "prediction")
+    predictions = read_predictions(folder.path)
+    check_predictions(predictions, FILE, contents.plan)
     runs = folder.runs()
     shipped = read_archived(contents)
+    predictions += [item for item in shipped.predictions if item not in predictions]
     local = {setting_of(run) for run in runs}
     whole = complete(runs, contents.plan)
     incomplete = (local - whole) & shipped.shipped
@@ -356,8 +367,14 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
         corpus,
         frozenset(map(setting_of, archived)),
         frozenset(incomplete),
-        predictions,
+        tuple(sorted(predictions, key=lambda item: item.time)),
     )
+
+
+def check_predictions(predictions: Sequence[Registered], source: str, plan: Plan) -> None:
+    """Raise UsageError, which names the source and the line, for a prediction of another plan."""
+    plans = {f"{source}, line {i}": item.plan for i, item in enumerate(predictions, 1)}
+    check_plans(plans, plan.hash, "prediction")
 
 
 def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
@@ -398,7 +415,16 @@ def read_archived(contents: Contents) -> LeagueRuns:
     contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
     runs = with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
-    return LeagueRuns(contents, runs, from_about(about), frozenset(map(setting_of, runs)))
+    source = f"{file}, predictions"
+    predictions = tuple(parse_lines(about.get(PREDICTIONS, ""), source))
+    check_predictions(predictions, source, contents.plan)
+    return LeagueRuns(
+        contents,
+        runs,
+        from_about(about),
+        frozenset(map(setting_of, runs)),
+        predictions=predictions,
+    )
 
 
 def with_means(contents: Contents, runs: Iterable[Run]) -> tuple[Run, ...]:
@@ -414,7 +440,7 @@ def setting_of(run: Run) -> tuple[str, float]:
 def write_archive(path: Path, league: LeagueRuns) -> None:
     """Write the runs of the plan, not those of added objectives, into an archive.
 
-    What gates need to know of the data is kept, too.
+    What gates need to know of the data is kept, too, and what was predicted.
     """
     labels = labels_of(league.contents.plan.objectives)
     runs = [run for run in league.runs if run.values["label"] in labels]
@@ -424,6 +450,9 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
     if league.corpus:
         about["corpus"] = league.corpus.as_text()
+    predictions = [item for item in league.predictions if item.prediction.objective in names]
+    if predictions:
+        about[PREDICTIONS] = as_lines(predictions)
     archive.write(path, runs, about)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 
@@ -317,9 +318,10 @@ def why_unscored(standings: Standings, outcome: Outcome) -> str:
 
 def predictions_table(standings: Standings) -> Table:
     """Return the predictions of a league with what came out, and their errors."""
-    metric, rows = standings.primary, []
+    metric, rows, records = standings.primary, [], []
     for outcome in standings.predictions:
         prediction, value = outcome.registered.prediction, observed(standings, outcome)
+        records.append(prediction_record(standings, outcome))
         low, high = prediction.interval
         row = [Cell(flops_text(prediction.budget)), Cell(prediction.objective, number=False)]
         row.append(Cell(outcome.registered.time, number=False))
@@ -336,7 +338,31 @@ def predictions_table(standings: Standings) -> Table:
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
     head += ["mean", "inside", "error", "error of the last budget", "error of the line"]
     notes = list(describe_predictions(standings))
-    return Table(f"Predictions: {metric.title}", head, rows, notes)
+    return Table(f"Predictions: {metric.title}", head, rows, notes, records)
+
+
+def prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
+    """Return the unrounded numbers of a prediction and what came out, for csv."""
+    registered, value = outcome.registered, observed(standings, outcome)
+    prediction = registered.prediction
+    low, high = prediction.interval
+    return {
+        "objective": prediction.objective,
+        "flops": prediction.budget,
+        "metric": prediction.metric,
+        "made": registered.time,
+        "plan": registered.plan,
+        "code": registered.code,
+        "rungs": " ".join(f"{rung:g}" for rung in prediction.rungs),
+        "curve": prediction.form,
+        "predicted": prediction.value,
+        "low": low,
+        "high": high,
+        **{f"predicted_{name}": naive for name, naive in prediction.naive.items()},
+        "mean": value,
+        "inside": None if value is None else low <= value <= high,
+        "unscored": why_unscored(standings, outcome) if value is None else None,
+    }
 
 
 def expectations(prediction: Prediction) -> list[float]:

@@ -21,7 +21,7 @@ from metaseq_lm.league.describe import describe_origins, describe_rule
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.html import league_sections
-from metaseq_lm.league.ladder_tables import ladder_tables
+from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.league.verdict import VERDICTS
@@ -38,6 +38,8 @@ def write_page(
     standings: Standings, folder: Path, repeat: Section = REPEAT, reload: int = 0
 ) -> list[Path]:
     """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
+
+    Predictions have a file of their own, predictions.csv.
 
     Args:
         standings: Decided ones.
@@ -73,6 +75,12 @@ def write_page(
     for ending, text in texts.items():
         paths.append(folder / f"standings.{ending}")
         write_atomic(paths[-1], text.encode("utf-8"))
+    predictions = folder / "predictions.csv"
+    if standings.predictions:
+        write_atomic(predictions, to_csv(predictions_table(standings)).encode("utf-8"))
+        pictures.append(predictions)
+    else:
+        predictions.unlink(missing_ok=True)
     return paths + pictures
 
 

@@ -1,7 +1,7 @@
 """Predictions: the score of a further budget, written down before it runs and scored after it.
 
-`L/predictions.jsonl` has a line for each, with the time, the hashes of the plan and of the code,
-and a checksum.
+`L/predictions.jsonl`, and the archive of a league, has a line for each, with the time, the hashes
+of the plan and of the code, and a checksum.
 """
 
 from __future__ import annotations
@@ -143,11 +143,19 @@ def read_predictions(folder: Path) -> list[Registered]:
     file = folder / FILE
     if not file.exists():
         return []
-    registered = []
     try:
         text = read_bounded(file, LARGEST_SWEEP).decode("utf-8")
     except ValueError as error:
         raise MetaseqError(f"{file}: {error}. Restore it or delete it") from error
+    return parse_lines(text, str(file))
+
+
+def parse_lines(text: str, source: str) -> list[Registered]:
+    """Return the predictions of lines.
+
+    Raises MetaseqError, which names the source, for a line that is damaged or was changed.
+    """
+    registered = []
     for i, line in enumerate(text.splitlines(), 1):
         try:
             content = json.loads(line)
@@ -157,7 +165,7 @@ def read_predictions(folder: Path) -> list[Registered]:
         if not problem and is_altered(content):
             problem = "changed after it was written"
         if problem:
-            raise MetaseqError(f"{file}, line {i}: damaged ({problem}). Restore it or delete it")
+            raise MetaseqError(f"{source}, line {i}: damaged ({problem}). Restore it or delete it")
         registered.append(parse(content))
     return registered
 
@@ -180,8 +188,14 @@ def parse(content: dict[str, Any]) -> Registered:
 
 def add_predictions(folder: Path, predictions: Sequence[Registered]) -> None:
     """Write further predictions behind those of a league."""
+    text = as_lines([*read_predictions(folder), *predictions])
+    write_atomic(folder / FILE, text.encode())
+
+
+def as_lines(predictions: Sequence[Registered]) -> str:
+    """Return a line for each prediction; `parse_lines` is the inverse."""
     lines = []
-    for item in [*read_predictions(folder), *predictions]:
+    for item in predictions:
         content = {"time": item.time, "plan": item.plan, "code": item.code}
         lines.append(to_json(with_checksum(content | asdict(item.prediction))) + "\n")
-    write_atomic(folder / FILE, "".join(lines).encode())
+    return "".join(lines)

@@ -8,6 +8,7 @@ read. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM, whose s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,7 +26,7 @@ from metaseq_lm.core.registry import CRITERIONS, TASKS, register_task
 from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
-from metaseq_lm.data.labelled.sets import MULTI_LABEL, LabelledSet
+from metaseq_lm.data.labelled.sets import MULTI_LABEL, LabelledSet, held_out_from
 from metaseq_lm.data.storage.manifest import Manifest, labels_in
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
@@ -56,6 +57,7 @@ from metaseq_lm.tasks.options import (
 from metaseq_lm.tasks.protocols import IsReadAs, facts_of, read_as
 
 HEAD = "heads.sentence."
+HELD_OUT = "held_out"  # a split that is a part of train
 TANH = "tanh"
 AUTO, BOTH, CAUSAL = "auto", "both", "causal"
 
@@ -77,6 +79,13 @@ class SentencePredictionConfig(
         "tokens that a token sees: both (sides), read at [CLS]; causal (those before it), read at "
         "the last one; or auto: causal if the objective of init_from is, else both",
         choices=(AUTO, BOTH, CAUSAL),
+    )
+    held_out: float = option(
+        0.0,
+        "share of the rows of train, their last ones, that are not trained on but are split "
+        "held_out: trainer.valid_split=held_out chooses the best checkpoint by them",
+        at_least=0,
+        below=1,
     )
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     pooler_activation: str = option(
@@ -118,6 +127,14 @@ def reach_of_manifest(manifest: Mapping[str, Any]) -> str:
     return exported.reach if isinstance(exported, Exported) else BOTH
 
 
+def parts_of_train(data: LabelledSet, options: SentencePredictionConfig) -> tuple[int, int]:
+    """Return how many rows of train are trained on, and the number of these and those held out."""
+    count = limited_count(len(data), options.train_size)
+    if not options.held_out:
+        return count, count
+    return held_out_from(data, count, math.ceil(count * options.held_out)), count
+
+
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
 class SentencePredictionTask(LabelledSetTask):
     """A pre-trained encoder and a head on one labelled set.
@@ -138,7 +155,11 @@ class SentencePredictionTask(LabelledSetTask):
 
     def _labelled(self, split: str) -> SentenceRows:
         folder = labelled_folder(self.run_config)
-        return sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
+        name = "train" if self._is_held_out(split) else split
+        return sentence_rows(folder, name, self.vocabulary, self.config.tokens_per_sample)
+
+    def _is_held_out(self, split: str) -> bool:
+        return split == HELD_OUT and self.config.held_out > 0
 
     # ---------------------------------------------------------------- data and model
 
@@ -148,7 +169,8 @@ class SentencePredictionTask(LabelledSetTask):
 
     @classmethod
     def n_examples(cls, config: RunConfig) -> int:
-        return limited_count(super().n_examples(config), config.task.train_size)
+        first, _ = parts_of_train(LabelledSet(labelled_folder(config), "train"), config.task)
+        return first
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         if split != "train":
@@ -157,15 +179,19 @@ class SentencePredictionTask(LabelledSetTask):
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
         lengths = rows.lengths if options.group_by_length else None
-        count = limited_count(len(rows), options.train_size)
+        count, _ = parts_of_train(rows.data, options)
         order = Shuffled(count, options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def single_pass(self, split: str) -> dict[str, Stream]:
         """Return one pass over the rows of a split."""
         rows, size, seed = self.labelled(split), self.config.batch_size, self.run_config.seed
-        count = limited_count(len(rows), self.config.train_size if split == "train" else 0)
-        samples = np.arange(scored_rows(self, split, count))
+        first, stop = 0, len(rows)
+        if split == "train":
+            stop, _ = parts_of_train(rows.data, self.config)
+        elif self._is_held_out(split):
+            first, stop = parts_of_train(rows.data, self.config)
+        samples = np.arange(first, first + scored_rows(self, split, stop - first))
         return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:

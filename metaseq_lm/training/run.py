@@ -171,7 +171,7 @@ class TrainingRun:
     def _score_suites(self) -> None:
         """Score the checkpoint that the run ended with with `trainer.final_suites`."""
         try:
-            for results in score_final_suites(self.config):
+            for results in score_final_suites(self.config, train_run):
                 if self.folder is not None:
                     suite_results.write(self.folder.path, results)
                 overall = results.groups[suite_results.OVERALL]["metrics"]
@@ -236,6 +236,11 @@ class TrainingRun:
                 "pretraining": lineage_cost.total(ancestors, config.init_from),
             }
         )
+
+
+def train_run(config: RunConfig) -> None:
+    """Make, or go on with, the training run of a configuration."""
+    TrainingRun(config).train()
 
 
 def versions() -> dict[str, str]:

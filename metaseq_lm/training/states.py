@@ -1,9 +1,10 @@
 """Frozen states of the layers of a restored run's encoder, for probes.
 
-Shapes: B rows, S positions, D width.
+Shapes: B rows, P parts of a row, S positions, D width.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
-from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.suites import Rows
 from metaseq_lm.tasks.protocols import encoder_of, layout_of_states, task_read_as
@@ -43,7 +45,7 @@ class EncoderStates:
         self.task = task_read_as(run.task)
         self.encoder = encoder_of(self.task, run.model)
         self.longest = longest_row(run.config)
-        self.vocabulary = load_tokenizer(run.config.data).vocabulary
+        self.vocabulary = Vocabulary.load(Path(run.config.data, DICT_FILE))
         self.first = self.vocabulary.cls(self.task.text_token)
         self.rows = self.forward_tokens = 0
 
@@ -59,17 +61,38 @@ class EncoderStates:
 
     def means(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
         """Return for each layer the mean of a row's states but those of special tokens, (B, D)."""
-        vocabulary = self.vocabulary
 
         def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-            tokens = batch.tokens
-            chosen = (tokens != vocabulary.pad) & (tokens != vocabulary.sep)
-            chosen[:, 0] = False
-            weights = chosen / chosen.sum(1, keepdim=True).clamp(min=1)
-            means = [torch.einsum("bs,bsd->bd", weights.to(x.dtype), x) for x in states]
-            return means, torch.arange(len(tokens))
+            return means_where(self._is_text(batch).unsqueeze(1), states)
+
+        return [x[:, 0] for x in self._read(rows, samples, pool)]
+
+    def means_of_parts(self, rows: Rows, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each layer the means of both texts of a row's pair, or its spans, (B, 2, D).
+
+        States of special tokens do not count.
+        """
+
+        def pool(batch: TokenBatch, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+            spans = getattr(batch, "spans", None)
+            if spans is None:
+                assert batch.segments is not None
+                inside = batch.segments.unsqueeze(1) == torch.arange(2).view(1, 2, 1).to(
+                    batch.segments
+                )
+            else:
+                at = torch.arange(batch.tokens.shape[1]).to(spans)
+                inside = (at >= spans[..., :1]) & (at < spans[..., 1:])
+            return means_where(inside & self._is_text(batch).unsqueeze(1), states)
 
         return self._read(rows, samples, pool)
+
+    def _is_text(self, batch: TokenBatch) -> Tensor:
+        """Return which tokens are not special ones, boolean (B, S)."""
+        tokens, vocabulary = batch.tokens, self.vocabulary
+        is_text = (tokens != vocabulary.pad) & (tokens != vocabulary.sep)
+        is_text[:, 0] = False
+        return is_text
 
     def _read(self, rows: Rows, samples: np.ndarray, pool: Pooling) -> list[np.ndarray]:
         """Return the pooled states of each layer in the order of the samples."""
@@ -95,3 +118,17 @@ class EncoderStates:
             numbers.append(indices[of_row.cpu().numpy()])
         order = np.argsort(np.concatenate(numbers), kind="stable")
         return [np.concatenate(of_layer)[order] for of_layer in zip(*parts)]
+
+
+def means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Return of each layer the means of the chosen states, (B, P, D), and the rows' numbers, (B,).
+
+    The mean of no state is 0.
+
+    Args:
+        chosen: Boolean (B, P, S).
+        states: Of each layer, (B, S, D).
+    """
+    weights = chosen / chosen.sum(-1, keepdim=True).clamp(min=1)
+    means = [torch.einsum("bps,bsd->bpd", weights.to(x.dtype), x) for x in states]
+    return means, torch.arange(len(chosen))

@@ -1,7 +1,10 @@
 """Scoring of a restored run with a suite, and the suites that a run is scored with at its end."""
 
+import contextlib
 import json
 import shlex
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +23,7 @@ from metaseq_lm.evaluation.suites import (
     PREDICTIONS,
     SENTENCES,
     STATES,
+    TUNING,
     References,
     Results,
     Suite,
@@ -30,6 +34,7 @@ from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
+from metaseq_lm.training.finetuning import FineTuner, Train
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
@@ -97,6 +102,7 @@ def read_items(suite: Suite[Any, Any], folder: Path) -> Any:
 def score_suite(
     request: SuiteRequest,
     checkpoint: Path,
+    train: Train,
     user_dir: str | None = None,
     run: Parts | None = None,
 ) -> SuiteResults:
@@ -105,6 +111,7 @@ def score_suite(
     Args:
         request: What to score it with.
         checkpoint: The folder of the checkpoint.
+        train: Makes a training run, for a suite that fine-tunes.
         user_dir: The plug-in that the run or the suite needs.
         run: What `open_scored` returns for the checkpoint, if it is open already.
 
@@ -124,8 +131,11 @@ def score_suite(
         results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
         run = run or open_scored(checkpoint, user_dir, request.overrides)
-        of_items = score_states if suite.takes == STATES else score_sentences
-        results, cost = of_items(request, items, run)
+        if suite.takes == TUNING:
+            results, cost = score_tuning(request, items, run, checkpoint, train)
+        else:
+            of_items = score_states if suite.takes == STATES else score_sentences
+            results, cost = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
         suite=suite.name,
@@ -193,15 +203,46 @@ def score_sentences(
 
 def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
     """Return the results of a suite that takes hidden states, and its cost."""
-    made_with, trained_with = tokenizer_of(request.folder), tokenizer_hash(run.config.data)
-    if made_with and trained_with and made_with != trained_with:
-        raise UsageError(
-            f"{request.folder}: made with another tokenizer than the run's ({made_with} and "
-            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
-        )
+    check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
     return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+
+
+def check_made_for(folder: Path, run: Parts) -> None:
+    """Raise UsageError for a set that was made with another tokenizer than the run's."""
+    made_with, trained_with = tokenizer_of(folder), tokenizer_hash(run.config.data)
+    if made_with and trained_with and made_with != trained_with:
+        raise UsageError(
+            f"{folder}: made with another tokenizer than the run's ({made_with} and "
+            f"{trained_with}); preprocess it with --tokenizer-from {run.config.data}"
+        )
+
+
+def score_tuning(
+    request: SuiteRequest, items: Any, run: Parts, checkpoint: Path, train: Train
+) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that fine-tunes a checkpoint, and its cost.
+
+    The training runs are in the run folder until all of them have ended, so that a call that was
+    interrupted goes on.
+    """
+    for folder in items:
+        check_made_for(folder, run)
+    run_folder = suite_results.run_folder_of(checkpoint)
+    with contextlib.ExitStack() as stack:
+        if run_folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = process_group.from_first(folder)
+        else:
+            folder = run_folder / suite_results.FOLDER / request.name / "training"
+        weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
+        runs = folder / weights[:12]
+        tuner = FineTuner(run, checkpoint, runs, train, request.batch_tokens)
+        results = checked(request.suite, request.suite.score(items, tuner))
+    if process_group.rank() == 0 and folder.is_dir():
+        shutil.rmtree(folder)
+    return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
 def tokenizer_of(folder: Path) -> str | None:
@@ -366,7 +407,7 @@ def is_answer(
     )
 
 
-def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
+def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults]:
     """Yield the results of each final suite that is missing, scored as `metaseq-lm score` does.
 
     A call of all replicas: each makes all passes. Raises Interrupted after a stop signal.
@@ -387,4 +428,4 @@ def score_final_suites(config: RunConfig) -> Iterator[SuiteResults]:
             except UsageError as error:
                 say(f"not scored with suite {request.name}: {error}")
                 continue
-        yield score_suite(request, checkpoint, config.user_dir, run=run)
+        yield score_suite(request, checkpoint, train, config.user_dir, run=run)

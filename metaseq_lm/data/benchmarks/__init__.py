@@ -2,9 +2,12 @@
 
 Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", Xie et al. 2018, and the files these benchmarks
 distribute. The order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
+
+"babylm/..." are the seven tasks that the BabyLM challenge takes from GLUE and SuperGLUE, each a
+pair of texts as its evaluation pipeline of 2025 puts them, scored by accuracy.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
@@ -26,7 +29,8 @@ class Benchmark:
     one first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
     columns of GLUE's TSV files; train and dev files without a header row have the columns `header`.
     `doubled` repeats train rows with their texts swapped. `skip_malformed` counts and leaves out
-    rows with a wrong number of fields.
+    rows with a wrong number of fields. `original` is the task whose files are read, if that is
+    another one.
     """
 
     labels: tuple[str, ...]
@@ -40,6 +44,7 @@ class Benchmark:
     form: str = "pair"
     doubled: bool = False
     skip_malformed: bool = False
+    original: str = ""
 
 
 MNLI_FILES = {
@@ -102,10 +107,28 @@ CLOTH = {
     "CLOTH-H": Benchmark(LETTERS, files=CLOTH_FILES, form="cloze"),
 }
 
+BABYLM_METRICS = {"MRPC": ("accuracy", "f1"), "QQP": ("accuracy", "f1")}
+BABYLM = {
+    task: replace(
+        tasks[task],
+        metrics=BABYLM_METRICS.get(task, ("accuracy",)),
+        files={split: tasks[task].files[split] for split in ("train", "valid")},
+        form="pair",
+        doubled=False,
+        original=f"{benchmark}/{task}",
+    )
+    for benchmark, tasks, names in (
+        ("superglue", SUPERGLUE, ("BoolQ", "MultiRC", "WSC")),
+        ("glue", GLUE, ("RTE", "MRPC", "QQP", "MNLI")),
+    )
+    for task in names
+}
+
 BENCHMARKS = {
     **{f"glue/{name}": task for name, task in GLUE.items()},
     **{f"superglue/{name}": task for name, task in SUPERGLUE.items()},
     **{f"cloth/{name}": task for name, task in CLOTH.items()},
+    **{f"babylm/{name}": task for name, task in BABYLM.items()},
 }
 
 

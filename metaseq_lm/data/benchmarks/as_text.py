@@ -6,6 +6,9 @@ row per answer: question with the answer, passage; ReCoRD query, passage; WiC tw
 both spans, text. Spans stand between asterisks; which they are differs from the author's code where
 the files are wrong (WSC) or name one twice (ReCoRD): FORMS has both ways. ReCoRD has one row per
 query, and its places are those of the answers in the passage.
+
+BABYLM has the texts of the BabyLM challenge (evaluation pipeline of 2025, finetune/dataset.py) for
+official files and for those of the challenge, whose rows are flat and may lack an index.
 """
 
 import re
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.benchmarks import SUPERGLUE, Benchmark, find_benchmark, superglue
@@ -122,6 +126,29 @@ def _letters(word: str) -> str:
     return re.sub(r"\W+", "", word).lower()
 
 
+def _index(record: Record) -> dict[str, Any]:
+    return {"idx": record.number("idx")} if "idx" in record.fields else {}
+
+
+def _boolq_of_babylm(record: Record) -> Iterator[Example]:
+    yield (record.text("question"), record.text("passage")), record.label(), (), _index(record)
+
+
+def _multirc_of_babylm(record: Record) -> Iterator[Example]:
+    if "passage" in record.fields:
+        yield from _multirc(record)
+        return
+    question = f"Question: {record.text('question')} Answer: {record.text('answer')}"
+    yield (question, record.text("paragraph")), record.label(), (), {}
+
+
+def _wsc_of_babylm(record: Record) -> Iterator[Example]:
+    target = record.record("target")
+    pronoun, noun = target.text("span2_text"), target.text("span1_text")
+    question = f'Does "{pronoun}" refer to "{noun}" in this passage?'
+    yield (question, record.text("text")), record.label(), (), _index(record)
+
+
 EXAMPLES: dict[str, Examples] = {
     "BoolQ": _swapped("BoolQ"),
     "CB": _swapped("CB"),
@@ -135,6 +162,11 @@ EXAMPLES: dict[str, Examples] = {
 FORMS: dict[str, dict[str, Examples]] = {
     "own": EXAMPLES,
     "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
+}
+BABYLM: dict[str, Examples] = {
+    "BoolQ": _boolq_of_babylm,
+    "MultiRC": _multirc_of_babylm,
+    "WSC": _wsc_of_babylm,
 }
 # Benchmarks with the texts above; [SEP] is the label token of class 0.
 AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in EXAMPLES}

@@ -101,7 +101,7 @@ def _wsc(record: Record) -> dict[str, Any]:
 
 
 def _multirc(record: Record) -> dict[str, Any]:
-    if "paragraph" not in record.fields:
+    if "paragraph" not in record.fields or "idx" not in record.fields:
         return {}
     places = record.record("idx")
     answer = {"text": record.text("answer"), "idx": places.number("answer")}

@@ -57,7 +57,7 @@ class SuperglueReader:
                 # The leaderboard knows an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
                 key = tuple(facts[name] for name in names)
-                if key in seen:
+                if key and key in seen:
                     shown = ", ".join(f"{name} {facts[name]}" for name in names)
                     raise MetaseqError(f"{record.where}: {shown} occurs twice")
                 seen.add(key)

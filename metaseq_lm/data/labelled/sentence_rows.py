@@ -29,8 +29,9 @@ class SentenceBatch(TokenBatch):
 class SentenceRows:
     """One split of a labelled set, each sample one row, or with choices K rows.
 
-    A pair is cut to `tokens_per_sample` by `cut_pair`, and the spans with it. Raises UsageError for
-    a length without room for text and MetaseqError for a span that is cut away.
+    A pair is cut to `tokens_per_sample` by `cut_pair`, and the spans with it; `is_cut` says of each
+    sample whether it lost tokens, boolean (N,). Raises UsageError for a length without room for
+    text and MetaseqError for a span that is cut away.
     """
 
     def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
@@ -68,6 +69,9 @@ class SentenceRows:
             else np.stack(cut_pair(sizes[:, layout[0]], sizes[:, layout[-1]], self.room), 1)
             for layout in self.layouts
         ]
+        pairs = zip(self.layouts, self.n_tokens)
+        cut = [(sizes[:, list(layout)] > n).any(1) for layout, n in pairs]
+        self.is_cut: np.ndarray = np.any(cut, axis=0)
         # A candidate without tokens is missing.
         self.absent = sizes[:, 1:] == 0 if self.choices else np.zeros((len(data), 1), bool)
         self.row_lengths = np.stack([n.sum(1) + 1 + n.shape[1] for n in self.n_tokens], 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
@@ -173,3 +173,27 @@ class LabelledSet:
 
     def __len__(self) -> int:
         return len(self.inputs[0])
+
+
+def held_out_from(data: LabelledSet, count: int, size: int) -> int:
+    """Return the first of the rows that are held out: the last of the first `count`.
+
+    They are `size` or a few more: neighbours with a text in common, such as answers about one
+    passage, or a row and its copy with swapped texts, are not separated.
+
+    Raises:
+        UsageError: No row, or no other row, would be held out.
+    """
+
+    def texts(row: int) -> set[bytes]:
+        return {column[row].tobytes() for column in data.inputs}
+
+    first = count - size
+    while 0 < first < count and not texts(first - 1).isdisjoint(texts(first)):
+        first -= 1
+    if not 0 < first < count:
+        raise UsageError(
+            f"{data.folder}: of {count} rows of '{data.split}' {size} cannot be held out; a few "
+            "must be left to train on, with other texts"
+        )
+    return first

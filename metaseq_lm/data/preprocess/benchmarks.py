@@ -13,6 +13,7 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
+    BABYLM,
     OPTIONAL_SPLITS,
     SQUAD,
     Benchmark,
@@ -59,8 +60,8 @@ class BenchmarkOptions(TokenizerFromOptions):
 
     benchmark: str = option(
         "",
-        "glue/CoLA, superglue/WiC, cloth/CLOTH, squad/v2.0 and so on: official files, written to "
-        "D/CoLA or D/NAME of --labelled",
+        "glue/CoLA, superglue/WiC, babylm/WSC, cloth/CLOTH, squad/v2.0 and so on: official files, "
+        "written to D/CoLA or D/NAME of --labelled",
         metavar="NAME",
     )
     source: Path | None = option(
@@ -102,29 +103,30 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         target = replace(target, splits={**files, **request.splits})
     elif not request.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
-    suite, _, task = name.partition("/")
+    original = benchmark.original or name
+    suite, _, task = original.partition("/")
 
     def open_rows(split: str, path: Path) -> Rows:
         file, required = request.record_file(path), not may_lack_labels(split)
         if suite == "cloth":
             return ClothReader(file, LEVELS[name])
         if suite == "superglue":
-            variant = options.as_text
-            examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
+            forms = as_text.FORMS[options.as_text] if options.as_text else superglue.EXAMPLES
+            examples = as_text.BABYLM[task] if benchmark.original else forms[task]
             remedy = (
                 f"Is this a file of {name}, official or written by datasets? Of others a labelled "
                 "set is made with --labelled NAME and --text-columns"
             )
             return superglue.SuperglueReader(
-                hub_forms.accepts_both(name, examples), file, required, remedy
+                hub_forms.accepts_both(original, examples), file, required, remedy
             )
         expand: Callable[[Row], Iterable[Row]] | None = (
             with_coreference if name == "glue/WNLI" else None
         )
         if doubled and split == TRAIN:
             expand = with_swapped
-        columns = _columns(name, benchmark, split, file)
-        return RowReader(file, columns, required, expand=_renamed(name, expand))
+        columns = _columns(original, benchmark, split, file)
+        return RowReader(file, columns, required, expand=_renamed(original, expand))
 
     details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
     details["as_text"] = bool(options.as_text)
@@ -160,6 +162,10 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     if not source.is_dir():
         raise MissingError(f"{source}: no such folder; --source is the folder of {name}'s files")
     names = find_benchmark(name).files
+    suite, _, task = name.partition("/")
+    is_challenge = suite == "babylm" and holds_challenge(source)
+    if is_challenge:
+        names = {split: f"{task.lower()}.{split}.jsonl" for split in names}
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
         published = source / split  # of CLOTH
@@ -167,7 +173,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
             files[split] = sorted(published.rglob("*.json"))
         elif official := find_packed(source / file):
             files[split] = [official]
-        elif paths := exported_files(source, split):
+        elif not is_challenge and (paths := exported_files(source, split)):
             files[split] = paths
         elif split not in OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
@@ -188,6 +194,11 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
             f"{', '.join(RECORD_SUFFIXES)}){hint}"
         )
     return files
+
+
+def holds_challenge(source: Path) -> bool:
+    """Return whether a folder has BabyLM's files, of all tasks in one folder."""
+    return any(find_packed(source / f"{task.lower()}.train.jsonl") for task in BABYLM)
 
 
 def exported_files(source: Path, split: str) -> list[Path]:

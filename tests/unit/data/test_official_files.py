@@ -66,6 +66,31 @@ def test_rows(name, corpus):
         assert data.label_names == list(BENCHMARKS[name].labels)
 
 
+BABYLM_ROWS = {
+    "BoolQ": (9427, 3270),
+    "MultiRC": (27243, 4848),
+    "RTE": (2490, 277),
+    "WSC": (554, 104),
+    "MRPC": (3667, 408),
+}
+
+
+@pytest.mark.parametrize("task", BABYLM_ROWS)
+def test_rows_of_babylm(task, corpus):
+    """All rows are there, with the labels of the official sets."""
+    name = f"babylm/{task}"
+    folder, label = source(BENCHMARKS[name].original), f"babylm-{task}"
+    options = ["--source", str(folder), "--destdir", str(corpus), "--labelled", label]
+    assert main(["preprocess", "--benchmark", name, *options]) == 0
+    splits = [LabelledSet(corpus / label, split) for split in ("train", "valid")]
+    assert tuple(map(len, splits)) == BABYLM_ROWS[task]
+    undoubled = ["--no-double"] * BENCHMARKS[BENCHMARKS[name].original].doubled
+    options = ["--source", str(folder), "--destdir", str(corpus), "--labelled", f"o-{task}"]
+    assert main(["preprocess", "--benchmark", BENCHMARKS[name].original, *options, *undoubled]) == 0
+    for data in splits:
+        assert (data.labels == LabelledSet(corpus / f"o-{task}", data.split).labels).all()
+
+
 def test_multirc_questions(corpus):
     """The paper rounds to 5,100 and 1,800 questions; the files hold these."""
     folder = source("superglue/MultiRC")

@@ -47,7 +47,7 @@ def test_the_ridge_is_that_with_the_fewest_errors_of_items_left_out() -> None:
     assert ridge.weights[:6] == pytest.approx(fit, abs=1e-10)
     assert ridge.weights[6] == pytest.approx(0, abs=1e-12)
     assert ridge.intercept == pytest.approx(y.mean(0))
-    assert ridge.predict(inputs).tolist() == (x @ fit + y.mean(0)).argmax(1).tolist()
+    assert ridge.values(inputs).argmax(1).tolist() == (x @ fit + y.mean(0)).argmax(1).tolist()
 
 
 def left_out(x: np.ndarray, y: np.ndarray, item: int, penalty: float) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_more_inputs_than_items() -> None:
     labels = np.arange(12) % 2
     inputs = rng.normal(size=(12, 40)).astype(np.float32)
     inputs[:, 0] += 10 * labels
-    assert (Ridge.fit(inputs, labels, 2).predict(inputs) == labels).all()
+    assert (Ridge.fit(inputs, labels, 2).values(inputs).argmax(1) == labels).all()
 
 
 def test_the_effective_rank_is_a_share_of_the_directions() -> None:

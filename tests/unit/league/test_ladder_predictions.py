@@ -1,5 +1,6 @@
 """Predictions of a league: what is predicted, kept in a file, refused, and scored."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,13 @@ from matplotlib.figure import Figure
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.league.assembly import LeagueRuns, predict_rungs, read_league_runs
+from metaseq_lm.league.assembly import (
+    LeagueRuns,
+    predict_rungs,
+    read_archived,
+    read_league_runs,
+    write_archive,
+)
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
@@ -37,6 +44,7 @@ from metaseq_lm.league.rungs import predict
 from metaseq_lm.league.standings import FLAG, REFUSE, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import Rule
+from metaseq_lm.reporting.archive import read, read_about, write
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
@@ -195,6 +203,63 @@ def test_predictions_of_another_plan_are_refused(tmp_path):
         read_league_runs(folder, Contents(plan, content))
 
 
+def archived(tmp_path: Path, *predictions: Registered) -> tuple[Contents, Path]:
+    """Archive a league with a run and predictions; return what a plan with this archive has."""
+    content = plan_with()
+    contents = Contents(parse_plan(content), content, archive=str(tmp_path / "plan.jsonl.gz"))
+    file = tmp_path / "plan.jsonl.gz"
+    runs = (run("masked", SMALL, 1, "2026-11-28T02:00:00+00:00"),)
+    write_archive(file, LeagueRuns(contents, runs, predictions=predictions))
+    return contents, file
+
+
+def of_plan(**values) -> Registered:
+    plan = parse_plan(plan_with())
+    return replace(registered(objective="masked", **values), plan=plan.hash)
+
+
+def test_an_archive_keeps_what_was_predicted(tmp_path):
+    """Not of added objectives, whose runs it does not keep either."""
+    one, two = of_plan(), replace(of_plan(budget=LARGE), time="2026-11-28T05:00:00+00:00")
+    contents, _ = archived(tmp_path, one, two, registered())
+    league = read_archived(contents)
+    assert league.predictions == (one, two)
+    assert [outcome.registered for outcome in league.outcomes()] == [one, two]
+    # A folder adds its own; one that is in both counts once.
+    folder = LeagueFolder(tmp_path / "L")
+    folder.path.mkdir()
+    third = replace(one, time="2026-11-28T04:00:00+00:00")
+    add_predictions(folder.path, [one, third])
+    assert read_league_runs(folder, contents).predictions == (one, third, two)
+    # An archive without predictions is as before.
+    contents, file = archived(tmp_path)
+    assert read_archived(contents).predictions == () and "predictions" not in read_about(file)
+
+
+def test_predictions_of_an_archive_are_scored_by_runs_of_the_folder(tmp_path, monkeypatch):
+    contents, _ = archived(tmp_path, of_plan(budget=LARGE))
+    assert read_archived(contents).outcomes()[0].is_open
+    later = [run("masked", LARGE, seed, "2026-11-28T04:00:00+00:00") for seed in (1, 2)]
+    monkeypatch.setattr(LeagueFolder, "runs", lambda folder: later)
+    (outcome,) = read_league_runs(LeagueFolder(tmp_path / "L"), contents).outcomes()
+    assert (outcome.is_open, outcome.is_before) == (False, True)
+
+
+def test_archived_predictions_that_were_changed_or_are_of_another_plan_are_refused(tmp_path):
+    contents, file = archived(tmp_path, of_plan())
+    about = read_about(file)
+    assert '"value": 0.8,' in about["predictions"]
+    changed = about | {
+        "predictions": about["predictions"].replace('"value": 0.8,', '"value": 0.7,')
+    }
+    write(file, read(file), changed)
+    with pytest.raises(MetaseqError, match="predictions, line 1.*changed after it was written"):
+        read_archived(contents)
+    contents, _ = archived(tmp_path, registered(objective="masked"))
+    with pytest.raises(UsageError, match="line 1: a prediction of another plan .0123"):
+        read_archived(contents)
+
+
 LADDER = [1e7 * 4**i for i in range(5)]
 
 
@@ -240,6 +305,18 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     assert "Of 1 prediction that was made before the runs, 1 has" in capsys.readouterr().out
     text = (folder.path / "report" / "standings.txt").read_text()
     assert "Predictions: valid.mlm" in text and "open" not in text
+    # The archive beside a plan gives the same page.
+    archive = tmp_path / "plan.jsonl.gz"
+    assert main(["league", "report", str(folder.path), "--archive", str(archive)]) == 0
+    (tmp_path / "plan.yaml").write_text(json.dumps(content))
+    out = tmp_path / "page"
+    assert main(["league", "report", str(tmp_path / "plan.yaml"), "--out", str(out)]) == 0
+    for name in ("predictions.csv", "standings.csv"):
+        assert (out / name).read_text() == (folder.path / "report" / name).read_text()
+    (row,) = csv.DictReader((out / "predictions.csv").read_text().splitlines())
+    assert float(row["predicted"]) == made.prediction.value
+    assert (row["objective"], row["made"], row["inside"]) == ("masked", made.time, "True")
+    assert float(row["mean"]) == pytest.approx(1 + 2.0**-4) and row["unscored"] == ""
 
 
 # ---------------------------------------------------------------- the page
@@ -362,6 +439,11 @@ def test_the_page_has_ladders_in_all_forms(tmp_path):
         text = (tmp_path / f"standings.{ending}").read_text()
         for title in ("Ladders:", "FLOPs at equal score", "Crossovers:", "Predictions:"):
             assert title in text
+    (row,) = csv.DictReader((tmp_path / "predictions.csv").read_text().splitlines())
+    assert (row["flops"], row["mean"], row["unscored"]) == ("2000000000000.0", "", "open")
+    assert (row["low"], row["high"], row["predicted_last"]) == ("0.75", "0.85", "0.7")
+    write_page(replace(league, predictions=()), tmp_path)
+    assert not (tmp_path / "predictions.csv").exists()
 
 
 def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monkeypatch):

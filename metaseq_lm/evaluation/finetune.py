@@ -1,0 +1,338 @@
+"""Fine-tuning on labelled sets as a suite: what the encoder of a run learns from each set.
+
+The recipe is that of the BabyLM challenge's evaluation pipeline of 2025 (eval_finetuning.sh and
+finetune/ at commit bf55c11) for all sets, with its exceptions for some: AdamW with betas (.9,
+.999), eps 1e-8 and a weight decay of .01 on all parameters, no clipping, warm-up over 6 % of the
+updates, then a cosine to a tenth of the rate, dropout of .1 in a head with a hidden layer (GELU).
+
+The pipeline chooses the epoch on the file that it reports, so that its scores are too high, the
+more so the smaller the file. By default a part of train that is not trained on chooses it here.
+
+Beside each score stands that of a linear probe of the frozen states, on the same rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.labelled import baselines
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest
+from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
+from metaseq_lm.evaluation.grouping import MACRO
+from metaseq_lm.evaluation.probe import FORMS as PROBED_FORMS
+from metaseq_lm.evaluation.probe import Probe, ProbeConfig
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    TUNING,
+    GroupMetrics,
+    HiddenStates,
+    References,
+    Results,
+    Suite,
+    by_metric,
+    register_suite,
+)
+
+TRAIN = "train"
+HELD_OUT, SCORED = "held_out", "scored"
+SHARE = 0.1  # of train that is held out
+ACCURACY, F1 = "accuracy", "f1"
+FROZEN = "frozen"
+FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
+
+
+@dataclass
+class FineTuneConfig:
+    """The recipe; 0 stands for the challenge's own value."""
+
+    sets: tuple[str, ...] = option(
+        (), "sets in the folder (none = all with a train split and this split)"
+    )
+    split: str = option("valid", "split that is scored")
+    choose: str = option(
+        HELD_OUT,
+        "what chooses the epoch: held_out, the last tenth of train, which is not trained on; or "
+        "scored, the split that is scored, as in the challenge: such scores are too high",
+        choices=(HELD_OUT, SCORED),
+    )
+    lr: float = option(3e-5, "learning rate at its peak", above=0)
+    batch_size: int = option(
+        0, "rows of a batch (0 = 32, of babylm/BoolQ and babylm/MultiRC 16)", at_least=0
+    )
+    epochs: float = option(0.0, "training epochs (0 = 10, of babylm/WSC 30)", at_least=0)
+    train: int = option(
+        0,
+        "only the first rows of train (0 = all, of babylm/MNLI and babylm/QQP 10,000)",
+        at_least=0,
+    )
+    tokens: int = option(
+        512, "longest row; longer ones, and those longer than the run's, are cut", at_least=8
+    )
+    seeds: tuple[int, ...] = option((42,), "seeds of heads and batches; scores are their means")
+    frozen: bool = option(True, "probe the frozen states, too, of sets that a probe reads")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a set is trained on, where sets differ."""
+
+    batch_size: int = 32
+    epochs: float = 10
+    train: int = 0
+    metric: str = "score"  # that chooses the epoch: the main one of the set, or another
+
+
+RECIPES = {
+    "babylm/BoolQ": Recipe(batch_size=16),
+    "babylm/MultiRC": Recipe(batch_size=16),
+    "babylm/WSC": Recipe(epochs=30),
+    "babylm/MNLI": Recipe(train=10_000),
+    "babylm/QQP": Recipe(train=10_000, metric=F1),
+    "babylm/MRPC": Recipe(metric=F1),
+}
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A fine-tuned model on the split that is scored.
+
+    Attributes:
+        metrics: The metrics of the set, the main one first.
+        epoch: The epoch that was chosen.
+        trained: The number of rows that it was trained on.
+        choosing: The number of rows that chose the epoch.
+        cut: The share of the scored rows that lost tokens.
+    """
+
+    metrics: Mapping[str, float]
+    epoch: float
+    trained: int
+    choosing: int
+    cut: float
+
+
+class FineTuning(Protocol):
+    """Fine-tunes the encoder of a run.
+
+    Attributes:
+        states: The states of the encoder without fine-tuning.
+    """
+
+    states: HiddenStates
+
+    def fine_tune(
+        self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
+    ) -> FineTuned:
+        """Return how a model that was trained on the set in a folder does on a split.
+
+        Args:
+            folder: The folder of the set.
+            split: The split that is scored.
+            seed: The seed of the head, the dropout and the order of the rows.
+            options: Options of the training run by their keys.
+        """
+
+
+@register_suite("finetune", FineTuneConfig)
+class FineTune(Suite[list[Path], FineTuning]):
+    """The encoder fine-tuned on each labelled set, by the recipe of the BabyLM challenge."""
+
+    patterns: ClassVar[tuple[str, ...]] = (MANIFEST_FILE,)
+    takes = TUNING
+
+    def check(self, folder: Path) -> None:
+        self.read(folder)
+
+    def files(self, folder: Path) -> list[Path]:
+        return [path / MANIFEST_FILE for path in self.read(folder)]
+
+    def read(self, folder: Path) -> list[Path]:
+        """Return the folders of the sets: the one that is named, or those in it."""
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder; name a labelled set, or the data folder")
+        names, split = self.config.sets, self.config.split
+        if not self.config.seeds:
+            raise UsageError("seeds=[]: give one or more")
+        if split == TRAIN:
+            raise UsageError("split=train: it is trained on; name another")
+        if is_labelled(folder):
+            if names:
+                raise UsageError(f"{folder}: a labelled set; sets=NAMES goes with its data folder")
+            check_set(folder, split)
+            return [folder]
+        for name in names:
+            check_set(folder / name, split)
+        if names:
+            return [folder / name for name in sorted(set(names))]
+        sets = []
+        for path in sorted(folder.glob(f"*/{MANIFEST_FILE}")):
+            manifest = Manifest.load(path.parent)
+            if not problem_of(manifest, split):
+                sets.append(path.parent)
+        if not sets:
+            raise UsageError(
+                f"{folder}: holds no labelled set with the splits train and {split}; 'preprocess "
+                "--benchmark babylm/RTE --source FOLDER' makes one"
+            )
+        return sets
+
+    def score(self, items: list[Path], probabilities: FineTuning) -> Results:
+        results = {folder.name: self._tuned(folder, probabilities) for folder in items}
+        if self._is_single(items):
+            return {OVERALL: results[items[0].name]}
+        count = sum(group.n for group in results.values())
+        metrics = {name: group.metrics for name, group in results.items()}
+        return {OVERALL: GroupMetrics(count, macro_means(items, metrics)), **results}
+
+    def _is_single(self, items: list[Path]) -> bool:
+        """Return whether the data folder itself is a set."""
+        return len(items) == 1 and not self.config.sets
+
+    def _tuned(self, folder: Path, tuning: FineTuning) -> GroupMetrics:
+        """Return the means over seeds of the metrics of a set, the main one first."""
+        split, seeds = self.config.split, self.config.seeds
+        options = self.options_for(recipe_of(folder))
+        runs = [tuning.fine_tune(folder, split, seed, options) for seed in seeds]
+        means = {n: float(np.mean([run.metrics[n] for run in runs])) for n in runs[0].metrics}
+        main = next(iter(means))
+        if self._is_probed(folder):
+            probe = self._probe(folder)
+            frozen = probe.score(probe.read(folder), tuning.states)[OVERALL].metrics[main]
+            means[f"{FROZEN}_{main}"] = frozen
+        if len(runs) > 1:
+            means[f"{main}_sd"] = float(np.std([run.metrics[main] for run in runs], ddof=1))
+        means["epoch"] = float(np.mean([run.epoch for run in runs]))
+        means |= {"rows_trained": runs[0].trained, "rows_choosing": runs[0].choosing}
+        return GroupMetrics(len(LabelledSet(folder, split)), means | {"cut": runs[0].cut})
+
+    def _is_probed(self, folder: Path) -> bool:
+        form: str = Manifest.load(folder).details["form"]
+        return self.config.frozen and form in PROBED_FORMS
+
+    def _probe(self, folder: Path) -> Probe:
+        """Return the probe of a set, with the same rows."""
+        limit = self.config.train or recipe_of(folder).train
+        return Probe(ProbeConfig(split=self.config.split, train=limit))
+
+    def options_for(self, recipe: Recipe) -> dict[str, Any]:
+        """Return the options of the training run for a set."""
+        config = self.config
+        is_held_out = config.choose == HELD_OUT
+        return {
+            "task.batch_size": config.batch_size or recipe.batch_size,
+            "task.epochs": config.epochs or recipe.epochs,
+            "task.train_size": config.train or recipe.train,
+            "task.tokens_per_sample": config.tokens,
+            "task.held_out": SHARE if is_held_out else 0.0,
+            "task.validate_epochs": 1,
+            "task.pooled": True,
+            "task.pooler_activation": "gelu",
+            "task.head_dropout": 0.1,
+            "optimizer.lr": config.lr,
+            "optimizer.betas": [0.9, 0.999],
+            "optimizer.eps": 1e-8,
+            "optimizer.weight_decay": 0.01,
+            "optimizer.clip_norm": 0,
+            "schedule.warmup_ratio": 0.06,
+            "schedule.end": 0.1,
+            "trainer.valid_split": HELD_OUT if is_held_out else config.split,
+            "trainer.best_checkpoint_metric": recipe.metric,
+            "trainer.maximize_best_checkpoint_metric": True,
+        }
+
+    def references(self, items: list[Path], folder: Path) -> References:
+        references = {path.name: self._references(path) for path in items}
+        if self._is_single(items):
+            return {OVERALL: by_metric(references[items[0].name])}
+        majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
+        macro = macro_means(items, majorities) if len(majorities) == len(items) else {}
+        by_name = {name: by_metric(of_set) for name, of_set in references.items()}
+        return {OVERALL: by_metric({"majority": macro}), **by_name}
+
+    def _references(self, folder: Path) -> dict[str, dict[str, float]]:
+        """Return the metrics of the class that is most frequent in train, and of bags of words.
+
+        There are none for real values.
+        """
+        train, scored = LabelledSet(folder, TRAIN), LabelledSet(folder, self.config.split)
+        if train.regression:
+            return {}
+        assert train.labels is not None and scored.labels is not None
+        limit = self.config.train or recipe_of(folder).train
+        most = baselines.majority(train.labels[: limit or None], len(train.label_names))
+        scores = np.tile(np.eye(len(train.label_names))[most], (len(scored), 1))
+        items = LabelledItems(scored.benchmark, scored.labels, scored.rows, scored.label_names)
+        references = {"majority": labelled_results(items, scores)[OVERALL].metrics}
+        if not self._is_probed(folder):
+            return references
+        probe = self._probe(folder)
+        main = next(iter(references["majority"]))
+        of_probe = probe.references(probe.read(folder), folder)[OVERALL][main]
+        references["majority"][f"{FROZEN}_{main}"] = of_probe["majority"]
+        words = of_probe["bag_of_words"]
+        return references | {"bag_of_words": {main: words, f"{FROZEN}_{main}": words}}
+
+
+def macro_means(
+    folders: list[Path], metrics: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the mean over sets of their main metrics.
+
+    It is called accuracy_macro if that is the accuracy of all, else score_macro. Where F1 chooses
+    the epoch of some, accuracy_f1_macro takes F1 of these: so does the README of the challenge,
+    while its script takes the accuracy of all.
+
+    Args:
+        folders: The folders of the sets.
+        metrics: The metrics of each, the main one first, by the name of its folder.
+    """
+    mains = {folder: next(iter(metrics[folder.name])) for folder in folders}
+
+    def mean_of(names: Mapping[Path, str]) -> float:
+        return float(np.mean([metrics[folder.name][name] for folder, name in names.items()]))
+
+    main = ACCURACY if {*mains.values()} == {ACCURACY} else "score"
+    means = {main + MACRO: mean_of(mains)}
+    by_f1 = {folder: F1 for folder in folders if recipe_of(folder).metric == F1}
+    if main == ACCURACY and by_f1:
+        means[f"{ACCURACY}_{F1}{MACRO}"] = mean_of(mains | by_f1)
+    frozen = {folder: f"{FROZEN}_{name}" for folder, name in mains.items()}
+    if all(name in metrics[folder.name] for folder, name in frozen.items()):
+        means[f"{FROZEN}_{main}{MACRO}"] = mean_of(frozen)
+    return means
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """Return the recipe for the set in a folder."""
+    return RECIPES.get(Manifest.load(folder).details["benchmark"], Recipe())
+
+
+def is_labelled(folder: Path) -> bool:
+    """Return whether a folder is that of a labelled set."""
+    return (folder / MANIFEST_FILE).is_file() and Manifest.load(folder).kind == LABELLED
+
+
+def problem_of(manifest: Manifest, split: str) -> str:
+    """Return why a set cannot be fine-tuned on and scored, "" if it can."""
+    if manifest.kind != LABELLED:
+        return "is no labelled set"
+    if manifest.details["form"] not in FORMS:
+        return f"is of form '{manifest.details['form']}', not of {', '.join(FORMS)}"
+    for name in (TRAIN, split):
+        if name not in manifest.splits:
+            return f"has no split '{name}', only {', '.join(manifest.splits)}"
+        if f"{name}.label.bin" not in manifest.files:
+            return f"has no labels of split '{name}'"
+    return ""
+
+
+def check_set(folder: Path, split: str) -> None:
+    """Raise UsageError for a set that cannot be fine-tuned on and scored."""
+    if problem := problem_of(Manifest.load(folder), split):
+        raise UsageError(f"{folder}: {problem}; name the split that is scored with split=NAME")
