@@ -369,7 +369,7 @@ def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
                 f"the criterion returned a {type(term).__name__} as {name}; return "
                 "{name: Term(sum, per)}: a sum, which the engine divides by the size `per`"
             )
-        if term.sum.shape not in ((), getattr(sizes.get(term.per), "shape", ())):
+        if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
             raise MetaseqError(
                 f"the sum of the criterion's term '{name}' has the shape {tuple(term.sum.shape)}; "
                 "give Term the sum over the micro-batch, a scalar"
