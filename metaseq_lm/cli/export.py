@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     config = manifests.reopened_config(stored.path, stored.manifest, args.user_dir, args.overrides)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
     show(f"{out}: exported from {stored.path}")
-    if part.unused:
-        heads = ", ".join(part.unused)
-        show(f"{out}: without {heads}, which criterion {config.criterion._name} does not train")
+    if part.omitted:
+        heads = ", ".join(part.omitted)
+        show(f"{out}: without {heads}, which criterion {config.criterion._name} does not export")
     if " " in longest_input(part, config).removesuffix(" tokens"):
         show(f"{out}: longest input: {longest_input(part, config)}")
     if args.check:

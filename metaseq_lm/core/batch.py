@@ -360,8 +360,27 @@ def count_targets(targets: Any) -> dict[str, Any]:
 Logs = dict[str, Any]
 
 
+def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
+    """Raise MetaseqError unless terms are a dictionary of `Term`, with sums shaped as their sizes.
+
+    Any other shape would be summed for the gradient, but averaged for the log.
+    """
+    for name, term in terms.items() if isinstance(terms, dict) else [("its result", terms)]:
+        if not isinstance(term, Term):
+            raise MetaseqError(
+                f"the criterion returned a {type(term).__name__} as {name}; return "
+                "{name: Term(sum, per)}: a sum, which the engine divides by the size `per`"
+            )
+        if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
+            raise MetaseqError(
+                f"the sum of the criterion's term '{name}' has the shape {tuple(term.sum.shape)}; "
+                "give Term the sum over the micro-batch, a scalar"
+            )
+
+
 def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     """Return the weighted sum of the terms' means, and add their means to `logs`."""
+    check_terms(terms, totals)
     total: Any = 0.0
     excess: Any = 0.0  # of sums over the means that are logged
     for name, term in terms.items():

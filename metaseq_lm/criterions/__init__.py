@@ -17,7 +17,7 @@ class Exported:
     It gives the states of `Encoder.forward` and the plain outputs of its heads.
 
     Attributes:
-        heads: Names of the heads that the losses see.
+        heads: Names of the heads whose outputs the class gives; others are left out.
         pipeline: Whether the class's pipeline performs the trained task.
         generator: Whether the noise model, if there is one, is a masked language model.
         real_values: Whether the head predicts real values directly, up to a scale.

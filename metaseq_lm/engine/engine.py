@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from metaseq_lm.core.batch import Batch, Logs, means, to_python
+from metaseq_lm.core.batch import Batch, Logs, check_terms, means, to_python
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.distributed.vectors import Vector
@@ -372,6 +372,7 @@ class Engine:
                 for batch in itertools.chain.from_iterable(group):
                     with forward.over(batch):
                         terms = loss_fn(batch)
+                    check_terms(terms, batch.sizes)
                     self.record.add(terms)
                     add_sizes(sizes, batch)
                     for name, term in terms.items():

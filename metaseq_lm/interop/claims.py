@@ -50,12 +50,12 @@ def claimed(config: RunConfig, source: object) -> Exported:
     return criterion.exported
 
 
-def with_trained_heads(
+def with_exported_heads(
     weights: dict[str, Tensor], claim: Exported
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the weights without heads that the objective does not train, and their names."""
+    """Return the weights without heads that the criterion does not export, and their names."""
     heads = {name.split(".")[1] for name in weights if name.startswith(HEADS)}
-    unused = sorted(heads - set(claim.heads))
-    prefixes = tuple(f"{HEADS}{head}." for head in unused)
+    omitted = sorted(heads - set(claim.heads))
+    prefixes = tuple(f"{HEADS}{head}." for head in omitted)
     chosen: dict[str, Any] = {n: w for n, w in weights.items() if not n.startswith(prefixes)}
-    return chosen if prefixes else weights, unused
+    return chosen if prefixes else weights, omitted

@@ -14,7 +14,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import bio_names, predicted_names
-from metaseq_lm.interop.claims import claimed, with_trained_heads
+from metaseq_lm.interop.claims import claimed, with_exported_heads
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
 from metaseq_lm.interop.heads import (
@@ -170,7 +170,7 @@ def trained_part(
     MetaseqError, which begins with `source`, if there is none.
     """
     claim = claimed(config, source)
-    weights, unused = with_trained_heads(weights, claim) if main else (weights, [])
+    weights, omitted = with_exported_heads(weights, claim) if main else (weights, [])
     if not main and not claim.generator:
         raise MetaseqError(
             f"{source}: its noise model is not trained as a masked language model by criterion "
@@ -210,7 +210,7 @@ def trained_part(
     values = write_config(architecture, model, vocabulary, tied)
     original, weights = weights, to_library_form(weights, architecture, activation, source)
     part = Part(read_config(values, source), values, weights, main, original=original)
-    part.unused, part.pipeline = unused, claim.pipeline or not main
+    part.omitted, part.pipeline = omitted, claim.pipeline or not main
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
     part.copies = {} if bias is None else {COPIES[bias]: bias}

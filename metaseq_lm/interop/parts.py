@@ -40,7 +40,7 @@ class Part:
     `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones
     in the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our
     model has no place for. `original` are our weights where `weights` are in the form of the
-    library's head. `unused` are heads that the objective does not train, and `pipeline` says
+    library's head. `omitted` are heads that the criterion does not export, and `pipeline` says
     whether that of the class does what was trained.
     """
 
@@ -52,7 +52,7 @@ class Part:
     copies: dict[str, str] = field(default_factory=dict)
     rest: dict[str, Tensor] = field(default_factory=dict)
     original: dict[str, Tensor] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
     pipeline: bool = True
 
     @property

@@ -187,7 +187,12 @@ def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None)
             "this run used a plug-in; give --user-dir with its path from here, which was "
             f"{config.user_dir}"
         )
-    check_names(config)
+    try:
+        check_names(config)
+    except UsageError as error:
+        if not config.user_dir:
+            raise
+        raise UsageError(f"{error} This run used the plug-in {config.user_dir}.") from error
     return config
 
 

@@ -8,6 +8,7 @@ import pytest
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.registry import CRITERIONS
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,28 @@ def test_mistakes(
     assert main(["evaluate", *(a.format(run=run) for a in arguments)]) == code
     text = capsys.readouterr().err
     assert "Traceback" not in text and not [w for w in words if w not in text], text
+
+
+def test_another_plugin_than_that_of_the_run_is_told_apart(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(CRITERIONS, "entries", dict(CRITERIONS.entries))
+    right, wrong = (tmp_path / f"plugin_{name}.py" for name in ("right", "wrong"))
+    right.write_text(
+        "from metaseq_lm.core.registry import register_criterion\n"
+        "from metaseq_lm.criterions.masked_lm import MaskedLM, ZLossConfig\n"
+        "register_criterion('of_a_plugin', dataclass=ZLossConfig)(type('Mine', (MaskedLM,), {}))\n"
+    )
+    wrong.write_text("")
+    options = [*CASES["masked_lm"][0], *TINY, "--max-update", "1", "--criterion", "of_a_plugin"]
+    run = ["--save-dir", str(tmp_path / "run"), "--user-dir", str(right)]
+    assert main(["train", str(moons), *run, *options]) == 0
+    del CRITERIONS.entries["of_a_plugin"]
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--user-dir", str(wrong)]) == 2
+    text = capsys.readouterr().err
+    assert "unknown criterion 'of_a_plugin'" in text
+    assert text.endswith(f"This run used the plug-in {right}.\n")
 
 
 def test_a_plugin_is_not_loaded_because_a_file_names_it(

@@ -165,6 +165,24 @@ def test_unknown_size_is_explained(net: nn.Module) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (lambda x: x.sum(), "a Tensor as its result; return {name: Term"),
+        (lambda x: {"a": x.mean()}, "a Tensor as a; return {name: Term"),
+        (lambda x: {"a": Term(x, "rows")}, r"'a' has the shape \(2, 1\); .* a scalar"),
+        (lambda x: {"a": Term(x.sum(1), None)}, r"'a' has the shape \(2,\); .* a scalar"),
+    ],
+)
+def test_what_is_no_sum_is_explained(net: nn.Module, returned: Callable, message: str) -> None:
+    """Whether a run begins with an update or with a validation."""
+    engine = build(net)
+    with pytest.raises(MetaseqError, match=message):
+        engine.gradients(lambda b: returned(net(b.x)), batches([2]), engine.parameters("main"))
+    with pytest.raises(MetaseqError, match=message):
+        engine.evaluate(lambda b: returned(net(b.x)), [batches([2])])
+
+
 @pytest.mark.parametrize("sizes", [[6], [1, 2, 3]])
 @pytest.mark.parametrize("replay", [False, True])
 def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bool) -> None:
