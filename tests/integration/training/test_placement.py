@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import placement, process_group, vectors
-from metaseq_lm.distributed.gathering import Unit
+from metaseq_lm.distributed.gathering import Gathered, ShardedWeights, UnitPool
 from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
@@ -404,25 +404,23 @@ def gather_in_the_graph() -> None:
     pool, parameters = engine.placement.pool, engine.parameters("main")
     storages: list[tuple[StorageWeakRef, int]] = []
     gathered: list[int] = []
-    gather = Unit.gather
+    gather = UnitPool._gather
 
     def weights_in_memory() -> int:
         return sum(size for storage, size in storages if not storage.expired())
 
-    def noted(unit: Unit, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
-        values = gather(unit, parts)
-        if not torch.is_grad_enabled():
-            gathered.append(unit.number)
-            for value in values:
-                assert value is not None
-                storage = value.untyped_storage()
-                storages.append((StorageWeakRef(storage), storage.nbytes()))
-            live = [size for storage, size in storages if not storage.expired()]
-            assert sum(live) <= pool.most, (live, pool.most, gathered)
-        return values
+    def noted(self: UnitPool, weights: ShardedWeights, number: int) -> Gathered:
+        is_new = (id(weights), number) not in self.gathered
+        result = gather(self, weights, number)
+        if is_new:
+            gathered.append(number)
+            new = [value.untyped_storage() for value in result.values]
+            storages.extend((StorageWeakRef(storage), storage.nbytes()) for storage in new)
+            assert weights_in_memory() <= pool.most
+        return result
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(Unit, "gather", noted)
+    patch.setattr(UnitPool, "_gather", noted)
     engine.begin(1)
     gc.disable()
     inner = engine.inner(lambda b: loss_on(model, b), batches(1, rank, 2)[:1], parameters)
