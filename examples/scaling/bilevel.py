@@ -85,7 +85,7 @@ def replica(options: argparse.Namespace) -> None:
         line |= {"parallel": run.config.engine.parallel, "parameters": len(weights)}
         line |= {"held": sum(held_bytes(run).values()), "peak": max(peaks)}
         line["cpu_seconds"] = seconds
-        line["differs"] = (weights - torch.load(first)).abs().max().item()
+        line["differs"] = (weights - torch.load(first, weights_only=True)).abs().max().item()
         print(json.dumps(line), flush=True)
     process_group.finish()
 

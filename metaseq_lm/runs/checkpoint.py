@@ -347,14 +347,14 @@ def read_weights(module: torch.nn.Module, stored: Checkpoint) -> None:
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
     """Raise the CheckpointError of a replica on all."""
-    own = None
+    error_here: CheckpointError | None = None
     try:
         yield
     except CheckpointError as error:
-        own = error
-    troubles = process_group.gather_objects("" if own is None else str(own))
+        error_here = error
+    troubles = process_group.gather_objects("" if error_here is None else str(error_here))
     if trouble := next(filter(None, troubles), ""):
-        raise own or CheckpointError(trouble)
+        raise error_here or CheckpointError(trouble)
 
 
 def _open(path: Path) -> Checkpoint:
