@@ -22,8 +22,7 @@ def small_plan(file: Path, data: Path) -> dict[str, Any]:
     content["data"] = {"folder": str(data)}
     content["options"] += ["task.tokens_per_sample=12", "model.max_positions=12"]
     content["options"] += ["task.sample_break_mode=eos", "engine.threads=1", "optimizer.lr=1e-3"]
-    content |= {"budgets": [1e10], "seeds": [1, 2]}
-    content["controls"]["seeds"] = [11]
+    content |= {"budgets": [1e10], "seeds": [1], "controls": {"untrained": False}}
     suites = content["comparison"]["suites"]
     content["comparison"]["suites"] = [
         f"{entry} epochs=1" if entry.startswith("finetune") else entry for entry in suites
