@@ -44,6 +44,7 @@ HELD_OUT, SCORED = "held_out", "scored"
 SHARE = 0.1  # of train that is held out
 ACCURACY, F1 = "accuracy", "f1"
 FROZEN = "frozen"
+F1_MACRO = f"{ACCURACY}_{F1}{MACRO}"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
 
 
@@ -252,6 +253,7 @@ class FineTune(Suite[list[Path], FineTuning]):
             return {OVERALL: by_metric(references[items[0].name])}
         majorities = {n: of_set["majority"] for n, of_set in references.items() if of_set}
         macro = macro_means(items, majorities) if len(majorities) == len(items) else {}
+        macro.pop(F1_MACRO, None)  # a column of its own for one number
         by_name = {name: by_metric(of_set) for name, of_set in references.items()}
         return {OVERALL: by_metric({"majority": macro}), **by_name}
 
@@ -301,7 +303,7 @@ def macro_means(
     means = {main + MACRO: mean_of(mains)}
     by_f1 = {folder: F1 for folder in folders if recipe_of(folder).metric == F1}
     if main == ACCURACY and by_f1:
-        means[f"{ACCURACY}_{F1}{MACRO}"] = mean_of(mains | by_f1)
+        means[F1_MACRO] = mean_of(mains | by_f1)
     frozen = {folder: f"{FROZEN}_{name}" for folder, name in mains.items()}
     if all(name in metrics[folder.name] for folder, name in frozen.items()):
         means[f"{FROZEN}_{main}{MACRO}"] = mean_of(frozen)

@@ -44,13 +44,16 @@ def sentences(count: int, seed: int, grammatical: bool = True) -> list[str]:
     return found
 
 
-def make_data(folder: Path) -> Path:
-    """Binarise 2,000 grammatical sentences with a word tokenizer."""
-    text = folder / "train.txt"
-    text.write_text("\n".join(sentences(2000, 1)) + "\n")
+def make_data(folder: Path, valid: int = 0) -> Path:
+    """Binarise 2,000 grammatical sentences, and `valid` more, with a word tokenizer."""
     data = folder / "data"
-    command = ["preprocess", "--trainpref", str(text), "--destdir", str(data)]
-    assert main([*command, "--tokenizer", "word"]) == 0
+    command = ["preprocess", "--tokenizer", "word", "--destdir", str(data)]
+    for split, count, seed in (("train", 2000, 1), ("valid", valid, 2)):
+        if count:
+            text = folder / f"{split}.txt"
+            text.write_text("\n".join(sentences(count, seed)) + "\n")
+            command += [f"--{split}pref", str(text)]
+    assert main(command) == 0
     return data
 
 
@@ -68,3 +71,14 @@ def make_pairs(path: Path, count: int, seed: int) -> Path:
     rows = [json.dumps({"sentence_good": good, "sentence_bad": bad}) for good, bad in pairs]
     path.write_text("\n".join(rows) + "\n")
     return path
+
+
+def write_labelled_pairs(file: Path, count: int, seed: int, labels: tuple[object, object]) -> None:
+    """Write pairs of sentences, the second of which is grammatical, or, one in three, is not."""
+    good, bad = (sentences(count, seed, grammatical) for grammatical in (True, False))
+    first = sentences(count, seed + 100)
+    rows = []
+    for i, pair in enumerate(zip(good, bad)):
+        is_bad = int(i % 3 == 0)
+        rows.append({"sentence1": first[i], "sentence2": pair[is_bad], "label": labels[is_bad]})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agreement import make_data, make_run, sentences
+from agreement import make_data, make_run, write_labelled_pairs
 
 from metaseq_lm.cli import main
 from metaseq_lm.distributed import signals
@@ -29,17 +29,6 @@ TRAIN = [
 HELD_OUT = ["task.held_out=0.1", "trainer.valid_split=held_out", "trainer.final_splits=[valid]"]
 
 
-def write_pairs(file: Path, count: int, seed: int, labels: tuple[object, object]) -> None:
-    """Write pairs of sentences, of which the second one is grammatical or not."""
-    good, bad = (sentences(count, seed, grammatical) for grammatical in (True, False))
-    first = sentences(count, seed + 100)
-    rows = []
-    for i, pair in enumerate(zip(good, bad)):
-        is_bad = int(i % 3 == 0)
-        rows.append({"sentence1": first[i], "sentence2": pair[is_bad], "label": labels[is_bad]})
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, and two sets in its data folder."""
@@ -49,8 +38,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "challenge"
     source.mkdir()
     for task, labels in (("mrpc", (1, 0)), ("rte", (0, 1))):
-        write_pairs(source / f"{task}.train.jsonl", 80, 5, labels)
-        write_pairs(source / f"{task}.valid.jsonl", 30, 6, labels)
+        write_labelled_pairs(source / f"{task}.train.jsonl", 80, 5, labels)
+        write_labelled_pairs(source / f"{task}.valid.jsonl", 30, 6, labels)
         command = ["preprocess", "--benchmark", f"babylm/{task.upper()}", "--source", str(source)]
         assert main([*command, "--destdir", str(data)]) == 0
     return folder

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_sets import sentences, write_corpus, write_set
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled.baselines import class_of_word
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
-from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, part_of
+from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, inputs_of, part_of
 from metaseq_lm.evaluation.suites import OVERALL, Results, Rows, build_suite
 
 SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 40 --world-pairs 5"
@@ -219,3 +220,56 @@ def test_a_set_too_small_to_choose_a_layer_is_refused(world: Path, tmp_path: Pat
         suite.references(items, world / "one")
     with pytest.raises(UsageError, match="no labelled item to learn from"):
         suite.score(items, Labels())
+
+
+def test_pairs_are_read_by_difference_and_product() -> None:
+    """Whether two states are equal is no linear function of the two."""
+    states = np.array([[[1.0, -2.0], [3.0, 0.5]]])
+    assert inputs_of(states).tolist() == [[1.0, -2.0, 3.0, 0.5, 2.0, 2.5, 3.0, -1.0]]
+    assert inputs_of(states[:, 0]).tolist() == [[1.0, -2.0]]
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 2, 400)
+    first = rng.normal(size=(400, 3))
+    pairs = np.stack([first, np.where(labels[:, None], first, -first)], 1)
+    hits = [
+        (Ridge.fit(x[:200], labels[:200], 2).values(x[200:]).argmax(1) == labels[200:]).mean()
+        for x in (inputs_of(pairs), pairs.reshape(400, 6))
+    ]
+    assert hits[0] == 1 and hits[1] < 0.7
+
+
+def test_real_values_are_fitted_with_the_least_squared_error() -> None:
+    rng = np.random.default_rng(6)
+    inputs = rng.normal(size=(50, 4))
+    values = inputs @ np.array([1.0, 0.0, -2.0, 0.5]) + 3 + rng.normal(size=50)
+    ridge = Ridge.fit(inputs, values, 0)
+    x = (inputs - inputs.mean(0)) / inputs.std(0)
+    y = values[:, None]
+    errors = []
+    for penalty in 50 * RIDGES:
+        predicted = np.array([left_out(x, y, item, penalty) for item in range(50)])
+        errors.append(((predicted - y) ** 2).sum())
+    assert ridge.ridge == RIDGES[np.argmin(errors)] and ridge.intercept == pytest.approx(y.mean(0))
+    assert ridge.values(inputs).shape == (50, 1)
+
+
+def test_sets_of_a_benchmark_have_its_metrics(tmp_path: Path) -> None:
+    """The main one, which comes first, chooses the layer; references have them, too."""
+    rng = np.random.default_rng(7)
+    write_corpus(tmp_path)
+    gold = {"train": [0, 1, 1] * 8, "valid": [0, 1, 1, 0, 1], "test": [0, 1, 1, 1, 0, 1]}
+    splits = {name: ([sentences(rng, len(y))], y) for name, y in gold.items()}
+    write_set(tmp_path / "set", splits, ("0", "1"), benchmark="glue/CoLA")
+    suite = build_suite("probe")
+    items = suite.read(tmp_path / "set")
+    results = suite.score(items, Labels(("valid", "test"), ("valid",), ()))
+    metrics = results[OVERALL].metrics
+    assert list(metrics) == [
+        *("matthews", "accuracy", "valid_matthews", "valid_accuracy", "ridge", "layer"),
+    ]
+    assert (metrics["matthews"], metrics["valid_matthews"], metrics["layer"]) == (1, 1, 2)
+    assert results["layer_0"].metrics["matthews"] == -1
+    references = suite.references(items, tmp_path / "set")[OVERALL]
+    assert references["matthews"]["majority"] == 0
+    assert references["accuracy"]["majority"] == pytest.approx(4 / 6)
+    assert references["accuracy"]["chance"] == 0.5 and "chance" not in references["matthews"]
