@@ -93,7 +93,8 @@ class Scores:
 def ordered_rows(scores: Scores, is_today: bool) -> Iterator[list[str]]:
     """Yield a row of the table for each expected order."""
     expected = list(EXPECTED_TODAY if is_today else EXPECTED)
-    expected += [Ordered(TOPIC, SMALL, UNTRAINED, name) for name in scores.objectives]
+    if not is_today:
+        expected += [Ordered(TOPIC, SMALL, UNTRAINED, name) for name in scores.objectives]
     measured = [item for item in expected if all(scores.sides(item))]
     decisions = dict(
         zip(measured, decide_all([scores.sides(item) for item in measured], Rule(0.02)))
