@@ -235,7 +235,7 @@ def test_pairs_are_read_by_difference_and_product() -> None:
         (Ridge.fit(x[:200], labels[:200], 2).values(x[200:]).argmax(1) == labels[200:]).mean()
         for x in (inputs_of(pairs), pairs.reshape(400, 6))
     ]
-    assert hits[0] == 1 and hits[1] < 0.7
+    assert hits[0] > 0.95 and hits[1] < 0.65
 
 
 def test_real_values_are_fitted_with_the_least_squared_error() -> None:
