@@ -90,7 +90,7 @@ class Scores:
         return first, second
 
 
-def ordered_rows(scores: Scores, is_today: bool) -> Iterator[list[str]]:
+def ordered_rows(scores: Scores, is_today: bool = False) -> Iterator[list[str]]:
     """Yield a row of the table for each expected order."""
     expected = list(EXPECTED_TODAY if is_today else EXPECTED)
     if not is_today:
@@ -116,7 +116,7 @@ def text_of(values: Sequence[float], metric: str) -> str:
     return summary.text(Metric.of(metric, values)) if summary else "-"
 
 
-def solved_rows(scores: Scores, is_today: bool) -> Iterator[list[str]]:
+def solved_rows(scores: Scores, is_today: bool = False) -> Iterator[list[str]]:
     """Yield rows on who solves what: causal agreement, and masked copy before agreement.
 
     The objectives of today have no runs at the budget of the second.

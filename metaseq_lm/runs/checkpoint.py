@@ -101,16 +101,19 @@ def save(
     holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the
     bytes needed and free, and earlier checkpoints are untouched.
     """
-    contents = stage(weights, state)
+    contents = stage(weights, state, is_first=True)
     prepare(folder, update, contents.size)
     manifest = contents.manifest(update, description)
     return commit(folder, update, manifest, write(folder, update, contents))
 
 
-def stage(weights: Mapping[str, Tensor], state: dict[str, Any], copy: bool = False) -> Contents:
+def stage(
+    weights: Mapping[str, Tensor], state: dict[str, Any], is_first: bool, copy: bool = False
+) -> Contents:
     """Return what this process writes of weights and state, of which shards are its rows.
 
-    With `copy` training may go on while it is written; otherwise tensors on the CPU are not copied.
+    The one that `is_first` of those that write writes what is whole, too. With `copy` training may
+    go on while it is written; otherwise tensors on the CPU are not copied.
     """
     tensors = dict(weights)
 
@@ -124,7 +127,7 @@ def stage(weights: Mapping[str, Tensor], state: dict[str, Any], copy: bool = Fal
         """Return the file to which this process writes a tensor or its rows."""
         if not vectors.is_sharded(tensor):
             kind = "model" if name in weights else "state"
-            return None if process_group.rank() else f"{kind}.safetensors"
+            return f"{kind}.safetensors" if is_first else None
         number = placement.part_number(tensor)
         # Processes without rows of a tensor would all name the same first row.
         is_part = number is not None and (vectors.local(tensor).shape[0] or number == 0)
@@ -133,7 +136,7 @@ def stage(weights: Mapping[str, Tensor], state: dict[str, Any], copy: bool = Fal
     outline = map_tensors(take_out, state)
     files: dict[str, Callable[[], Iterable[Any]]] = {}
     tables: dict[str, dict[str, Tensor]] = {}
-    if process_group.rank() == 0:
+    if is_first:
         files["state.pt"] = partial(_archive, outline)
         tables["model.safetensors"] = {}  # of a run that has all weights in parts, too
     for name, tensor in tensors.items():

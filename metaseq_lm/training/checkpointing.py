@@ -122,7 +122,9 @@ class Checkpointer:
 
         Returns an error message or "", the same on all replicas.
         """
-        contents = checkpoint.stage(self.parts.model.state_dict(), state, copy)
+        contents = checkpoint.stage(
+            self.parts.model.state_dict(), state, process_group.rank() == 0, copy
+        )
         contents.size = sum(process_group.gather_objects(contents.size))
         description = {**self.description, "started": self.started, "valid": valid}
         try:

@@ -191,7 +191,7 @@ def write_hybrid(folder: Path) -> None:
     weights = {"a/b": to_shard(torch.arange(15.0).view(5, 3), mesh), "c": to_shard(ROW, mesh)}
     process_group.check_equal(weights, 1)
     state = {"moments": {0: to_shard(ROW + 1, mesh), "step": torch.tensor(3)}}
-    contents = checkpoint.stage(weights, state)
+    contents = checkpoint.stage(weights, state, process_group.rank() == 0)
     if process_group.rank() == 0:
         checkpoint.prepare(folder, 1, contents.size)
     process_group.from_first(None)
