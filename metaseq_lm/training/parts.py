@@ -225,7 +225,7 @@ def build_model(task: Task, config: RunConfig, device: str, empty: bool = False)
     if model is None:
         torch.manual_seed(config.seed)
         model = task.build_model()
-        return model.to(device, PRECISIONS[config.engine.precision])
+        return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
     model.to(dtype=PRECISIONS[config.engine.precision])
     # Its buffers have values.
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
