@@ -150,11 +150,11 @@ def verdict(is_measured: bool, is_held: bool) -> str:
 
 
 def main() -> None:
-    place = named_plan(sys.argv[1]) if len(sys.argv) > 1 else LAPTOP
-    if place in SHIPPED:
-        league = read_archived(Contents(*read_plan(place)))
+    source = named_plan(sys.argv[1]) if len(sys.argv) > 1 else LAPTOP
+    if source in SHIPPED:
+        league = read_archived(Contents(*read_plan(source)))
     else:
-        folder = LeagueFolder(place)
+        folder = LeagueFolder(source)
         league = read_league_runs(folder, folder.read())
     scores = Scores(league)
     is_today = league.contents.plan.hash == read_plan(OBJECTIVES)[0].hash

@@ -52,11 +52,11 @@ def table_of(rows: list[Row], metric: str) -> Table:
 def main() -> None:
     if len(sys.argv) != 3:
         raise UsageError("give a league and a budget: separate.py objectives 2.5e11")
-    place = named_plan(sys.argv[1])
-    if place in SHIPPED:
-        league = read_archived(Contents(*read_plan(place)))
+    source = named_plan(sys.argv[1])
+    if source in SHIPPED:
+        league = read_archived(Contents(*read_plan(source)))
     else:
-        folder = LeagueFolder(place)
+        folder = LeagueFolder(source)
         league = read_league_runs(folder, folder.read())
     rows = [row for row in league.rows() if row.budget == float(sys.argv[2])]
     if not rows:

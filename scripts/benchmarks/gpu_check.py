@@ -122,8 +122,8 @@ def factor_of(name: str) -> float:
     """
     counts, kind = counted(), "_compiled" if name.endswith("_compiled") else "_no_dropout"
     families = ("gpu_mlm", "gpu_electra")
-    own = [family for family in families if name.startswith(family)]
-    rows = [family + kind for family in own or families]
+    matching = [family for family in families if name.startswith(family)]
+    rows = [family + kind for family in matching or families]
     speeds = archived()
     return gpu_model.fitted(H100, [(counts[row], speeds[row]) for row in rows])
 
@@ -263,18 +263,18 @@ def run_side_by_side(card: Card) -> Iterator[dict[str, Any]]:
 def reduce_between(rank: int, folder: str, device: str, results: Any) -> None:
     """Sum tensors over two processes; put whether sums are right, and bytes per second."""
     backend = "nccl" if device == "cuda" else "gloo"
-    place = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    target = torch.device(device, rank) if device == "cuda" else torch.device(device)
     if device == "cuda":
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(target)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     right = True
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        parts = [torch.arange(1000, device=place).to(dtype) + number for number in range(2)]
+        parts = [torch.arange(1000, device=target).to(dtype) + number for number in range(2)]
         tensor = parts[rank].clone()
         dist.all_reduce(tensor)
         right = right and torch.equal(tensor, parts[0] + parts[1])
-    large = torch.ones(1 << 24, device=place)
+    large = torch.ones(1 << 24, device=target)
     seconds = []
     for _ in range(5):
         dist.barrier()

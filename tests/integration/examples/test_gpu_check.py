@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -112,12 +113,12 @@ def test_stages_one_after_the_other(
     """What the card gives is measured first, and predictions are for that from there on."""
     limits, cards = [], []
 
-    def process(stage: object, card: object, limit: float) -> tuple[list, str]:
-        limits.append((stage.name, limit))  # type: ignore[attr-defined]
+    def process(stage: Any, card: object, limit: float) -> tuple[list, str]:
+        limits.append((stage.name, limit))
         cards.append(card)
         values = {"card_rate": 500.0, "card_bandwidth": 2.0, "card_launch": 7.0}
         rows = [check.row(name, value) for name, value in values.items()]
-        return (rows, "") if stage.name == "card" else ([], "cut after 1 s")  # type: ignore[attr-defined]
+        return (rows, "") if stage.name == "card" else ([], "cut after 1 s")
 
     monkeypatch.setattr(check, "stage_process", process)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")

@@ -353,8 +353,8 @@ def hypergradients(
     inner = engine.inner(lambda b: loss_on(model, b), inner_rows, parameters)
     query, _ = engine.gradients(lambda b: loss_on(model, b), rows, parameters)
     products = engine.hypergradients(inner, query, parameters)
-    both = [v for v in (*inner.value, *products) if v is not None]
-    return [tensor.clone() for tensor in placement.whole(both)]
+    present = [v for v in (*inner.value, *products) if v is not None]
+    return [tensor.clone() for tensor in placement.whole(present)]
 
 
 def agree_on_graphs() -> None:

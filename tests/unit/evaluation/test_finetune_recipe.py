@@ -140,7 +140,7 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
         "own": {},
     }
     assert tuning.options == {name: usual | changes for name, changes in exceptions.items()}
-    # What is given counts for all sets.
+    # What a user sets counts for all sets.
     words = [
         "frozen=false",
         "choose=scored",
@@ -152,7 +152,7 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
     ]
     suite = build_suite("finetune", words)
     suite.score(items, tuning)
-    given = {
+    options = {
         "task.held_out": 0.0,
         "trainer.valid_split": "valid",
         "task.epochs": 2,
@@ -161,8 +161,8 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
         "task.tokens_per_sample": 64,
         "optimizer.lr": 1e-3,
     }
-    assert tuning.options["WSC"] == usual | given
-    assert tuning.options["QQP"] == usual | exceptions["QQP"] | given
+    assert tuning.options["WSC"] == usual | options
+    assert tuning.options["QQP"] == usual | exceptions["QQP"] | options
 
 
 def test_one_set_by_its_own_folder(data: Path) -> None:

@@ -78,12 +78,12 @@ def test_the_attention_of_masks(layout: Layout, reach: str, distance: int, on_gp
     shape = (ROWS, HEADS, LENGTH, WIDTH)
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     layout = replace(layout, reach=reach)
-    given = Visibility.of(layout, LENGTH, torch.device("cpu"), distance)
+    built = Visibility.of(layout, LENGTH, torch.device("cpu"), distance)
     hides = layout.documents is not None or layout.padding is not None or distance > 0
-    assert (given.sequences is not None) == hides
+    assert (built.sequences is not None) == hides
     real = ~layout.padding_of(torch.zeros(ROWS, LENGTH))[:, None, :, None]
     results = []
-    for visibility in (replace(given, unpacking=None), Visibility(given.mask, given.is_causal)):
+    for visibility in (replace(built, unpacking=None), Visibility(built.mask, built.is_causal)):
         output = mix_values(*inputs, visibility, Dropout(0.1).eval()) * real
         gradients = torch.autograd.grad(output.square().sum(), inputs)
         results.append([output, *gradients])

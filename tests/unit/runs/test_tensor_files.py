@@ -61,9 +61,11 @@ def test_the_library_reads_and_writes_the_same(tmp_path: Path) -> None:
     tensors = {f"{kind} ü": torch.ones(3, 5).to(kind) for kind in kinds}
     tensors |= {"number": torch.tensor(2.5), "empty": torch.empty(0, 4)}
     file = write(tmp_path / "x.safetensors", tensors)
-    found = safetensors.torch.load_file(file)
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[n], t) and found[n].dtype == t.dtype for n, t in tensors.items())
+    weights = safetensors.torch.load_file(file)
+    assert weights.keys() == tensors.keys()
+    assert all(
+        torch.equal(weights[n], t) and weights[n].dtype == t.dtype for n, t in tensors.items()
+    )
     safetensors.torch.save_file(tensors, file)
     stored = stored_tensors([file])
     assert all(torch.equal(stored[name].read(), tensor) for name, tensor in tensors.items())
