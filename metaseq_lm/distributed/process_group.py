@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -162,6 +161,17 @@ def together() -> Iterator[None]:
         raise _who_is_missing(str(error)) from error
 
 
+@contextlib.contextmanager
+def passing() -> Iterator[None]:
+    """As `together`, for passes in which torch calls collectives between other operations."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or any(n in str(error) for n in ("gloo", "NCCL")):
+            raise _who_is_missing(str(error)) from error
+        raise
+
+
 def _who_is_missing(reason: str) -> ReplicaLost:
     """Return an error that names the replicas that failed, hang or are gone."""
     faulthandler.cancel_dump_traceback_later()  # this replica does not hang
@@ -198,43 +208,23 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 # ---------------------------------------------------------------- collectives
 
 
-class Pending:
-    """A pending collective; calling it waits for the collective and then for its dependents."""
-
-    def __init__(self, work: Any, then: Callable[[], None] | None = None) -> None:
-        self.work, self.then = work, then
-
-    def __call__(self) -> None:
-        _finish(self.work)
-        if self.then is not None:
-            self.then()
-
-    def is_over(self) -> bool:
-        """Return whether the collective is complete."""
-        return bool(self.work.is_completed())
-
-
-def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Pending:
-    """Start an in-place sum of a tensor over the replicas, or those of a group."""
-    with together():
-        return Pending(dist.all_reduce(flat, group=group, async_op=True))
-
-
-def start_scattered_sum(
-    part: Tensor,
-    flat: Tensor,
-    shards: dist.ProcessGroup,
-    replicas: dist.ProcessGroup | None = None,
-) -> Pending:
-    """Start summing `flat` over all processes; `part` receives this shard of it.
-
-    The sum over `shards` is divided among them, then each part is summed over its `replicas`.
+def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], None]:
+    """Start an in-place sum of a tensor over the replicas, or those of a group; call the result to
+    wait for it.
     """
     with together():
-        work = _reduce_scatter(part, flat, group=shards, async_op=True)
-    if replicas is None or dist.get_world_size(replicas) == 1:
-        return Pending(work)
-    return Pending(work, partial(sum_within, part, replicas))
+        work = dist.all_reduce(flat, group=group, async_op=True)
+    return lambda: _finish(work)
+
+
+def start_scattered_sum(part: Tensor, flat: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
+    """Start summing `flat` over a group, of which `part` receives that of this replica.
+
+    Call the result to wait for it.
+    """
+    with together():
+        work = _reduce_scatter(part, flat, group=group, async_op=True)
+    return lambda: _finish(work)
 
 
 def _finish(work: Any) -> None:
@@ -257,18 +247,6 @@ def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Ca
     with together():
         work = _all_gather(gathered, part, group=group, async_op=True)
     return lambda: _finish(work)
-
-
-def new_group(rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """Make a group of each row of ranks; return the one of this replica. A call of all replicas.
-
-    Its messages do not wait for those of other groups.
-    """
-    limit = timedelta(seconds=_timeout)
-    with together():
-        groups = {tuple(row): dist.new_group(list(row), timeout=limit) for row in rows}
-    group: dist.ProcessGroup = next(group for row, group in groups.items() if rank() in row)
-    return group
 
 
 @contextlib.contextmanager

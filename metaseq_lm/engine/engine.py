@@ -13,20 +13,26 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from metaseq_lm.core.batch import Batch, Logs, check_terms, means, to_python
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group, vectors
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement import is_fully_sharded
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine import reduction
 from metaseq_lm.engine.forward_pass import ForwardPass, ForwardPasses, GlobalLoss, LossFn, RngKey
 from metaseq_lm.engine.reduction import GlobalCount, Reduction
 from metaseq_lm.optim import Optimizer
+
+if TYPE_CHECKING:
+    from metaseq_lm.distributed.fully_sharded import FullySharded
+    from metaseq_lm.distributed.placement import Placement
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Batch)
@@ -300,7 +306,7 @@ class Engine:
             The gradient in the order of `wrt`, None for leaves that no replica's loss depends on;
             and the means of the terms with their weighted sum, "loss".
         """
-        loss = self._global_loss(loss_fn, batches, rng_key, equal=full_precision)
+        loss = self._global_loss(loss_fn, batches, rng_key)
         return self._gradients(loss, wrt, full_precision)
 
     def inner(
@@ -320,7 +326,12 @@ class Engine:
         may precede `hypergradients`, which needs copies of the optimizers' parameters then. With
         `replay` it belongs to the values that the caller has restored by then, without copies.
         """
-        loss = self._global_loss(loss_fn, batches, rng_key, equal=True)
+        if is_fully_sharded(self.placement):
+            raise UsageError(
+                "second derivatives cannot be taken through torch's fully_shard; a task that takes "
+                "them sets takes_second_derivatives"
+            )
+        loss = self._global_loss(loss_fn, batches, rng_key)
         if replay or len(loss.batches) != 1:
             value, logs = self._gradients(loss, wrt, full_precision=True)
             inner = InnerGradient(value, logs, loss, wrt)
@@ -363,15 +374,11 @@ class Engine:
         rng_key = self.passes.key(rng_key)
         parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
-        has_layers = self.passes.has_layers
-        for by_layer, group in itertools.groupby(
-            batches,
-            lambda micro_batches: has_layers and reduction.compare(len(micro_batches))[0],
-        ):
-            with self.passes.start(rng_key, by_layer) as forward:
+        for are_equal, group in itertools.groupby(batches, self._are_equal):
+            with self.passes.start(rng_key, are_equal) as forward:
                 for batch in itertools.chain.from_iterable(group):
                     with forward.over(batch):
-                        terms = loss_fn(batch)
+                        terms = forward.call(partial(loss_fn, batch))
                     check_terms(terms, batch.sizes)
                     self.record.add(terms)
                     add_sizes(sizes, batch)
@@ -390,11 +397,10 @@ class Engine:
         """Return `function` of each micro-batch, without gradients; `rng_key` as in `gradients`."""
         rng_key = self.passes.key(rng_key)
         results = []
-        by_layer = self.passes.has_layers and reduction.compare(len(batches))[0]
-        with self.passes.start(rng_key, by_layer) as forward:
+        with self.passes.start(rng_key, self._are_equal(batches)) as forward:
             for batch in batches:
                 with forward.over(batch):
-                    results.append(function(batch))
+                    results.append(forward.call(partial(function, batch)))
         return results
 
     # ---------------------------------------------------------------- parameters
@@ -409,7 +415,7 @@ class Engine:
         Every pass does so; a method needs it only to read weights between passes. A call of all
         replicas.
         """
-        return self.passes.parameters(write=write)
+        return self.passes.whole(write)
 
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
@@ -466,27 +472,26 @@ class Engine:
 
     # ---------------------------------------------------------------- how derivatives are computed
 
+    def _are_equal(self, batches: Sequence[Batch]) -> bool:
+        """Return whether sharded parameters can be gathered where these micro-batches use them."""
+        if self.placement is None or self.placement.is_whole:
+            return False
+        return reduction.Comparison(len(batches)).are_equal
+
     def _global_loss(
-        self,
-        loss_fn: LossFn,
-        batches: Sequence[Batch],
-        rng_key: RngKey | None,
-        equal: bool = False,
+        self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
     ) -> GlobalLoss:
         """Return the loss of a global batch, with its sizes; a call of all replicas.
 
-        With `equal`, for a pass whose graph gathers parameters, all have as many micro-batches.
+        Of shards, which passes gather, all have as many micro-batches.
         """
         rng_key = self.passes.key(rng_key)
         sizes: dict[str, Any] = {}
         for batch in batches:
             add_sizes(sizes, batch)
-        if self.replicas == 1:
-            count = GlobalCount(sizes, are_equal=True, are_alike=bool(batches))
-        else:
-            count = reduction.count_globally(sizes, len(batches), self.device)
+        count = GlobalCount(sizes, len(batches), self.device)
         fillers: list[Batch] = []
-        if equal and self.placement is not None and not count.are_equal:
+        if self.placement is not None and not count.are_equal:
             fillers = self.to_device(reduction.fillers(batches))
         return GlobalLoss(loss_fn, [*batches, *fillers], rng_key, count, len(fillers))
 
@@ -494,27 +499,41 @@ class Engine:
         self, loss: GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
     ) -> tuple[Vector, Logs]:
         """Return the gradient and the logs of `gradients`."""
+        if is_fully_sharded(self.placement):
+            return self._sharded_gradients(self.placement, loss, wrt)
         logs: Logs = {}
-        total: Vector = [None] * len(wrt)
-        by_layer = loss.count.are_equal and self.passes.has_layers and not full_precision
-        low_sums = self.reduces_low and not full_precision
-        with self.passes.start(loss.rng_key, by_layer, full_precision) as forward:
+        with self.passes.start(loss.rng_key, True, full_precision) as forward:
             leaves = forward.leaves(wrt)
-            sums = self._reduction(forward, wrt, low_sums)
+            sums = self._reduction(leaves, wrt, self.reduces_low and not full_precision)
             for number in range(len(loss.batches)):
                 mean = forward.mean_loss(loss, number, logs)
-                last = number == len(loss.batches) - 1
-                # By layer, whole gradients must not outlive a micro-batch either. A graph that
-                # gathers its parameters has sums of its own, which must not mix with these.
-                reduces = by_layer or (last and forward.weights is None)
+                # A graph that gathers its parameters has sums of its own, which must not mix with
+                # these.
+                is_last = number == len(loss.batches) - 1 and forward.weights is None
                 if mean.requires_grad:
-                    with sums if sums and reduces else contextlib.nullcontext():
+                    with sums if sums and is_last else contextlib.nullcontext():
                         mean.backward(inputs=leaves)
-                if sums and by_layer and not last:
-                    total = vectors.add(total, sums.finish({}))
-                    sums = self._reduction(forward, wrt, low_sums)
-            grads = self._collect(leaves, sums, logs, loss.count.are_alike)
-        return vectors.add(total, grads) if by_layer else grads, logs
+            return self._collect(leaves, sums, logs, loss.count), logs
+
+    def _sharded_gradients(
+        self, placement: FullySharded, loss: GlobalLoss, wrt: Sequence[Tensor]
+    ) -> tuple[Vector, Logs]:
+        """Return the same where fully_shard sums the gradients."""
+        logs: Logs = {}
+        with self.passes.start(loss.rng_key, True) as forward, placement.differentiating(wrt):
+            for number in range(len(loss.batches)):
+                mean = placement.call(partial(forward.mean_loss, loss, number, logs))
+                placement.backward(mean, number == len(loss.batches) - 1)
+        numbers = [parameter for parameter in wrt if not parameter.dim()]
+        leaves = [placement.full[id(number)] for number in numbers]
+        others = [parameter for parameter in wrt if parameter.dim()]
+        present = [id(parameter) in placement.present for parameter in others]
+        sums = Reduction(leaves, numbers, present)
+        grads = self._collect(leaves, sums, logs, loss.count)
+        grads = [*grads, *placement.take_gradients(others)]
+        parts = zip([*numbers, *others], grads, sums.present, strict=True)
+        values = {id(parameter): grad if there else None for parameter, grad, there in parts}
+        return [values[id(parameter)] for parameter in wrt], logs
 
     def _graph(
         self,
@@ -532,13 +551,13 @@ class Engine:
     def _with_graph(self, loss: GlobalLoss, wrt: Sequence[Tensor]) -> InnerGradient:
         """Return the gradient of a loss of one micro-batch with its graph."""
         logs: Logs = {}
-        with self.passes.start(loss.rng_key, double_backward=True) as forward:
+        with self.passes.start(loss.rng_key, True, double_backward=True) as forward:
             leaves = forward.leaves(wrt)
             graph = self._graph(loss, 0, forward, wrt, logs)
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
-            sums = self._reduction(forward, wrt)
-            value = self._collect(leaves, sums, logs, loss.count.are_alike)
+            sums = self._reduction(leaves, wrt)
+            value = self._collect(leaves, sums, logs, loss.count)
             return InnerGradient(value, logs, loss, wrt, graph, forward)
 
     def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
@@ -549,7 +568,7 @@ class Engine:
         vectors, and the graph adds up its derivatives as it does those of the loss.
         """
         loss, graph = inner.loss, inner.graph
-        with self.passes.start(loss.rng_key, double_backward=True) as forward:
+        with self.passes.start(loss.rng_key, True, double_backward=True) as forward:
             forward = inner.forward or forward
             leaves = forward.leaves(wrt)
             for number in range(len(loss.batches)):
@@ -564,7 +583,7 @@ class Engine:
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.forward = None, None
-            return self._collect(leaves, self._reduction(forward, wrt), {})
+            return self._collect(leaves, self._reduction(leaves, wrt), {})
 
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
@@ -589,25 +608,23 @@ class Engine:
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _reduction(
-        self, forward: ForwardPass, wrt: Sequence[Tensor], low: bool = False
+        self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
     ) -> Reduction | None:
         """Return the reduction of a pass's gradients over replicas, if there are several."""
-        if self.replicas == 1:
-            return None
-        return Reduction(forward.leaves(wrt), wrt, low, are_parts=forward.weights is not None)
+        return Reduction(leaves, wrt, low=low) if self.replicas > 1 else None
 
     def _collect(
         self,
         leaves: Sequence[Tensor],
         sums: Reduction | None,
         logs: Logs,
-        are_alike: bool = True,
+        count: GlobalCount | None = None,
     ) -> Vector:
         """Return the gradients of `leaves` and reset them; sum them and the logs over replicas."""
         if sums is not None:
             if "loss" in logs:
                 self.finite_check.add_local_loss(logs["loss"])
-            grads: Vector = sums.finish(logs, are_alike)
+            grads: Vector = sums.finish(logs, count is None or count.are_alike)
         else:
             grads = [p.grad for p in leaves]
             for p in leaves:

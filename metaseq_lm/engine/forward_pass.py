@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, Terms, weighted_loss
 from metaseq_lm.distributed.gathering import ShardedWeights
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.placement import is_fully_sharded
 from metaseq_lm.engine.reduction import GlobalCount
 from metaseq_lm.forward.context import (
     ForwardContext,
@@ -24,6 +24,10 @@ from metaseq_lm.forward.context import (
     use_context,
 )
 
+if TYPE_CHECKING:
+    from metaseq_lm.distributed.placement import Placement
+
+T = TypeVar("T")
 LossFn = Callable[[Any], Terms]  # of a Batch of some kind
 RngKey = int | str
 
@@ -128,17 +132,11 @@ class ForwardPasses:
         self._calls += 1
         return self._calls
 
-    @property
-    def has_layers(self) -> bool:
-        """Whether a pass started now can gather the model's layers one at a time."""
-        sharded = self.placement
-        return sharded is not None and bool(sharded.layers) and not sharded.leaves
-
     @contextlib.contextmanager
     def start(
         self,
         rng_key: RngKey,
-        by_layer: bool = False,
+        are_equal: bool = False,
         full_precision: bool = False,
         double_backward: bool = False,
     ) -> Iterator[ForwardPass]:
@@ -146,33 +144,29 @@ class ForwardPasses:
 
         Args:
             rng_key: Key of the random numbers.
-            by_layer: Whether to gather layers one at a time.
+            are_equal: Whether all replicas run equally many micro-batches, and so gather sharded
+                parameters where they are used; otherwise before the pass.
             full_precision: Whether the gradient is part of second derivatives, or of differences
-                in their place: no autocast, and sharded parameters are gathered in the graph.
+                in their place: no autocast.
             double_backward: Whether the gradient will itself be differentiated; such a pass has
                 full precision.
         """
         # bfloat16 is too coarse for second derivatives and differences of gradients.
-        if double_backward or full_precision:
-            with self.gathered_in_graph() as weights:
-                yield ForwardPass(self, rng_key, False, double_backward, weights)
-        else:
-            with self.parameters(by_layer, self.is_low):
-                yield ForwardPass(self, rng_key, self.is_low)
+        is_low = self.is_low and not (double_backward or full_precision)
+        placement = self.placement
+        with contextlib.ExitStack() as stack:
+            weights = None
+            if placement is not None and not are_equal:
+                stack.enter_context(placement.whole())
+            elif is_fully_sharded(placement):
+                stack.enter_context(placement.in_pass())
+            elif placement is not None:
+                weights = stack.enter_context(placement.in_graph())
+            yield ForwardPass(self, rng_key, is_low, double_backward, weights)
 
-    def parameters(
-        self, by_layer: bool = False, low: bool = False, write: bool = False
-    ) -> contextlib.AbstractContextManager[None]:
-        """Gather full parameters inside the context; arguments as of `Placement`."""
-        if self.placement is None:
-            return contextlib.nullcontext()
-        return self.placement.by_layer(low) if by_layer else self.placement.whole(write, low)
-
-    def gathered_in_graph(self) -> contextlib.AbstractContextManager[ShardedWeights | None]:
-        """Gather sharded parameters in the graph inside the context; yield them, None without."""
-        if self.placement is None:
-            return contextlib.nullcontext()
-        return self.placement.in_graph()
+    def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Gather full parameters inside the context; `write` copies changes back to the shards."""
+        return contextlib.nullcontext() if self.placement is None else self.placement.whole(write)
 
     def refresh(self, parameters: Sequence[Tensor]) -> None:
         """Copy changed shards into the whole parameters of the current pass, if there is one."""
@@ -201,15 +195,17 @@ class ForwardPass:
     def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the leaves of the graph for parameters.
 
-        These are the parameters themselves; for shards whole ones, or where the graph gathers them
-        the rows that this process holds.
+        These are the parameters themselves, or where the graph gathers them the rows that this
+        process holds.
         """
-        if self.weights is not None:
-            return list(map(self.weights.leaf, parameters))
+        return parameters if self.weights is None else list(map(self.weights.leaf, parameters))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return function(), in which the model computes."""
         placement = self.passes.placement
-        if placement is None:
-            return parameters
-        return [placement.leaf(p) for p in parameters]
+        if is_fully_sharded(placement) and not placement.is_whole:
+            return placement.call(function)
+        return function()
 
     @contextlib.contextmanager
     def over(self, batch: Batch) -> Iterator[None]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,49 +12,109 @@ from torch import Tensor
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, to_python
-from metaseq_lm.distributed import placement, process_group
-from metaseq_lm.distributed.vectors import (
-    Vector,
-    is_dtensor,
-    is_sharded,
-    like_shard,
-    local,
-    rows_each,
-)
+from metaseq_lm.distributed import process_group, shards
+from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded, like_shard, local
 
-ON_THE_WAY = 2  # buckets that are summed at the same time
+MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
 
 
-@dataclass(frozen=True)
+class Comparison:
+    """Whether the replicas have equally many micro-batches, and of the same sizes.
+
+    It is on its way when it is made, and the first look waits for it. A call of all replicas.
+
+    Args:
+        micro_batches: How many this replica has.
+        names: The names of their sizes.
+        numbers: What is summed beside, at most MOST_NUMBERS.
+    """
+
+    def __init__(
+        self, micro_batches: int, names: Sequence[str] = (), numbers: Sequence[float] = ()
+    ) -> None:
+        digest = random_streams.key(*names)
+        # Of 20 bits: their squares add up exactly.
+        values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
+        numbers = [*numbers, *[0.0] * (MOST_NUMBERS - len(numbers))]
+        mine = [*values, *(value**2 for value in values), micro_batches > 0, *numbers]
+        self._sums = torch.tensor(mine, dtype=torch.float64, device="cpu")
+        self._wait = process_group.start_sum(self._sums)
+
+    @cached_property
+    def _values(self) -> list[float]:
+        self._wait()
+        return self._sums.tolist()
+
+    def _is_same(self, at: int) -> bool:
+        # Equal numbers, and no others, have the variance 0.
+        total, square = self._values[at], self._values[at + 3]
+        return total**2 == process_group.world_size() * square
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all replicas have equally many."""
+        return self._is_same(0)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether every replica has any, and all have the same sizes."""
+        replicas = process_group.world_size()
+        return self._values[6] == replicas and self._is_same(1) and self._is_same(2)
+
+    @property
+    def sums(self) -> list[float]:
+        """The sums of `numbers`, if all replicas have as many."""
+        return self._values[7:]
+
+
 class GlobalCount:
-    """Totals over all replicas' micro-batches of a global batch.
+    """The totals of the sizes of a global batch over all replicas.
 
-    Attributes:
-        totals: Every size summed over them, a number or (C,) per copy.
-        are_equal: Whether all replicas have equally many.
-        are_alike: Whether every replica has at least one, and all have the same sizes.
+    They are on their way when it is made; the first look waits for them, and is one of all
+    replicas.
+
+    Args:
+        sizes: The sizes, summed over this replica's micro-batches.
+        micro_batches: How many it has.
+        device: The device of sizes of copies.
     """
 
-    totals: dict[str, Any]
-    are_equal: bool
-    are_alike: bool
+    def __init__(self, sizes: Mapping[str, Any], micro_batches: int, device: torch.device) -> None:
+        self.sizes, self.micro_batches, self.device = sizes, micro_batches, device
+        self.comparison: Comparison | None = None
+        if process_group.world_size() > 1:
+            # A number stays on the host.
+            self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
+            numbers = [float(self.sizes[n]) for n in self._sent]
+            self.comparison = Comparison(micro_batches, list(self.sizes), numbers)
 
+    @property
+    def _sent(self) -> list[str]:
+        """The names of the sizes that travel with the comparison."""
+        numbers = [n for n, size in self.sizes.items() if not size.dim() and not size.is_cuda]
+        return numbers[:MOST_NUMBERS]
 
-def count_globally(
-    sizes: Mapping[str, Any], micro_batches: int, device: torch.device
-) -> GlobalCount:
-    """Sum the sizes of all replicas' micro-batches; this one has `micro_batches` of `sizes` in all.
+    @property
+    def are_equal(self) -> bool:
+        """Whether all replicas have equally many micro-batches."""
+        return self.comparison is None or self.comparison.are_equal
 
-    A call of all replicas.
-    """
-    # A number stays on the host.
-    totals = {n: torch.as_tensor(sizes[n], dtype=torch.float64).clone() for n in sorted(sizes)}
-    are_equal, are_alike = compare(micro_batches, totals)
-    if are_alike:
-        process_group.sum_(list(totals.values()))
-    else:
-        totals = sum_of_sizes(process_group.gather_objects(to_python(totals)), device)
-    return GlobalCount(totals, are_equal, are_alike)
+    @property
+    def are_alike(self) -> bool:
+        """Whether every replica has at least one, and all have the same sizes."""
+        return bool(self.micro_batches) if self.comparison is None else self.comparison.are_alike
+
+    @cached_property
+    def totals(self) -> dict[str, Any]:
+        """Every size summed over the replicas, a number or (C,) per copy."""
+        if self.comparison is None:
+            return dict(self.sizes)
+        if not self.are_alike:
+            return sum_of_sizes(process_group.gather_objects(to_python(self.sizes)), self.device)
+        sums = dict(zip(self._sent, self.comparison.sums))
+        others = {n: size.clone() for n, size in self.sizes.items() if n not in sums}
+        process_group.sum_(list(others.values()))
+        return {n: others[n] if n in others else torch.tensor(sums[n]).double() for n in self.sizes}
 
 
 def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
@@ -67,30 +126,6 @@ def sum_of_sizes(replicas: Sequence[Mapping[str, Any]], device: torch.device) ->
             number = torch.tensor(size, dtype=torch.float64, device=target)
             totals[name] = totals.get(name, 0.0) + number
     return totals
-
-
-def compare(micro_batches: int, sizes: Iterable[str] = ()) -> tuple[bool, bool]:
-    """Compare the micro-batches of the replicas; a call of all.
-
-    Args:
-        micro_batches: How many this one has.
-        sizes: The names of their sizes.
-
-    Returns:
-        Whether all replicas have equally many, and whether each has any and all have the same
-        sizes.
-    """
-    digest = random_streams.key(*sorted(sizes))
-    # Of 20 bits: their squares add up exactly.
-    values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
-    numbers = [*values, *(value**2 for value in values), micro_batches > 0]
-    sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    process_group.sum_([sums])
-    *totals, having = map(int, sums.tolist())
-    replicas = process_group.world_size()
-    # Equal numbers, and no others, have the variance 0.
-    are_equal, *same = (t**2 == replicas * square for t, square in zip(totals, totals[3:]))
-    return are_equal, having == replicas and all(same)
 
 
 def fillers(batches: Sequence[Batch]) -> list[Batch]:
@@ -114,36 +149,40 @@ class Reduction:
 
     The last backward pass runs inside the with block, and each bucket is sent as soon as its
     gradients are computed. Buckets are filled from the last leaf to the first, the order of the
-    backward pass, and are sent in that order on every replica.
+    backward pass, and are sent in that order on every replica. The last one has the logs, too, and
+    which gradients there are.
 
     Args:
-        leaves: The leaves of the graph.
-        wrt: The leaves themselves, or shards of them. The gradient of a shard is a shard.
+        leaves: The leaves of the graph; of shards the parts that this process holds, whose
+            gradients are summed over the shards already.
+        wrt: The leaves themselves, or the shards. The gradient of a shard is a shard.
+        others: Which of some other gradients, which are summed elsewhere, this replica has.
         low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
             `wrt`.
-        are_parts: Whether the leaves of shards are the parts that this process holds, whose
-            gradients the graph has summed over the shards already.
+
+    Attributes:
+        present: Which of the gradients and of the others there are, after `finish` on any replica.
     """
 
     def __init__(
         self,
         leaves: Sequence[Tensor],
         wrt: Sequence[Tensor],
+        others: Sequence[bool] = (),
         low: bool = False,
-        are_parts: bool = False,
     ) -> None:
-        self.leaves, self.wrt, self.low, self.are_parts = leaves, wrt, low, are_parts
-        self.buckets = placement.buckets(reversed(range(len(wrt))), wrt)
+        self.leaves, self.wrt, self.low = leaves, wrt, low
+        self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
         if not self.buckets or low or is_sharded(wrt[self.buckets[-1][0]]):
-            self.buckets.append([])  # for the logs, which every replica needs
+            self.buckets.append([])  # for the numbers, which every replica needs
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.present = [0.0] * len(leaves)
+        self.present = [*(False for _ in leaves), *others]
         self.sums: list[Tensor] = []
-        self.waits: list[process_group.Pending] = []  # of the buckets on their way
+        self.waits: list[Callable[[], None]] = []
         self.hooks: list[Any] = []
 
     def __enter__(self) -> Reduction:
-        # The last bucket waits for the end: it carries the logs too.
+        # The last bucket waits for the end.
         for number, bucket in enumerate(self.buckets[:-1]):
             for at in bucket:
                 hook = self._count_down(number)
@@ -157,60 +196,38 @@ class Reduction:
     def _count_down(self, number: int) -> Callable[[Tensor], None]:
         def hook(leaf: Tensor) -> None:
             self.missing[number] -= 1
-            while (
-                len(self.sums) < len(self.buckets) - 1
-                and not self.missing[len(self.sums)]
-                and self._has_room()
-            ):
+            while len(self.sums) < len(self.buckets) - 1 and not self.missing[len(self.sums)]:
                 self._send()
 
         return hook
 
-    def _has_room(self) -> bool:
-        """Return whether a bucket can be sent without a wait.
-
-        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends
-        it at its end only, and until then may wait for this replica to gather a layer with it.
-        """
-        return len(self.waits) < ON_THE_WAY or self.waits[0].is_over()
-
     def _take(self, at: int) -> Tensor:
         """Return a leaf's gradient, zeros if it has none, and forget it."""
         leaf = self.leaves[at]
-        self.present[at] = float(leaf.grad is not None)
+        self.present[at] = leaf.grad is not None
         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         leaf.grad = None
         return grad.detach().to(torch.bfloat16 if self.low else self.wrt[at].dtype)
 
-    def _send(self, numbers: Sequence[Tensor] = ()) -> None:
-        """Start the sum of the next bucket, with `numbers` appended."""
+    def _send(self, logs: Sequence[Tensor] | None = None) -> None:
+        """Start the sum of the next bucket, of the last one with `logs` and `present`."""
         bucket = self.buckets[len(self.sums)]
-        if len(self.waits) == ON_THE_WAY:
-            self.waits.pop(0)()  # this frees its full gradients
         parts = [self._take(at) for at in bucket]
-        like = self.wrt[bucket[0]] if bucket else None
-        if is_dtensor(like) and is_sharded(like):
-            shards, replicas = (
-                like.device_mesh[name].get_group() for name in ("shard", "replicate")
-            )
-            if self.are_parts:
-                flat = torch.cat([part.reshape(-1) for part in parts])
-                self.sums.append(flat)
-                if replicas.size() > 1:
-                    self.waits.append(process_group.start_sum(flat, replicas))
-                return
-            count = shards.size()
-            flat = torch.cat([rows_by_shard(part, count) for part in parts], dim=1)
-            part = flat.new_empty(flat.shape[1])
-            self.sums.append(part)
-            self.waits.append(
-                process_group.start_scattered_sum(part, flat.reshape(-1), shards, replicas)
-            )
-            return
-        parts += [torch.as_tensor(n).to(local(self.wrt[0])) for n in numbers]
-        flat = torch.cat([part.reshape(-1) for part in parts])
+        group = None
+        if bucket and is_dtensor(like := self.wrt[bucket[0]]) and is_sharded(like):
+            group = like.device_mesh["replicate"].get_group()
+        if logs is not None:
+            like = parts[0] if parts else self._numbers_like()
+            numbers = [torch.as_tensor(n).to(like).reshape(1) for n in (*logs, *self.present)]
+            parts += [torch.cat(numbers)] if numbers else []
+        flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0)
         self.sums.append(flat)
-        self.waits.append(process_group.start_sum(flat))
+        if flat.numel() and (group is None or group.size() > 1):
+            self.waits.append(process_group.start_sum(flat, group))
+
+    def _numbers_like(self) -> Tensor:
+        device = local(self.wrt[0]).device if self.wrt else "cpu"
+        return torch.zeros((), dtype=torch.float64, device=device)
 
     def finish(self, logs: Logs, are_alike: bool = True) -> Vector:
         """Return the summed gradients and sum the logs.
@@ -225,41 +242,23 @@ class Reduction:
             values = dict(logs)
             logs.clear()
             logs.update({name: values.get(name, 0.0) for name in names})
-        if self.buckets[-1] or logs:
-            self._send(list(logs.values()))
-        counts = torch.tensor(self.present)  # on the host, which reads it
-        self.waits.append(process_group.start_sum(counts))
-        grads: list[Tensor | None] = [None] * len(self.leaves)
+        self._send(list(logs.values()))
         for wait in self.waits:
             wait()
+        grads: list[Tensor | None] = [None] * len(self.leaves)
         for bucket, flat in zip(self.buckets, self.sums):
-            sizes = [self._size(at) for at in bucket]
+            sizes = [self.leaves[at].numel() for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
                 grads[at] = as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
-        if logs:
-            logs.update(zip(logs, flat[sum(sizes) :]))
-        return [g if count else None for g, count in zip(grads, counts.tolist())]
-
-    def _size(self, at: int) -> int:
-        """Return how many numbers of a summed bucket belong to a leaf."""
-        wrt = self.wrt[at]
-        if not is_dtensor(wrt) or not is_sharded(wrt) or self.are_parts:
-            return self.leaves[at].numel()
-        # Not wrt[0].numel(): to index a DTensor gathers it.
-        return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * math.prod(wrt.shape[1:])
-
-
-def rows_by_shard(tensor: Tensor, shards: int) -> Tensor:
-    """Return a whole tensor as (shards, numbers of each), rows of zeros at the end."""
-    rows = rows_each(tensor.shape, shards)
-    return placement.padded(tensor, torch.Size([rows * shards, *tensor.shape[1:]]), 1).reshape(
-        shards, -1
-    )
+        numbers = flat[sum(sizes) :]
+        logs.update(zip(logs, numbers))
+        if not all(self.present):  # otherwise a GPU need not be waited for
+            self.present = [count > 0 for count in numbers[len(logs) :].tolist()]
+        return [grad if present else None for grad, present in zip(grads, self.present)]
 
 
 def as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     """Return a leaf's part of a summed bucket in the shape, and the placement, of its gradient."""
     if not is_dtensor(wrt):
         return piece.view_as(wrt)
-    part = local(wrt)
-    return like_shard(piece[: part.numel()].view_as(part), wrt)
+    return like_shard(piece.view_as(local(wrt)), wrt)

@@ -14,7 +14,7 @@ from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
-from metaseq_lm.distributed import placement, vectors
+from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
@@ -26,7 +26,7 @@ class Optimizer:
     """A torch optimizer whose rate is base * schedule(n) at its n-th step, counted from 1.
 
     `clip_norm` is the global norm the engine clips this optimizer's gradient to; 0 means never.
-    `local` are the parameters of `inner` if `parameters` are shards (see distributed.placement).
+    `local` are the parameters of `inner` if `parameters` are shards (see distributed.shards).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Optimizer:
 
         A call of all replicas.
         """
-        return placement.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
+        return shards.whole(self.placed_slots(name)) if self.is_sharded else self._slots(name)
 
     def placed_slots(self, name: str) -> list[Tensor]:
         """Return the same, each moment in the placement of its parameter."""
@@ -183,7 +183,7 @@ def build_optimizer(
     whole matrices if the parameters are sharded.
     """
     named = [(name, p) for name, p in parameters if p.requires_grad]
-    local = [(name, placement.local_parameter(p)) for name, p in named]
+    local = [(name, shards.local_parameter(p)) for name, p in named]
     inner = build("optimizer", config, local)
     if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
         raise UsageError(

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import say
 from metaseq_lm.core.files import exchange, is_altered, sync_folder, to_json, with_checksum
-from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed import process_group, shards, vectors
 from metaseq_lm.runs.manifests import (
     FORMAT,
     OLD_FORMAT_IN_PARTS,
@@ -128,7 +128,7 @@ def stage(
         if not vectors.is_sharded(tensor):
             kind = "model" if name in weights else "state"
             return f"{kind}.safetensors" if is_first else None
-        number = placement.part_number(tensor)
+        number = shards.part_number(tensor)
         # Processes without rows of a tensor would all name the same first row.
         is_part = number is not None and (vectors.local(tensor).shape[0] or number == 0)
         return f"part_{number:05d}.safetensors" if is_part else None
@@ -142,7 +142,7 @@ def stage(
     for name, tensor in tensors.items():
         if file := file_of(name, tensor):
             tables.setdefault(file, {})[name] = vectors.local(tensor)
-    first_rows = {n: placement.first_row(t) for n, t in tensors.items() if vectors.is_sharded(t)}
+    first_rows = {n: shards.first_row(t) for n, t in tensors.items() if vectors.is_sharded(t)}
     for file, table in tables.items():
         rows = first_rows if PART.fullmatch(file) else None
         files[file] = partial(encode, on_host(table, copy), rows)

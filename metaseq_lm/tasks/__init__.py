@@ -58,6 +58,8 @@ class Task:
             rows of a corpus, made by `text_stream`, with one head by the default update. Not
             inherited, as `exported`.
         text_token: The n of the task token [CLSn] at the start of an unlabelled text.
+        takes_second_derivatives: Whether `update` calls Engine.inner, which decides how parameters
+            are sharded.
         dry_run: Whether the task must not write any file, caches included.
     """
 
@@ -66,6 +68,7 @@ class Task:
     exported: bool | str = False
     in_mixtures = False
     text_token = 0
+    takes_second_derivatives = False
     dry_run = False
 
     def __init__(self, config: Any, run_config: RunConfig) -> None:

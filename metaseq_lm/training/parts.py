@@ -25,7 +25,7 @@ from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run, require_data_folder
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.placement import build_placement
+from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Stack
@@ -121,10 +121,15 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
             "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; "
             "leave it out, or use engine.precision=fp32"
         )
-    by_layer = config.engine.gather == "layer"
-    placement = build_placement(model, config.engine.parallel, device, by_layer)
+    mesh = build_mesh(config.engine.parallel, device)
+    placement = None
+    if mesh is not None:
+        by_block, low = config.engine.gather == "layer", config.engine.reduce_precision == "bf16"
+        placement = build_placement(model, mesh, by_block, task.takes_second_derivatives, low)
     if empty:
         allocate(model, device)
+    if placement is not None:
+        placement.prepare()
     if config.engine.compile:
         check_compilable(config, task, model, device, sharded=placement is not None)
         set_up_compiler()

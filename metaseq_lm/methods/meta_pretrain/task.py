@@ -53,6 +53,7 @@ class MetaLearned(Task):
     def __init__(self, config: MetaOptions, run_config: RunConfig) -> None:
         super().__init__(config, run_config)
         config.check()
+        self.takes_second_derivatives = config.second_order == "exact"
         updates = run_config.trainer.max_update
         if isinstance(config, WarmupConfig) and any(config.warmup_lengths(updates)):
             raise UsageError(
@@ -71,7 +72,7 @@ class MetaLearned(Task):
     def flops_by_rule(self) -> float | None:
         """Return the FLOPs of inner_steps + 1 gradients; None for exact second derivatives."""
         one_gradient: float | None = getattr(super(), "flops_by_rule", lambda: None)()
-        if one_gradient is None or self.config.second_order == "exact":
+        if one_gradient is None or self.takes_second_derivatives:
             return None
         return one_gradient * (self.config.inner_steps + 1)
 
@@ -84,8 +85,8 @@ class MetaLearned(Task):
 
     def eager_reason(self) -> str:
         """Return why the updates cannot be compiled by torch.compile, "" if they can."""
-        exact = self.config.second_order == "exact"
-        return "task.second_order=exact differentiates gradients again" if exact else ""
+        exact = "task.second_order=exact differentiates gradients again"
+        return exact if self.takes_second_derivatives else ""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
-from metaseq_lm.distributed.placement import Placement
+from metaseq_lm.distributed.graph_sharded import GraphSharded
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -58,7 +58,7 @@ class VirtualModel:
         placement: The placement of its parameters, if they are shards.
     """
 
-    def __init__(self, module: nn.Module, placement: Placement | None = None) -> None:
+    def __init__(self, module: nn.Module, placement: GraphSharded | None = None) -> None:
         self.module, self.placement = module, placement
         named = dict(module.named_parameters())
         self.names = list(named)

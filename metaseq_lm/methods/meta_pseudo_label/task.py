@@ -33,6 +33,7 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.distributed import vectors
+from metaseq_lm.distributed.graph_sharded import GraphSharded
 from metaseq_lm.distributed.vectors import Vector, local
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
@@ -85,6 +86,7 @@ class MetaPseudoLabelTask(TextTask):
         super().__init__(config, run_config)
         self.mlm_token = self.vocabulary.cls(MLM)
         different_sets(self.config.labelled)
+        self.takes_second_derivatives = isinstance(self.criterion, SoftLabels)
         updates = {
             HardLabels: self.update_hard,
             SoftLabels: self.update_soft,
@@ -298,7 +300,9 @@ class MetaPseudoLabelTask(TextTask):
         meta: Vector = [None] * len(parameters)
         total: Any = 0.0
         logs: Logs = {}
-        student = VirtualModel(student_of(model), engine.placement)
+        placement = engine.placement
+        assert placement is None or isinstance(placement, GraphSharded)
+        student = VirtualModel(student_of(model), placement)
         for low in range(0, copies, at_once):
             chosen = slice(low, min(low + at_once, copies))
             part = {}

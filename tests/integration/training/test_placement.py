@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.gathering import Gathered, ShardedWeights, UnitPool
-from metaseq_lm.distributed.layers import MAX_GATHERED
 from metaseq_lm.distributed.placement import build_mesh, build_placement
+from metaseq_lm.distributed.shards import whole
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -80,11 +80,14 @@ class Net(nn.Module):
         return self.head(states)
 
 
-def build(parallel: str, layers: bool = True) -> tuple[Net, Engine]:
+def build(
+    parallel: str, by_block: bool = True, second_derivatives: bool = False
+) -> tuple[Net, Engine]:
     """Return a net in float64 and its engine."""
     torch.manual_seed(0)
     model = Net().double()
-    place = build_placement(model, parallel, "cpu", layers=layers)
+    mesh = build_mesh(parallel, "cpu")
+    place = mesh and build_placement(model, mesh, by_block, second_derivatives)
     optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     return model, Engine({"main": optimizer}, precision="fp64", placement=place)
 
@@ -103,17 +106,23 @@ def batches(seed: int, rank: int, world: int) -> list[TokenBatch]:
     return [TokenBatch(tokens=part, sizes={"tokens": part.numel()}) for part in parts]
 
 
-def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[str, list[Tensor]]:
+def results(
+    parallel: str,
+    rank: int,
+    world: int,
+    by_block: bool = True,
+    second_derivatives: bool = True,
+) -> dict[str, list[Tensor]]:
     """Return what steps, virtual steps and hypergradients come to, whole."""
-    model, engine = build(parallel, layers)
+    model, engine = build(parallel, by_block, second_derivatives)
 
     def loss_of(batch: TokenBatch) -> dict[str, Term]:
         logits = model(batch.tokens).flatten(0, 1)
         loss = nn.functional.cross_entropy(logits, batch.tokens.flatten(), reduction="sum")
         return {"tokens": Term(loss, "tokens")}
 
-    def whole(vector: Sequence[Tensor | None]) -> list[Tensor]:
-        return [v.clone() for v in placement.whole([g for g in vector if g is not None])]
+    def present(vector: Sequence[Tensor | None]) -> list[Tensor]:
+        return [v.clone() for v in whole([g for g in vector if g is not None])]
 
     parameters, out = engine.parameters("main"), {}
     for update in range(3):
@@ -128,26 +137,28 @@ def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[s
             vectors.cosine(grads, vectors.add(grads, list(parameters), 0.1)),
         ]
         assert engine.step("main", grads)
-    for replay in (False, True):
+    for replay in (False, True) if second_derivatives else ():
         inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters, replay=replay)
         query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
-        out[f"hypergradients {replay}"] = whole(engine.hypergradients(inner, query, parameters))
-    inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters)
-    with engine.restoring("main"):  # the natural order of a bilevel step
-        engine.move("main", inner.value, -0.1)
-        query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
-    out["bilevel"] = whole(engine.hypergradients(inner, query, parameters))
+        out[f"hypergradients {replay}"] = present(engine.hypergradients(inner, query, parameters))
+    if second_derivatives:
+        inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters)
+        with engine.restoring("main"):  # the natural order of a bilevel step
+            engine.move("main", inner.value, -0.1)
+            query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
+        out["bilevel"] = present(engine.hypergradients(inner, query, parameters))
+    query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
     with engine.restoring("main"):
         engine.move("main", query, -0.1)
         moved, _ = engine.gradients(loss_of, batches(9, rank, world), parameters)
         assert engine.step("main", moved)
-        out["virtual"] = whole(parameters)
+        out["virtual"] = present(parameters)
         # A step inside of a pass is seen by it.
         with engine.whole():
             assert engine.step("main", query)
             seen = [p.detach().clone() for p in model.parameters()]
-        assert all(map(torch.equal, seen, whole(parameters)))
-    out["parameters"] = whole(parameters)
+        assert all(map(torch.equal, seen, present(parameters)))
+    out["parameters"] = present(parameters)
     out["moments"] = engine.optimizers["main"].slots("exp_avg")
     held = sum(vectors.local(p).numel() for p in parameters)
     if parallel == "shard":
@@ -180,10 +191,11 @@ def compare(parallel: str) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = "2"
     rank, world = process_group.rank(), process_group.world_size()
     reference = results("replicate", rank, world)
-    for layers in (True, False):
-        shards = results(parallel, rank, world, layers)
-        for name, values in reference.items():
-            for a, b in zip(values, shards[name], strict=True):
+    for by_block, second in itertools.product((True, False), (False, True)):
+        shards = results(parallel, rank, world, by_block, second)
+        assert second == ("bilevel" in shards)
+        for name, values in shards.items():
+            for a, b in zip(reference[name], values, strict=True):
                 assert not isinstance(b, DTensor)
                 assert torch.allclose(a, b, rtol=0, atol=1e-12), name
     process_group.finish()

@@ -1,0 +1,219 @@
+"""Sharded parameters for first derivatives: torch's fully_shard.
+
+It cuts second derivatives without a word, gives no gradients to autograd.grad and none to
+backward(inputs=), and gathers only for calls of the modules that it was applied to. So every pass
+is the forward pass of an outermost module of our own (`Outermost`), and gradients are read from
+the shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.graph_sharded import Slot, blocks_of, install
+from metaseq_lm.distributed.shards import to_shard, whole
+from metaseq_lm.distributed.vectors import is_dtensor, local, rows_of
+
+T = TypeVar("T")
+
+
+class Outermost(nn.Module):
+    """Runs a function as the forward pass of the whole model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+class FullySharded:
+    """The parameters of a model that fully_shard has sharded.
+
+    All methods are calls of all replicas, which must call the same blocks in the same order, except
+    inside `whole`.
+
+    Args:
+        model: The model; what is on the meta device gets memory before `prepare`.
+        mesh: Replicas and shards.
+        by_block: Whether a block (see `blocks_of`) is gathered when it is called; otherwise
+            everything is together.
+        low: Whether gradients are rounded to bfloat16 and summed in it.
+
+    Attributes:
+        shards: The sharded parameters, a tied one once.
+        full: The full parameters by the ids of the shards, which have memory while they are
+            gathered.
+        present: The ids of the shards that the losses of this pass have depended on so far.
+    """
+
+    def __init__(
+        self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True, low: bool = False
+    ) -> None:
+        self.model, self.mesh = model, mesh
+        self.outermost = Outermost(model)
+        numbers = {p for p in model.parameters() if not p.dim()}  # fully_shard refuses them
+        policy = MixedPrecisionPolicy(
+            reduce_dtype=torch.bfloat16 if low else None, cast_forward_inputs=False
+        )
+        shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=numbers)
+        self.blocks = blocks_of(model) if by_block else []
+        for block in reversed(self.blocks):
+            shard(block, reshard_after_forward=True)
+        shard(self.outermost, reshard_after_forward=False)
+        for unit in self.units:  # the setting of the outermost one is not one of those inside
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        # Replicas may use different heads.
+        self.units[0].set_reduce_scatter_unused_params(True)
+        self.slots: list[Slot] = []
+        self.shards: list[nn.Parameter] = []
+        self.full: dict[int, nn.Parameter] = {}
+        self.present: set[int] = set()
+        self.is_whole = False
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            self.prepare()
+
+    @property
+    def units(self) -> list[FSDPModule]:
+        """The modules that gather their parameters, the outermost first."""
+        return [cast(FSDPModule, module) for module in (self.outermost, *self.blocks)]
+
+    def prepare(self) -> None:
+        """Complete the placement once all parameters have memory."""
+        if self.slots:
+            return
+        self._shard_numbers()
+        for module in self.model.modules():
+            for name, shard in module.named_parameters(recurse=False):
+                self.slots.append((module, name, shard))
+        self.shards = list({id(shard): shard for _, _, shard in self.slots}.values())
+        with torch.no_grad():
+            self.outermost(lambda: None)  # the first module that is called counts as the outermost
+        for unit in self.units:
+            unit.unshard()
+            for module, name, shard in self.slots:
+                self._note(shard, module._parameters[name])
+            unit.reshard()
+
+    def _shard_numbers(self) -> None:
+        """Place parameters without axes, which every process holds, as the others."""
+        numbers: dict[int, nn.Parameter] = {}
+        for module in self.model.modules():
+            for name, number in list(module.named_parameters(recurse=False)):
+                if not is_dtensor(number):
+                    if id(number) not in numbers:
+                        shard = to_shard(number.detach(), self.mesh)
+                        numbers[id(number)] = nn.Parameter(shard, number.requires_grad)
+                        self._note(numbers[id(number)], nn.Parameter(local(shard)))
+                    setattr(module, name, numbers[id(number)])
+
+    def _note(self, shard: nn.Parameter, full: nn.Parameter | None) -> None:
+        """Note the full parameter of a shard, if it is one, and which losses depend on it."""
+        number = id(shard)
+        if full is not None and not is_dtensor(full) and number not in self.full:
+            self.full[number] = full
+            full.register_post_accumulate_grad_hook(lambda _: self.present.add(number))
+
+    def refresh(self, parameters: Iterable[Tensor]) -> None:
+        """Copy changed shards to the full parameters inside `whole`, if in one."""
+        stale = [p for p in parameters if self.is_whole and id(p) in self.full]
+        with torch.no_grad():
+            for shard, tensor in zip(stale, whole(stale)):
+                self.full[id(shard)].copy_(tensor)
+
+    @contextlib.contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        """Gather full parameters inside the context; `write` copies changes back to the shards.
+
+        Calls of modules gather nothing inside.
+        """
+        if self.is_whole:
+            yield
+            return
+        with self._numbers():
+            try:
+                self._keep(True)
+                yield
+                if write:
+                    with torch.no_grad():
+                        for shard in self.shards:
+                            local(shard).copy_(rows_of(self.full[id(shard)], shard))
+            finally:
+                self._keep(False)
+
+    def _keep(self, is_whole: bool) -> None:
+        self.is_whole = is_whole
+        for unit in self.units:
+            unit.set_reshard_after_backward(not is_whole, recurse=False)
+            if unit is not self.units[0]:
+                unit.set_reshard_after_forward(not is_whole, recurse=False)
+            with process_group.passing():
+                unit.unshard() if is_whole else unit.reshard()
+
+    @contextlib.contextmanager
+    def _numbers(self) -> Iterator[None]:
+        """Let modules hold the full parameters without axes inside the context."""
+        numbers = [shard for shard in self.shards if not shard.dim()]
+        install(self.slots, {id(shard): self.full[id(shard)] for shard in numbers})
+        try:
+            yield
+        finally:
+            install(self.slots, {id(shard): shard for shard in numbers})
+
+    @contextlib.contextmanager
+    def in_pass(self) -> Iterator[None]:
+        """Prepare passes, inside `call`, in which blocks are gathered when they are called."""
+        if self.is_whole:
+            yield
+            return
+        with self._numbers():
+            try:
+                yield
+            finally:
+                self.units[0].reshard()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return function(), a forward pass."""
+        with process_group.passing():
+            result: T = self.outermost(function)
+        return result
+
+    @contextlib.contextmanager
+    def differentiating(self, wrt: Sequence[Tensor]) -> Iterator[None]:
+        """Let none but some shards require gradients inside the context."""
+        self.present.clear()
+        chosen = set(map(id, wrt))
+        others = [s for s in self.shards if s.requires_grad and id(s) not in chosen]
+        switched = [tensor for s in others for tensor in (s, self.full[id(s)])]
+        for tensor in switched:
+            tensor.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for tensor in switched:
+                tensor.requires_grad_(True)
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Add up the gradients of a loss, and with the last one of a global batch sum them."""
+        self.units[0].set_is_last_backward(is_last)
+        self.units[0].set_requires_gradient_sync(is_last)
+        with process_group.passing():
+            loss.backward()
+
+    def take_gradients(self, wrt: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the summed gradients of some shards, and forget those of all."""
+        grads = [shard.grad for shard in wrt]
+        for shard in self.shards:
+            shard.grad = None
+        return grads

@@ -1,0 +1,173 @@
+"""Sharded parameters for second derivatives: passes gather them in the graph.
+
+Between passes a parameter is a DTensor: each process holds its rows, and the moments of its
+optimizer are as large. In a pass that differentiates, the graph itself gathers what it needs (see
+distributed.gathering); in others modules hold ordinary tensors (`GraphSharded.whole`).
+
+Not torch's fully_shard, which cuts second derivatives without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from metaseq_lm.distributed.gathering import ShardedWeights, Slots, UnitPool, use_weights
+from metaseq_lm.distributed.shards import to_shard, whole
+from metaseq_lm.distributed.vectors import local, part, rows_of
+
+Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
+
+
+class GraphSharded:
+    """The sharded parameters of a model.
+
+    All methods are calls of all replicas.
+
+    Args:
+        model: The model.
+        mesh: Replicas and shards.
+        by_block: Whether a block (see `blocks_of`) is gathered when it is called.
+
+    Attributes:
+        shards: The sharded parameters, a tied one once.
+        pool: The units that passes gather: the blocks, and what any other module has itself;
+            unless `by_block` all parameters are one unit.
+    """
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True) -> None:
+        self.slots: list[Slot] = []
+        self.leaves: dict[int, nn.Parameter] = {}  # by the id of the shard, inside `whole`
+        blocks = blocks_of(model) if by_block else []
+        self._shard(model, mesh)
+        self.shards = list({id(shard): shard for _, _, shard in self.slots}.values())
+        units = self._units(blocks) if by_block else [self.shards]
+        self.pool = UnitPool(units, mesh["shard"].get_group())
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
+        for module in model.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in shards:
+                    shard = to_shard(parameter.detach(), mesh)
+                    shards[id(parameter)] = nn.Parameter(shard, parameter.requires_grad)
+                self.slots.append((module, name, shards[id(parameter)]))
+            if module._parameters:
+                module._parameters = Slots(module._parameters)
+            if isinstance(module, nn.RNNBase):
+                module.register_forward_pre_hook(read_flat_weights)
+                module.register_forward_hook(forget_flat_weights, always_call=True)
+        install(self.slots, {id(shard): shard for shard in shards.values()})
+
+    def _units(self, blocks: Iterable[nn.Module]) -> list[list[nn.Parameter]]:
+        """Return the parameters of each unit of `pool`."""
+        block_of = {id(m): id(block) for block in blocks for m in block.modules()}
+        units: dict[int, dict[int, nn.Parameter]] = {}  # by the id of the block or module
+        units_of: dict[int, int] = {}
+        for module, _, shard in self.slots:  # a tied parameter belongs to its first owner
+            key = units_of.setdefault(id(shard), block_of.get(id(module), id(module)))
+            units.setdefault(key, {})[id(shard)] = shard
+        return [list(unit.values()) for unit in units.values()]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a context of `whole` is open."""
+        return bool(self.leaves)
+
+    def prepare(self) -> None:
+        """Complete the placement once all parameters have memory."""
+
+    def refresh(self, parameters: Iterable[Tensor]) -> None:
+        """Copy changed shards to the full parameters inside `whole`, if in one."""
+        stale = [p for p in parameters if id(p) in self.leaves]
+        with torch.no_grad():
+            for shard, tensor in zip(stale, whole(stale)):
+                self.leaves[id(shard)].copy_(tensor)
+
+    @contextlib.contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        """Gather full parameters inside the context; `write` copies changes back to the shards."""
+        if self.leaves:
+            yield
+            return
+        self.leaves = leaves = {
+            id(shard): nn.Parameter(tensor, shard.requires_grad)
+            for shard, tensor in zip(self.shards, whole(self.shards))
+        }
+        install(self.slots, self.leaves)
+        try:
+            yield
+        finally:
+            self.leaves = {}
+            install(self.slots, {id(shard): shard for shard in self.shards})
+        if write:
+            with torch.no_grad():
+                for shard in self.shards:
+                    local(shard).copy_(rows_of(leaves[id(shard)], shard))
+
+    @contextlib.contextmanager
+    def in_graph(self) -> Iterator[ShardedWeights]:
+        """Let modules read weights that the graph gathers inside the context.
+
+        All replicas must run the same graph. Raises MetaseqError if they do not.
+        """
+        assert not self.leaves, "derivatives are not taken inside Engine.whole"
+        leaves, parts = {}, {}
+        for shard in self.shards:
+            leaf = local(shard.detach()).requires_grad_(shard.requires_grad)
+            leaves[id(shard)] = leaf
+            parts[id(shard)] = leaf if shard.dim() else leaf.reshape(1)[: len(part(shard))]
+        weights = ShardedWeights(self.pool, parts, leaves)
+        with use_weights(weights), self.pool.in_pass():
+            yield weights
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that are gathered one at a time, inner ones after outer ones.
+
+    Those are the modules whose class sets `is_gathered_alone`, without those that share parameters
+    or modules with others.
+    """
+
+    def uses(root: nn.Module) -> Counter[int]:
+        members = [m for module in root.modules() for m in (*module.children(), *own(module))]
+        return Counter(map(id, members))
+
+    everywhere = uses(model)
+    blocks = [module for module in model.modules() if getattr(module, "is_gathered_alone", False)]
+    return [
+        block
+        for block in blocks
+        if any(parameter.dim() for parameter in block.parameters())
+        and all(everywhere[member] == count for member, count in uses(block).items())
+    ]
+
+
+def own(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that a module has itself."""
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
+def install(slots: Iterable[Slot], parameters: dict[int, nn.Parameter]) -> None:
+    """Let modules hold other parameters, given by the ids of their shards."""
+    for module, name, shard in slots:
+        if id(shard) in parameters:
+            # Not module._parameters: an LSTM keeps a list of its weights beside them.
+            setattr(module, name, parameters[id(shard)])
+
+
+def read_flat_weights(module: nn.RNNBase, args: Any) -> None:
+    """Give a recurrent layer the weights of this call: it computes with a list of its own."""
+    module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def forget_flat_weights(module: nn.RNNBase, args: Any, output: Any) -> None:
+    """Reset that list to what the layer holds between calls."""
+    # get, unlike an attribute, gathers nothing: see Slots.
+    module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]

@@ -1,0 +1,111 @@
+"""Tensors of which each process holds some rows, and messages of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.vectors import (
+    is_dtensor,
+    is_sharded,
+    like_shard,
+    local,
+    rows_each,
+    rows_of,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+BUCKET_BYTES = 25 << 20  # of one message
+
+
+def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return this process's rows of a replicated tensor; scalars are not sharded.
+
+    Those of a tensor on the meta device are not initialised.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
+
+    placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
+    like = DTensor.from_local(
+        tensor, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    rows = rows_of(tensor, like)
+    if rows.is_meta:
+        return like_shard(torch.empty_like(rows, device=mesh.device_type), like)
+    return like_shard(rows.clone(), like)
+
+
+def part_number(shard: Tensor) -> int | None:
+    """Return which part of a sharded tensor this process writes; None if another replica does."""
+    assert is_dtensor(shard)
+    mesh = shard.device_mesh
+    return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
+
+
+def first_row(shard: Tensor) -> int:
+    """Return which row of a sharded tensor is the first that this process holds."""
+    assert is_dtensor(shard)
+    mesh = shard.device_mesh["shard"]
+    return min(rows_each(shard.shape, mesh.size()) * mesh.get_local_rank(), shard.shape[0])
+
+
+def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return the part of a parameter that this process holds, as an optimizer steps it."""
+    if not is_dtensor(parameter):
+        return parameter
+    return nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+
+
+def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the full tensors of shards; ordinary tensors are unchanged. A collective call."""
+    result = [t.detach() for t in tensors]
+    sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]
+    for i, t in enumerate(tensors):
+        if is_dtensor(t) and not t.dim():
+            result[i] = local(t.detach()).clone()
+    for bucket in buckets(sharded, tensors):
+        like = tensors[bucket[0]]
+        assert is_dtensor(like)
+        group = like.device_mesh["shard"].get_group()
+        shards = [tensors[i] for i in bucket]
+        count = dist.get_world_size(group)
+        rows = [padded(local(shard.detach()), shard.shape, count) for shard in shards]
+        flat = torch.cat([part.reshape(-1) for part in rows])
+        gathered = flat.new_empty(count * flat.numel())
+        process_group.start_gather(gathered, flat, group)()
+        columns = gathered.view(count, -1).split([part.numel() for part in rows], dim=1)
+        for i, shard, column in zip(bucket, shards, columns):
+            table = column.reshape(-1, *shard.shape[1:])
+            result[i] = table[: shard.shape[0]].contiguous()
+    return result
+
+
+def padded(rows: Tensor, shape: torch.Size, shards: int) -> Tensor:
+    """Return a shard with rows of zeros up to the number that every shard sends."""
+    missing = rows_each(shape, shards) - rows.shape[0]
+    return torch.cat([rows, rows.new_zeros(missing, *shape[1:])]) if missing else rows
+
+
+def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return `numbers`, in order, in groups of about BUCKET_BYTES of their tensors.
+
+    The tensors of a group have one dtype, and are all sharded or all whole.
+    """
+    result: list[list[int]] = []
+    filled, kind = 0, None
+    for number in numbers:
+        tensor = tensors[number]
+        if not result or filled >= BUCKET_BYTES or kind != (tensor.dtype, is_sharded(tensor)):
+            result.append([])
+            filled, kind = 0, (tensor.dtype, is_sharded(tensor))
+        result[-1].append(number)
+        filled += tensor.numel() * tensor.element_size()
+    return result
