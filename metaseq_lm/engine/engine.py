@@ -412,8 +412,8 @@ class Engine:
     def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
         """Gather full parameters inside the context; `write` copies changes back to the shards.
 
-        Every pass does so; a method needs it only to read weights between passes. A call of all
-        replicas.
+        A method needs it only to read weights between passes. Not to be read from state_dict(),
+        which gives shards. A call of all replicas.
         """
         return self.passes.whole(write)
 

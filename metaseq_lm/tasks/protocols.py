@@ -106,6 +106,7 @@ class LoadsFrozen(Protocol):
     def load_frozen(self, model: nn.Module) -> None:
         """Load the frozen weights, before those of init_from.
 
+        Parameters may be shards, which `runs.checkpoint.load_into` fills as it fills others.
         Not called if all weights come from a checkpoint of this task, as in evaluation.
         """
 

@@ -106,14 +106,13 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
             f"{stored.path} has no weights that task '{parts.config.task._name}' starts from; "
             f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
         )
-    with parts.engine.whole(write=True):
-        current = parts.model.state_dict()
-        fresh = other_heads(current, chosen, parts.task.fresh)
-        unused = other_heads(chosen, current, parts.task.fresh)
-        loaded = {name: weight for name, weight in chosen.items() if name not in unused}
-        message = f"starts from {stored.path}: {len(loaded)} weights of it"
-        loaded |= {name: current[name] for name in fresh}
-        checkpoint.load_into(parts.model, loaded, stored.path)
+    current = parts.model.state_dict()
+    fresh = other_heads(current, chosen, parts.task.fresh)
+    unused = other_heads(chosen, current, parts.task.fresh)
+    loaded = {name: weight for name, weight in chosen.items() if name not in unused}
+    message = f"starts from {stored.path}: {len(loaded)} weights of it"
+    loaded |= {name: current[name] for name in fresh}
+    checkpoint.load_into(parts.model, loaded, stored.path)
     for kind, heads in (("fresh", fresh), ("not used", unused)):
         message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}" if heads else ""
     weights = manifests.hash_of_weights(stored.manifest)

@@ -62,8 +62,7 @@ class TrainingRun:
         self.parts = build_parts(config, empty=resumes or bool(config.branch_from))
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):
-            with self.engine.whole(write=True):
-                self.task.load_frozen(self.model)
+            self.task.load_frozen(self.model)
         self.initialisation = initialise(self.parts)
         if reset:
             check_resettable(Path(config.save_dir), config.trainer)

@@ -17,7 +17,7 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS as REGISTERED_TASKS
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import process_group, shards
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
@@ -418,8 +418,8 @@ def train(config: RunConfig) -> dict[str, Tensor]:
 
 def weights_of(run: TrainingRun) -> dict[str, Tensor]:
     """Return a copy of the present weights of a run."""
-    with run.engine.whole():
-        return {name: value.clone() for name, value in run.model.state_dict().items()}
+    weights = run.model.state_dict()
+    return {name: w.clone() for name, w in zip(weights, shards.whole([*weights.values()]))}
 
 
 def shift_weights(run: Path) -> None:
