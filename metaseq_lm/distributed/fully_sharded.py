@@ -55,6 +55,7 @@ class FullySharded:
         full: The full parameters by the ids of the shards, which have memory while they are
             gathered.
         present: The ids of the shards that the losses of this pass have depended on so far.
+        calls: The numbers of the blocks that were gathered since `take_calls`.
     """
 
     def __init__(
@@ -79,7 +80,12 @@ class FullySharded:
         self.slots: list[Slot] = []
         self.shards: list[nn.Parameter] = []
         self.full: dict[int, nn.Parameter] = {}
+        self.outer: list[int] = []  # the ids of the shards outside the blocks
         self.present: set[int] = set()
+        self.is_attached = False
+        self.calls: list[int] = []
+        for number, block in enumerate(self.blocks):
+            block.register_forward_pre_hook(partial(self._note_call, number))
         self.is_whole = False
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.prepare()
@@ -105,6 +111,9 @@ class FullySharded:
             for module, name, shard in self.slots:
                 self._note(shard, module._parameters[name])
             unit.reshard()
+            self.outer = self.outer or [
+                id(s) for s in self.shards if s.dim() and id(s) in self.full
+            ]
 
     def _shard_numbers(self) -> None:
         """Place parameters without axes, which every process holds, as the others."""
@@ -123,7 +132,22 @@ class FullySharded:
         number = id(shard)
         if full is not None and not is_dtensor(full) and number not in self.full:
             self.full[number] = full
-            full.register_post_accumulate_grad_hook(lambda _: self.present.add(number))
+            full.requires_grad_().register_post_accumulate_grad_hook(
+                lambda _: self.present.add(number)
+            )
+            full.requires_grad_(shard.requires_grad)
+
+    def _note_call(self, number: int, *_: object) -> None:
+        if not self.is_whole:
+            self.calls.append(number)
+
+    def take_calls(self) -> list[int]:
+        """Return which blocks were gathered since the last time, which replicas compare.
+
+        Blocks of equal shapes that are called in different orders would be mixed without a word.
+        """
+        calls, self.calls = self.calls, []
+        return calls
 
     def refresh(self, parameters: Iterable[Tensor]) -> None:
         """Copy changed shards to the full parameters inside `whole`, if in one."""
@@ -195,21 +219,38 @@ class FullySharded:
         self.present.clear()
         chosen = set(map(id, wrt))
         others = [s for s in self.shards if s.requires_grad and id(s) not in chosen]
-        switched = [tensor for s in others for tensor in (s, self.full[id(s)])]
-        for tensor in switched:
-            tensor.requires_grad_(False)
+        self._require_gradients(others, False)
         try:
             yield
         finally:
-            for tensor in switched:
-                tensor.requires_grad_(True)
+            self._require_gradients(others, True)
+
+    def _require_gradients(self, shards: Sequence[nn.Parameter], required: bool) -> None:
+        for shard in shards:
+            shard.requires_grad_(required)
+        for shard in self.shards:
+            self.full[id(shard)].requires_grad_(shard.requires_grad)
+
+    def loss(self, function: Callable[[], Tensor]) -> Tensor:
+        """Return function(), a loss for `backward`."""
+        return self.call(lambda: self._attached(function()))
+
+    def _attached(self, loss: Tensor) -> Tensor:
+        """Return a loss with a graph, of which all replicas run the backward pass."""
+        self.is_attached = not loss.requires_grad
+        root = [self.full[number] for number in self.outer if self.full[number].requires_grad]
+        return loss + 0.0 * root[0].sum() if self.is_attached and root else loss
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Add up the gradients of a loss, and with the last one of a global batch sum them."""
         self.units[0].set_is_last_backward(is_last)
         self.units[0].set_requires_gradient_sync(is_last)
-        with process_group.passing():
-            loss.backward()
+        present = set(self.present)
+        if loss.requires_grad:
+            with process_group.passing():
+                loss.backward()
+        if self.is_attached:
+            self.present = present
 
     def take_gradients(self, wrt: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the summed gradients of some shards, and forget those of all."""

@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import is_dtensor, local, rows_each
 
 GATHER, SUM, END = range(3)  # what a process is about to run
@@ -57,11 +58,7 @@ class Agreement:
         process_group.start_gather(everyone, mine, self.group)()
         table = everyone.view(self.count, -1)
         if (table[:, :2] != mine[:2]).any():
-            raise MetaseqError(
-                "the replicas do not compute the same layers in the same order, so second "
-                "derivatives cannot be taken on shards layer by layer; start with "
-                "engine.gather=model"
-            )
+            raise MetaseqError(OTHER_ORDER)
         return table[:, 2 : 2 + len(flags)].any(0).tolist()
 
 

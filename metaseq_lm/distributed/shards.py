@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 BUCKET_BYTES = 25 << 20  # of one message
+OTHER_ORDER = (
+    "the replicas do not compute the same layers in the same order, so sharded parameters cannot "
+    "be gathered layer by layer; start with engine.gather=model"
+)
 
 
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:

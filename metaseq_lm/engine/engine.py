@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, check_terms, means, to_python
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.placement import is_fully_sharded
+from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine import reduction
 from metaseq_lm.engine.forward_pass import ForwardPass, ForwardPasses, GlobalLoss, LossFn, RngKey
@@ -385,7 +387,11 @@ class Engine:
                     for name, term in terms.items():
                         part = parts.setdefault(name, [0.0, term.per, term.weight])
                         part[0] = part[0] + term.sum.double()
-        return means(process_group.gather_objects(to_python((parts, sizes))))
+        calls = self.placement.take_calls() if is_fully_sharded(self.placement) else []
+        results = process_group.gather_objects((to_python((parts, sizes)), calls))
+        if any(order != calls for _, order in results):
+            raise MetaseqError(OTHER_ORDER)
+        return means([sums for sums, _ in results])
 
     @torch.no_grad()
     def map(
@@ -490,6 +496,8 @@ class Engine:
         for batch in batches:
             add_sizes(sizes, batch)
         count = GlobalCount(sizes, len(batches), self.device)
+        if not batches:
+            _ = count.totals  # before any other collective, as the replicas that have micro-batches
         fillers: list[Batch] = []
         if self.placement is not None and not count.are_equal:
             fillers = self.to_device(reduction.fillers(batches))
@@ -522,18 +530,32 @@ class Engine:
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True) as forward, placement.differentiating(wrt):
             for number in range(len(loss.batches)):
-                mean = placement.call(partial(forward.mean_loss, loss, number, logs))
+                mean = placement.loss(partial(forward.mean_loss, loss, number, logs))
                 placement.backward(mean, number == len(loss.batches) - 1)
         numbers = [parameter for parameter in wrt if not parameter.dim()]
+        sharded = [parameter for parameter in wrt if parameter.dim()]
+        present: Sequence[float] = [id(parameter) in placement.present for parameter in wrt]
+        order = random_streams.key(*placement.take_calls()) % (1 << 20)
         leaves = [placement.full[id(number)] for number in numbers]
-        others = [parameter for parameter in wrt if parameter.dim()]
-        present = [id(parameter) in placement.present for parameter in others]
-        sums = Reduction(leaves, numbers, present)
-        grads = self._collect(leaves, sums, logs, loss.count)
-        grads = [*grads, *placement.take_gradients(others)]
-        parts = zip([*numbers, *others], grads, sums.present, strict=True)
-        values = {id(parameter): grad if there else None for parameter, grad, there in parts}
-        return [values[id(parameter)] for parameter in wrt], logs
+        sums = Reduction(leaves, numbers, [order, order**2, *present])
+        grads = dict(zip(map(id, numbers), self._collect(leaves, sums, logs, loss.count)))
+        grads |= zip(map(id, sharded), placement.take_gradients(sharded))
+        self._check_order(*sums.totals[:2])
+        if not all(present):  # otherwise a GPU need not be waited for
+            present = sums.totals[2:].tolist()
+        return [grads[id(p)] if there else None for p, there in zip(wrt, present)], logs
+
+    def _check_order(self, total: Tensor, square: Tensor) -> None:
+        """Raise MetaseqError unless the sums of numbers and of squares say that all are equal.
+
+        A GPU is not waited for: steps are refused.
+        """
+        # Equal numbers, and no others, have the variance 0.
+        agree = total**2 == self.replicas * square
+        if agree.is_cuda:
+            self.finite_check.require(torch.where(agree, 0.0, float("nan")))
+        elif not agree:
+            raise MetaseqError(OTHER_ORDER)
 
     def _graph(
         self,

@@ -156,27 +156,29 @@ class Reduction:
         leaves: The leaves of the graph; of shards the parts that this process holds, whose
             gradients are summed over the shards already.
         wrt: The leaves themselves, or the shards. The gradient of a shard is a shard.
-        others: Which of some other gradients, which are summed elsewhere, this replica has.
+        others: Further numbers to sum.
         low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of
             `wrt`.
 
     Attributes:
-        present: Which of the gradients and of the others there are, after `finish` on any replica.
+        present: Which of the gradients this replica has, after `finish` which there are on any.
+        totals: The sums of `others`, by `finish`.
     """
 
     def __init__(
         self,
         leaves: Sequence[Tensor],
         wrt: Sequence[Tensor],
-        others: Sequence[bool] = (),
+        others: Sequence[float] = (),
         low: bool = False,
     ) -> None:
         self.leaves, self.wrt, self.low = leaves, wrt, low
         self.buckets = shards.buckets(reversed(range(len(wrt))), wrt)
-        if not self.buckets or low or is_sharded(wrt[self.buckets[-1][0]]):
+        if not self.buckets or low or others or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the numbers, which every replica needs
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.present = [*(False for _ in leaves), *others]
+        self.present = [False] * len(leaves)
+        self.others, self.totals = others, torch.zeros(0)
         self.sums: list[Tensor] = []
         self.waits: list[Callable[[], None]] = []
         self.hooks: list[Any] = []
@@ -218,7 +220,8 @@ class Reduction:
             group = like.device_mesh["replicate"].get_group()
         if logs is not None:
             like = parts[0] if parts else self._numbers_like()
-            numbers = [torch.as_tensor(n).to(like).reshape(1) for n in (*logs, *self.present)]
+            values = (*logs, *self.others, *self.present)
+            numbers = [torch.as_tensor(n).to(like).reshape(1) for n in values]
             parts += [torch.cat(numbers)] if numbers else []
         flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0)
         self.sums.append(flat)
@@ -252,8 +255,9 @@ class Reduction:
                 grads[at] = as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
         numbers = flat[sum(sizes) :]
         logs.update(zip(logs, numbers))
+        self.totals, counts = numbers[len(logs) :].split([len(self.others), len(self.leaves)])
         if not all(self.present):  # otherwise a GPU need not be waited for
-            self.present = [count > 0 for count in numbers[len(logs) :].tolist()]
+            self.present = [count > 0 for count in counts.tolist()]
         return [grad if present else None for grad, present in zip(grads, self.present)]
 
 

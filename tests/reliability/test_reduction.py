@@ -11,7 +11,7 @@ from real_runs import on_replicas
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Term
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import process_group, shards
 from metaseq_lm.engine.engine import Engine
 
 WIDTHS = [3, 7, 2, 8, 5]
@@ -65,9 +65,9 @@ def gradients(rank: int, world: int, size: int) -> list[dict]:
     return found
 
 
-# By the bytes of a bucket, the sums of an update: one for each bucket, one of which gradients there
-# are.
-SUMS = {1: 6 + 1, 100: 4 + 1, 1 << 20: 1 + 1}
+# By the bytes of a bucket, the sums of an update: one of sizes, and one for each bucket, of which
+# the last says which gradients there are.
+SUMS = {1: 1 + 6, 100: 1 + 4, 1 << 20: 1 + 1}
 
 
 def replica(size: int, out: str) -> None:
@@ -75,12 +75,12 @@ def replica(size: int, out: str) -> None:
     process_group.initialise("cpu", 30)
     sent: list[int] = []
     real = process_group.start_sum
-    process_group.start_sum = lambda flat: (sent.append(flat.numel()), real(flat))[1]
+    process_group.start_sum = lambda *a: (sent.append(a[0].numel()), real(*a))[1]
     found = {}
-    for placement.BUCKET_BYTES in SUMS:
+    for shards.BUCKET_BYTES in SUMS:
         sent.clear()
         made = gradients(process_group.rank(), process_group.world_size(), size)
-        found[placement.BUCKET_BYTES] = {"made": made, "sums": len(sent) / UPDATES}
+        found[shards.BUCKET_BYTES] = {"made": made, "sums": len(sent) / UPDATES}
     Path(out, f"{process_group.rank()}.json").write_text(json.dumps(found))
     process_group.finish()
 

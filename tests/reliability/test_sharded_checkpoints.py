@@ -17,7 +17,8 @@ from real_runs import FAULTS, FP64, MLM, Started, command, final, on_replicas, r
 from test_resume_elsewhere import losses, moments
 
 from metaseq_lm.distributed import process_group, vectors
-from metaseq_lm.distributed.placement import build_mesh, to_shard
+from metaseq_lm.distributed.placement import build_mesh
+from metaseq_lm.distributed.shards import to_shard
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.runs.tensor_files import map_tensors

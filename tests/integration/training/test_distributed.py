@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import launcher, placement, process_group
+from metaseq_lm.distributed import launcher, process_group, shards
 from metaseq_lm.distributed.process_group import choose_gpu, join_step
 from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of, tasks_per_node
 
@@ -147,7 +147,7 @@ def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_buckets_hold_every_leaf_once_from_the_last() -> None:
     leaves = [torch.zeros(n, dtype=t) for n, t in ((9_000_000, torch.float32), (5, torch.float64))]
     leaves += [nn.Parameter(torch.zeros(7_000_000)), nn.Parameter(torch.zeros(3))]
-    assert placement.buckets(reversed(range(4)), leaves) == [[3, 2], [1], [0]]
+    assert shards.buckets(reversed(range(4)), leaves) == [[3, 2], [1], [0]]
 
 
 def check_replicas() -> None:
