@@ -496,8 +496,8 @@ class Engine:
         for batch in batches:
             add_sizes(sizes, batch)
         count = GlobalCount(sizes, len(batches), self.device)
-        if not batches:
-            _ = count.totals  # before any other collective, as the replicas that have micro-batches
+        if not batches or self.placement is not None:
+            _ = count.totals  # before any other collective, as in passes of replicas with batches
         fillers: list[Batch] = []
         if self.placement is not None and not count.are_equal:
             fillers = self.to_device(reduction.fillers(batches))
