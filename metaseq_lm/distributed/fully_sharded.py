@@ -9,6 +9,7 @@ the shards.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, cast
@@ -24,6 +25,8 @@ from metaseq_lm.distributed.shards import to_shard, whole
 from metaseq_lm.distributed.vectors import is_dtensor, local, rows_of
 
 T = TypeVar("T")
+# Nothing that follows an LSTM changes its output in place.
+warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(FSDPLSTM\) returned a view")
 
 
 class Outermost(nn.Module):

@@ -90,9 +90,9 @@ class Noise:
         return self._device_keys
 
     def traced_keys(self) -> Tensor:
-        """Return the arguments of TracedNoise."""
+        """Return the argument of TracedNoise, for the numbers from `position` on."""
         keys = self.tensor()
-        return torch.cat([keys, keys.new_full((1,), COUNTER_STEP)])
+        return torch.cat([keys, keys.new_tensor([COUNTER_STEP, self.position])])
 
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""
@@ -196,12 +196,15 @@ def _below_1(drawn: Tensor, dtype: torch.dtype) -> Tensor:
 class TracedNoise(Noise):
     """The numbers of Noise as operations of a graph that torch.compile traces.
 
-    `keys` (rows + 1,) are its row keys, as int64, and GOLDEN: as a constant the compiler would
-    multiply it by positions in numbers without a limit.
+    `keys` (rows + 2,) are its row keys, as int64, GOLDEN (as a constant the compiler would
+    multiply it by positions in numbers without a limit), and the number of the first word.
+
+    Attributes:
+        position: Number of words of each row that were drawn, from that one on.
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self.row_keys, self.golden = keys[:-1], keys[-1]
+        self.row_keys, self.golden, self.first = keys[:-2], keys[-2], keys[-1]
         self.kernels = None
         self.position = 0
 
@@ -209,7 +212,8 @@ class TracedNoise(Noise):
         """Return the numbers of the next words, and which of them a tensor of `shape` needs."""
         numbers = math.prod(shape) // self.row_keys.shape[0]
         start, self.position = self.position, self.position - (-numbers // per_word)
-        return start * per_word + torch.arange(numbers, device=self.row_keys.device)
+        at = start * per_word + torch.arange(numbers, device=self.row_keys.device)
+        return at + self.first * per_word
 
     def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
         at = self._advance(shape, per_word=4)

@@ -116,13 +116,19 @@ class BiLSTM(nn.Module):
         return torch.cat([ahead, back], dim=-1).view(*tokens.shape, -1)
 
 
-def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
+class LSTM(nn.LSTM):
+    """An LSTM layer that sharded models gather when it is called."""
+
+    is_gathered_alone = True
+
+
+def projected_lstm(width: int, cells: int, inputs: int = 0) -> LSTM:
     """Return an LSTM layer whose forget gate has an initial bias of 1.
 
     Its `cells` are projected to `width` unless they are equal; its input has `inputs` or `width`.
     """
     projection = 0 if cells == width else width
-    lstm = nn.LSTM(inputs or width, cells, batch_first=True, proj_size=projection)
+    lstm = LSTM(inputs or width, cells, batch_first=True, proj_size=projection)
     with torch.no_grad():
         for name in ("bias_ih_l0", "bias_hh_l0"):
             bias = getattr(lstm, name)

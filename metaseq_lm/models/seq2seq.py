@@ -207,9 +207,11 @@ class LSTMEncoderDecoder(nn.Module):
         self.target = Embedding(vocab_sizes[1], config.embed_dim, padding_idx)
         self.ahead = nn.ModuleList(projected_lstm(half, cells, n) for n in inputs)
         self.back = nn.ModuleList(projected_lstm(half, cells, n) for n in inputs)
-        self.decoder = nn.ModuleList(
-            projected_lstm(config.output_dim, config.hidden_dim, n) for n in inputs
-        )
+        decoder = [projected_lstm(config.output_dim, config.hidden_dim, n) for n in inputs]
+        for layer in decoder:
+            # How often it is called for a translation depends on the sentences of a replica.
+            layer.is_gathered_alone = False
+        self.decoder = nn.ModuleList(decoder)
         self.dropout = Dropout(config.dropout)
         self.heads = nn.ModuleDict()
         draw_uniform(self)

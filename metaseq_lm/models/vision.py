@@ -90,6 +90,8 @@ def check_whole_batches(
 class Block(nn.Module):
     """Pre-activation residual block: twice norm, ReLU and convolution, with dropout between."""
 
+    is_gathered_alone = True  # of a sharded model
+
     def __init__(self, config: WideResNetConfig, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.norm1 = norm_of(config, inputs)
@@ -176,6 +178,8 @@ class PositionalNorm(LayerNorm):
 
 class Convolution(nn.Sequential):
     """Convolution, normalisation, leaky ReLU."""
+
+    is_gathered_alone = True  # of a sharded model
 
     def __init__(
         self, config: ConvLargeConfig, inputs: int, outputs: int, size: int, padding: int

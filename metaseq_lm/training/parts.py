@@ -27,8 +27,9 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
+from metaseq_lm.forward.compilation import compile_blocks
 from metaseq_lm.models.inherit import inherited
-from metaseq_lm.models.transformer.encoder import Stack
+from metaseq_lm.models.transformer.encoder import Layer, Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
@@ -124,15 +125,18 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
     mesh = build_mesh(config.engine.parallel, device)
     placement = None
     if mesh is not None:
-        by_block, low = config.engine.gather == "layer", config.engine.reduce_precision == "bf16"
-        placement = build_placement(model, mesh, by_block, task.takes_second_derivatives, low)
+        in_turn, low = config.engine.gather == "layer", config.engine.reduce_precision == "bf16"
+        placement = build_placement(model, mesh, in_turn, task.takes_second_derivatives, low)
     if empty:
         allocate(model, device)
     if placement is not None:
         placement.prepare()
+    by_block = recompute or placement is not None
     if config.engine.compile:
-        check_compilable(config, task, model, device, sharded=placement is not None)
+        check_compilable(config, task, model, device)
         set_up_compiler()
+        if by_block:
+            compile_blocks([m for m in model.modules() if isinstance(m, Layer)])
     optimizers = task.build_optimizers(model)
     engine = Engine(
         optimizers,
@@ -141,29 +145,19 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
         config.engine.precision,
         placement,
         recompute,
-        config.engine.compile,
+        config.engine.compile and not by_block,
         config.engine.reduce_precision,
     )
     return Parts(config, task, model, engine)
 
 
-def check_compilable(
-    config: RunConfig, task: Task, model: nn.Module, device: str, sharded: bool
-) -> None:
+def check_compilable(config: RunConfig, task: Task, model: nn.Module, device: str) -> None:
     """Raise UsageError that names what engine.compile=true cannot compile or is missing."""
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
     ]
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         reasons.append(f"torch.compile does not trace the LSTMs of model {config.model._name}")
-    if sharded:
-        reasons.append(
-            f"engine.parallel={config.engine.parallel} puts parameters together in passes"
-        )
-    if config.engine.recompute != "none":
-        reasons.append(
-            "the compiler itself chooses what is computed again; leave engine.recompute out"
-        )
     for reason in filter(None, reasons):
         raise UsageError(
             f"engine.compile=true cannot compile task {config.task._name} with criterion "

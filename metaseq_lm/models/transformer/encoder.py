@@ -66,7 +66,7 @@ class Layer(nn.Module):
     layers from 0: a pre-norm layer on top of normalised embeddings does not normalise them again.
     """
 
-    is_gathered_alone = True  # of a sharded model: see distributed/layers.py
+    is_gathered_alone = True  # of a sharded model
 
     def __init__(self, config: EncoderConfig, number: int = 0) -> None:
         super().__init__()

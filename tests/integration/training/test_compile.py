@@ -12,6 +12,7 @@ import pytest
 import small_data
 import torch
 import torch._dynamo
+from real_runs import on_replicas
 from torch._dynamo.utils import (
     clear_compilation_metrics,
     counters,
@@ -20,6 +21,7 @@ from torch._dynamo.utils import (
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.distributed import process_group
 from metaseq_lm.forward.context import Noise, TracedNoise
 from metaseq_lm.training.run import TrainingRun
 
@@ -186,6 +188,42 @@ def test_no_graph_break_in_attention_views(
     assert counters["stats"]["unique_graphs"] == (1 if name in ("tagging", "parsing") else 2)
 
 
+def train_by_block(
+    folder: str, data: str, parallel: str, recompute: str, case: battery.Case
+) -> None:
+    """As one of several replicas, compare compiled blocks with eager ones."""
+    process_group.initialise("cpu", 200)
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    weights = []
+    for compiled in ("false", "true"):
+        more = ["trainer.max_update=4", "trainer.valid_split=''", f"engine.compile={compiled}"]
+        more += [f"engine.parallel={parallel}", f"engine.recompute={recompute}"]
+        more += ["engine.micro_batch_size=3"]
+        config = battery.configure(
+            Path(data), Path(folder, compiled), case, *battery.dropped(*more)
+        )
+        weights.append(battery.train_uncounted(config))
+    assert battery.difference(*weights) <= 1e-12
+    assert not counters["graph_break"]
+    assert 1 <= counters["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.parametrize(
+    "processes, parallel, recompute, case",
+    [
+        (1, "replicate", "block", ("masked_lm", 0)),
+        (2, "shard", "none", ("masked_lm", 0)),
+        pytest.param(2, "shard", "block", ("causal_lm", 0), marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_are_compiled_beside_shards_and_recomputation(
+    processes: int, parallel: str, recompute: str, case: battery.Case, moons: Path, tmp_path: Path
+) -> None:
+    """Two layers share their code, whatever their place in the stream of random numbers."""
+    arguments = (str(tmp_path), str(moons), parallel, recompute, case)
+    on_replicas(processes, train_by_block, *arguments, seconds=300)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Path) -> None:
     config = battery.configure(moons, tmp_path, (name, 0), "engine.compile=true")
@@ -197,7 +235,6 @@ def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Pa
     "case, override, message",
     [
         (("bert_pretraining", 2), "seed=1", r"task\.second_order=exact"),
-        (("masked_lm", 0), "engine.recompute=block", r"leave engine\.recompute out"),
     ],
 )
 def test_options_that_cannot_be_compiled(
