@@ -248,6 +248,8 @@ class FullySharded:
         """Add up the gradients of a loss, and with the last one of a global batch sum them."""
         self.units[0].set_is_last_backward(is_last)
         self.units[0].set_requires_gradient_sync(is_last)
+        # What is outside the blocks is not gathered anew for each micro-batch.
+        self.units[0].set_reshard_after_backward(is_last and not self.is_whole, recurse=False)
         present = set(self.present)
         if loss.requires_grad:
             with process_group.passing():

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from metaseq_lm.distributed.gathering import ShardedWeights, Slots, UnitPool, use_weights
 from metaseq_lm.distributed.shards import to_shard, whole
-from metaseq_lm.distributed.vectors import local, part, rows_of
+from metaseq_lm.distributed.vectors import SHARDS, local, part, rows_of
 
 Slot = tuple[nn.Module, str, nn.Parameter]  # module, name and shard of a parameter
 
@@ -48,7 +48,7 @@ class GraphSharded:
         self._shard(model, mesh)
         self.shards = list({id(shard): shard for _, _, shard in self.slots}.values())
         units = self._units(blocks) if by_block else [self.shards]
-        self.pool = UnitPool(units, mesh["shard"].get_group())
+        self.pool = UnitPool(units, mesh[SHARDS].get_group())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots

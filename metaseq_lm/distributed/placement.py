@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.graph_sharded import GraphSharded
+from metaseq_lm.distributed.vectors import REPLICAS, SHARDS
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
-    """Return the mesh (replicas, shards) of engine.parallel; None without sharding.
+    """Return the mesh (shards,) or (replicas, shards) of engine.parallel; None without sharding.
 
     "shard" divides every parameter among all processes, "hybrid" among those of a node
-    (LOCAL_WORLD_SIZE), with a replica on each node. Raises UsageError if nodes differ in processes.
+    (LOCAL_WORLD_SIZE), with a replica on each node if there are several. Raises UsageError if nodes
+    differ in processes.
     """
     world = process_group.world_size()
     if parallel == "replicate" or world == 1:
@@ -36,9 +38,9 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
             f"engine.parallel=hybrid needs as many processes on every node; there are {world} in "
             f"all and {shards} on this node"
         )
-    shape = (world // shards, shards)
+    shape = (world // shards, shards) if shards < world else (shards,)
     with process_group.together():
-        return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+        return init_device_mesh(device, shape, mesh_dim_names=(REPLICAS, SHARDS)[-len(shape) :])
 
 
 def build_placement(

@@ -12,10 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.vectors import (
+    REPLICAS,
+    SHARDS,
     is_dtensor,
     is_sharded,
     like_shard,
     local,
+    placements_on,
     rows_each,
     rows_of,
 )
@@ -35,9 +38,9 @@ def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
 
     Those of a tensor on the meta device are not initialised.
     """
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
+    from torch.distributed.tensor import DTensor  # late: see is_dtensor
 
-    placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
+    placements = placements_on(mesh, 0 if tensor.dim() else None)
     like = DTensor.from_local(
         tensor, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
@@ -51,13 +54,14 @@ def part_number(shard: Tensor) -> int | None:
     """Return which part of a sharded tensor this process writes; None if another replica does."""
     assert is_dtensor(shard)
     mesh = shard.device_mesh
-    return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
+    is_first = mesh.ndim == 1 or not mesh[REPLICAS].get_local_rank()
+    return mesh[SHARDS].get_local_rank() if is_first else None
 
 
 def first_row(shard: Tensor) -> int:
     """Return which row of a sharded tensor is the first that this process holds."""
     assert is_dtensor(shard)
-    mesh = shard.device_mesh["shard"]
+    mesh = shard.device_mesh[SHARDS]
     return min(rows_each(shard.shape, mesh.size()) * mesh.get_local_rank(), shard.shape[0])
 
 
@@ -78,7 +82,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     for bucket in buckets(sharded, tensors):
         like = tensors[bucket[0]]
         assert is_dtensor(like)
-        group = like.device_mesh["shard"].get_group()
+        group = like.device_mesh[SHARDS].get_group()
         shards = [tensors[i] for i in bucket]
         count = dist.get_world_size(group)
         rows = [padded(local(shard.detach()), shard.shape, count) for shard in shards]

@@ -17,10 +17,14 @@ from torch import Tensor
 from metaseq_lm.distributed import process_group
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
     from typing_extensions import TypeIs
 
 Vector = Sequence[Tensor | None]
+REPLICAS, SHARDS = "replicate", "shard"  # the axes of a mesh; one without replicas has the second
 
 # ---------------------------------------------------------------- shards
 
@@ -56,6 +60,20 @@ def like_shard(part: Tensor, like: DTensor) -> DTensor:
     )
 
 
+def placements_on(mesh: DeviceMesh, axis: int | None) -> list[Placement]:
+    """Return the placements of a tensor whose `axis` is sharded; None for none."""
+    from torch.distributed.tensor import Replicate, Shard  # late: see is_dtensor
+
+    placed = Replicate() if axis is None else Shard(axis)
+    return [*(Replicate() for _ in range(mesh.ndim - 1)), placed]
+
+
+def replicas_of(shard: DTensor) -> ProcessGroup | None:
+    """Return the processes that hold the same rows of a sharded tensor; None if there is one."""
+    mesh = shard.device_mesh
+    return mesh[REPLICAS].get_group() if mesh.ndim > 1 else None
+
+
 def rows_each(shape: torch.Size, shards: int) -> int:
     """Return how many rows of a tensor each shard has; the last ones may have fewer."""
     return math.ceil(shape[0] / shards)
@@ -65,7 +83,7 @@ def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the rows of a whole tensor that this process holds of `like`."""
     if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
         return local(tensor)
-    mesh = like.device_mesh["shard"]
+    mesh = like.device_mesh[SHARDS]
     rows = rows_each(like.shape, mesh.size())
     return tensor[rows * mesh.get_local_rank() :][:rows]
 
@@ -121,13 +139,13 @@ def place_flat(vector: Tensor, like: Sequence[Tensor]) -> Tensor:
     first = next((x for x in like if is_dtensor(x)), None)
     if first is None:
         return vector
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
+    from torch.distributed.tensor import DTensor  # late: see is_dtensor
 
     shape = torch.Size([*vector.shape[:-1], sum(x.numel() for x in like)])
     return DTensor.from_local(
         vector,
         first.device_mesh,
-        [Replicate(), Shard(vector.dim() - 1)],
+        placements_on(first.device_mesh, vector.dim() - 1),
         run_check=False,
         shape=shape,
         stride=torch.empty(shape, device="meta").stride(),
@@ -155,14 +173,14 @@ def part(x: Tensor) -> Tensor:
     """
     if x.dim() or not is_dtensor(x):
         return local(x)
-    return local(x).reshape(1)[: int(not x.device_mesh["shard"].get_local_rank())]
+    return local(x).reshape(1)[: int(not x.device_mesh[SHARDS].get_local_rank())]
 
 
 def row(tensor: Tensor, index: int) -> Tensor:
     """Return a copy of a row of a tensor; of a shard, a call of all that hold its rows."""
     if not is_dtensor(tensor):
         return tensor[index].detach().clone()
-    mesh = tensor.device_mesh["shard"]
+    mesh = tensor.device_mesh[SHARDS]
     at = index - rows_each(tensor.shape, mesh.size()) * mesh.get_local_rank()
     rows = local(tensor.detach())
     held = rows[at].clone() if 0 <= at < len(rows) else rows.new_zeros(rows.shape[1:])
@@ -173,7 +191,7 @@ def summed(term: Tensor, a: Sequence[Tensor]) -> Tensor:
     """Return the sum of a tensor of each process over the shards of `a`."""
     for x in a:
         if is_dtensor(x):
-            process_group.sum_within(term, x.device_mesh["shard"].get_group())
+            process_group.sum_within(term, x.device_mesh[SHARDS].get_group())
             break
     return term
 

@@ -13,7 +13,14 @@ from torch import Tensor
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, to_python
 from metaseq_lm.distributed import process_group, shards
-from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded, like_shard, local
+from metaseq_lm.distributed.vectors import (
+    Vector,
+    is_dtensor,
+    is_sharded,
+    like_shard,
+    local,
+    replicas_of,
+)
 
 MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
 
@@ -215,9 +222,9 @@ class Reduction:
         """Start the sum of the next bucket, of the last one with `logs` and `present`."""
         bucket = self.buckets[len(self.sums)]
         parts = [self._take(at) for at in bucket]
-        group = None
-        if bucket and is_dtensor(like := self.wrt[bucket[0]]) and is_sharded(like):
-            group = like.device_mesh["replicate"].get_group()
+        like = self.wrt[bucket[0]] if bucket else None
+        is_part = like is not None and is_sharded(like)
+        group = replicas_of(like) if is_dtensor(like) and is_part else None
         if logs is not None:
             like = parts[0] if parts else self._numbers_like()
             values = (*logs, *self.others, *self.present)
@@ -225,7 +232,7 @@ class Reduction:
             parts += [torch.cat(numbers)] if numbers else []
         flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.zeros(0)
         self.sums.append(flat)
-        if flat.numel() and (group is None or group.size() > 1):
+        if flat.numel() and (group or not is_part):
             self.waits.append(process_group.start_sum(flat, group))
 
     def _numbers_like(self) -> Tensor:
