@@ -55,8 +55,8 @@ class FullySharded:
 
     Attributes:
         shards: The sharded parameters, a tied one once.
-        full: The full parameters by the ids of the shards, which have memory while they are
-            gathered.
+        full: The full parameters, by the ids of the shards, of what has been gathered before. They
+            have memory while they are gathered.
         present: The ids of the shards that the losses of this pass have depended on so far.
         calls: The numbers of the blocks that were gathered since `take_calls`.
     """
@@ -87,6 +87,7 @@ class FullySharded:
         self.present: set[int] = set()
         self.is_attached = False
         self.calls: list[int] = []
+        self._noted: set[int] = set()  # blocks whose full parameters are known
         for number, block in enumerate(self.blocks):
             block.register_forward_pre_hook(partial(self._note_call, number))
         self.is_whole = False
@@ -108,15 +109,10 @@ class FullySharded:
                 self.slots.append((module, name, shard))
         self.shards = list({id(shard): shard for _, _, shard in self.slots}.values())
         with torch.no_grad():
-            self.outermost(lambda: None)  # the first module that is called counts as the outermost
-        for unit in self.units:
-            unit.unshard()
-            for module, name, shard in self.slots:
-                self._note(shard, module._parameters[name])
-            unit.reshard()
-            self.outer = self.outer or [
-                id(s) for s in self.shards if s.dim() and id(s) in self.full
-            ]
+            # The first module that is called counts as the outermost.
+            self.outermost(self._note_gathered)
+        self.units[0].reshard()
+        self.outer = [id(shard) for shard in self.shards if shard.dim() and id(shard) in self.full]
 
     def _shard_numbers(self) -> None:
         """Place parameters without axes, which every process holds, as the others."""
@@ -130,19 +126,31 @@ class FullySharded:
                         self._note(numbers[id(number)], nn.Parameter(local(shard)))
                     setattr(module, name, numbers[id(number)])
 
-    def _note(self, shard: nn.Parameter, full: nn.Parameter | None) -> None:
-        """Note the full parameter of a shard, if it is one, and which losses depend on it."""
+    def _note_gathered(self, block: nn.Module | None = None) -> None:
+        """Note the full parameters that are gathered now, of a block or of all modules."""
+        inside = None if block is None else set(map(id, block.modules()))
+        for module, name, shard in self.slots:
+            if inside is None or id(module) in inside:
+                full = module._parameters[name]
+                if full is not None and not is_dtensor(full):
+                    self._note(shard, full)
+
+    def _note(self, shard: nn.Parameter, full: nn.Parameter) -> None:
+        """Note the full parameter of a shard, and from now on which losses depend on it."""
         number = id(shard)
-        if full is not None and not is_dtensor(full) and number not in self.full:
+        if number not in self.full:
             self.full[number] = full
             full.requires_grad_().register_post_accumulate_grad_hook(
                 lambda _: self.present.add(number)
             )
             full.requires_grad_(shard.requires_grad)
 
-    def _note_call(self, number: int, *_: object) -> None:
+    def _note_call(self, number: int, block: nn.Module, *_: object) -> None:
         if not self.is_whole:
             self.calls.append(number)
+        if number not in self._noted:
+            self._noted.add(number)
+            self._note_gathered(block)
 
     def take_calls(self) -> list[int]:
         """Return which blocks were gathered since the last time, which replicas compare.
@@ -171,6 +179,7 @@ class FullySharded:
         with self._numbers():
             try:
                 self._keep(True)
+                self._note_gathered()
                 yield
                 if write:
                     with torch.no_grad():
@@ -232,7 +241,8 @@ class FullySharded:
         for shard in shards:
             shard.requires_grad_(required)
         for shard in self.shards:
-            self.full[id(shard)].requires_grad_(shard.requires_grad)
+            if id(shard) in self.full:
+                self.full[id(shard)].requires_grad_(shard.requires_grad)
 
     def loss(self, function: Callable[[], Tensor]) -> Tensor:
         """Return function(), a loss for `backward`."""

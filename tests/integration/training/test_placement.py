@@ -219,6 +219,8 @@ def gather_in_turn() -> None:
     rank = process_group.rank()
     model, engine = build("shard")
     parameters, seen = engine.parameters("main"), []
+    with engine.whole():
+        pass
     full = [engine.placement.full[id(block.map.weight)] for block in model.blocks]
 
     def count(*_: object) -> None:
