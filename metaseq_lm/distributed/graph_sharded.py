@@ -136,7 +136,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """
 
     def uses(root: nn.Module) -> Counter[int]:
-        members = [m for module in root.modules() for m in (*module.children(), *own(module))]
+        members = [m for module in root.modules() for m in (*module.children(), *parameters_of(module))]
         return Counter(map(id, members))
 
     everywhere = uses(model)
@@ -149,7 +149,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def own(module: nn.Module) -> list[nn.Parameter]:
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that a module has itself."""
     return [parameter for parameter in module._parameters.values() if parameter is not None]
 
