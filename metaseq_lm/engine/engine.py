@@ -543,7 +543,7 @@ class Engine:
         self._check_order(*sums.totals[:2])
         if not all(present):  # otherwise a GPU need not be waited for
             present = sums.totals[2:].tolist()
-        return [grads[id(p)] if there else None for p, there in zip(wrt, present)], logs
+        return [grads[id(p)] if has_it else None for p, has_it in zip(wrt, present)], logs
 
     def _check_order(self, total: Tensor, square: Tensor) -> None:
         """Raise MetaseqError unless the sums of numbers and of squares say that all are equal.
