@@ -78,8 +78,10 @@ class FullySharded:
         for unit in self.units:  # the setting of the outermost one is not one of those inside
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        # Replicas may use different heads.
-        self.units[0].set_reduce_scatter_unused_params(True)
+        # Replicas may use different heads, and must send as many gradients.
+        self._fills_in = not hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch < 2.13
+        if not self._fills_in:
+            self.units[0].set_reduce_scatter_unused_params(True)
         self.slots: list[Slot] = []
         self.shards: list[nn.Parameter] = []
         self.full: dict[int, nn.Parameter] = {}
@@ -261,6 +263,10 @@ class FullySharded:
         # What is outside the blocks is not gathered anew for each micro-batch.
         self.units[0].set_reshard_after_backward(is_last and not self.is_whole, recurse=False)
         present = set(self.present)
+        if self._fills_in and is_last:
+            for full in self.full.values():
+                if full.requires_grad and full.dim() and full.grad is None:
+                    full.grad = torch.zeros_like(full)
         if loss.requires_grad:
             with process_group.passing():
                 loss.backward()

@@ -136,8 +136,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """
 
     def uses(root: nn.Module) -> Counter[int]:
-        members = [m for module in root.modules() for m in (*module.children(), *parameters_of(module))]
-        return Counter(map(id, members))
+        modules = list(root.modules())
+        children = [child for module in modules for child in module.children()]
+        return Counter(map(id, [*children, *(p for m in modules for p in parameters_of(m))]))
 
     everywhere = uses(model)
     blocks = [module for module in model.modules() if getattr(module, "is_gathered_alone", False)]

@@ -15,6 +15,7 @@ import torch
 from optimizers import make_optimizer
 from real_runs import on_replicas
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -291,10 +292,12 @@ def test_gradients_of_some_parameters() -> None:
     on_replicas(2, train_one_part)
 
 
-def use_a_parameter_on_one_replica() -> None:
+def use_a_parameter_on_one_replica(older: bool) -> None:
     """As one of two replicas, of which the first alone uses the parameter whose bucket is the
     first.
     """
+    if older:
+        del FSDPModule.set_reduce_scatter_unused_params
     process_group.initialise("cpu", 30)
     shards.BUCKET_BYTES = 1
     torch.manual_seed(0)
@@ -332,8 +335,10 @@ def use_a_parameter_on_one_replica() -> None:
     process_group.finish()
 
 
-def test_a_parameter_that_one_replica_uses_does_not_block_layers() -> None:
-    on_replicas(2, use_a_parameter_on_one_replica, seconds=120)
+@pytest.mark.parametrize("older", [False, True])
+def test_a_parameter_that_one_replica_uses_does_not_block_layers(older: bool) -> None:
+    """Also with a torch that sums only the gradients that a replica has."""
+    on_replicas(2, use_a_parameter_on_one_replica, older, seconds=120)
 
 
 def hypergradients(
