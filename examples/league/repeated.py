@@ -68,7 +68,7 @@ def primary_table(pairs: Sequence[Pair], league: LeagueRuns, title: str) -> Tabl
     """Return the primary metric on new and on repeated documents, tested."""
     comparison = league.plan.comparison
     metric = league.metric(comparison.metric)
-    rule = Rule(comparison.smallest_effect, comparison.level)
+    rule = Rule(comparison.smallest_effect, comparison.level, metric.lower_is_better)
     decisions = decisions_of(pairs, metric.name, rule)
     cells = []
     for pair, decision in zip(pairs, decisions):
