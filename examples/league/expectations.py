@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from metaseq_lm.core.errors import run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league_runs
-from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan import LAPTOP, OBJECTIVES, SHIPPED, named_plan, read_plan
+from metaseq_lm.league.assembly import LeagueRuns, read_league
+from metaseq_lm.league.plan import LAPTOP, OBJECTIVES, named_plan, read_plan
 from metaseq_lm.league.verdict import BETTER, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
@@ -150,12 +149,7 @@ def verdict(is_measured: bool, is_held: bool) -> str:
 
 
 def main() -> None:
-    source = named_plan(sys.argv[1]) if len(sys.argv) > 1 else LAPTOP
-    if source in SHIPPED:
-        league = read_archived(Contents(*read_plan(source)))
-    else:
-        folder = LeagueFolder(source)
-        league = read_league_runs(folder, folder.read())
+    league = read_league(named_plan(sys.argv[1]) if len(sys.argv) > 1 else LAPTOP)
     scores = Scores(league)
     is_today = league.contents.plan.hash == read_plan(OBJECTIVES)[0].hash
     rows = [*ordered_rows(scores, is_today), *solved_rows(scores, is_today)]

@@ -25,7 +25,7 @@ from scipy.special import expit
 
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.assembly import LeagueRuns, read_archived
+from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.curves import (
     LOGIT_LINE,
     POWER_LAW,
@@ -37,10 +37,9 @@ from metaseq_lm.league.curves import (
     rejection,
 )
 from metaseq_lm.league.entries import Standings
-from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.ladder_tables import ladder_tables
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
-from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
+from metaseq_lm.league.plan import LAPTOP
 from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
@@ -60,7 +59,7 @@ Line = dict[str, Any]
 
 def laptop() -> LeagueRuns:
     """Return the runs of the laptop division."""
-    return read_archived(Contents(*read_plan(LAPTOP), archive=str(archive_beside(LAPTOP))))
+    return read_league(LAPTOP)
 
 
 @dataclass(frozen=True)

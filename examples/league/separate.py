@@ -1,6 +1,6 @@
 """Which objectives of a league separate from each other, on which task?
 
-python examples/league/separate.py objectives 2.5e11    # of runs that ship: laptop, objectives
+python examples/league/separate.py objectives 2.5e11    # of runs that ship: also laptop, epochs
 python examples/league/separate.py L 2.5e11             # of a league
 
 All pairs of rows of a budget are tested as a league tests a row beside its baseline, corrected for
@@ -12,9 +12,8 @@ from itertools import combinations
 
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.assembly import read_archived, read_league_runs
-from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan import SHIPPED, named_plan, read_plan
+from metaseq_lm.league.assembly import read_league
+from metaseq_lm.league.plan import named_plan
 from metaseq_lm.league.standings import Row, metric_of
 from metaseq_lm.league.verdict import UNDECIDED, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
@@ -52,12 +51,7 @@ def table_of(rows: list[Row], metric: str) -> Table:
 def main() -> None:
     if len(sys.argv) != 3:
         raise UsageError("give a league and a budget: separate.py objectives 2.5e11")
-    source = named_plan(sys.argv[1])
-    if source in SHIPPED:
-        league = read_archived(Contents(*read_plan(source)))
-    else:
-        folder = LeagueFolder(source)
-        league = read_league_runs(folder, folder.read())
+    league = read_league(named_plan(sys.argv[1]))
     rows = [row for row in league.rows() if row.budget == float(sys.argv[2])]
     if not rows:
         raise UsageError(f"{league.contents.title} has no runs at {sys.argv[2]} FLOPs")

@@ -7,7 +7,7 @@
   metaseq-lm league report L             print the standings again, write L/report
   metaseq-lm league report L --watch     the same, and again whenever results change
   metaseq-lm league report               print the rows that ship with the package
-  metaseq-lm league report objectives    the same of the other plan that ships
+  metaseq-lm league report objectives    the same of another plan that ships, also: epochs
 
 Without PLAN.yaml it is the laptop division, which ships with the package: a small language with
 exact answers, and a few seconds a run. A league makes its data in L/data, tunes each objective on
@@ -35,7 +35,7 @@ from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.secrets import masked
 
 if TYPE_CHECKING:
-    from metaseq_lm.league.folder import Added, Contents, LeagueFolder
+    from metaseq_lm.league.folder import Contents, LeagueFolder
     from metaseq_lm.league.plan import Plan
     from metaseq_lm.sweeps.configs import Check
     from metaseq_lm.sweeps.options import Launch
@@ -186,24 +186,13 @@ def report(place: Path | None, options: LeagueOptions, command: str = "", reload
     That is in L/report, or where --out says; without both it is not written. The page names the
     command, and reloads itself after `reload` seconds, 0 for never.
     """
-    from metaseq_lm.league.assembly import (
-        read_archived,
-        read_league_runs,
-        write_archive,
-        write_report,
-    )
-    from metaseq_lm.league.folder import Contents, LeagueFolder
-    from metaseq_lm.league.plan import LAPTOP, archive_beside, read_plan
+    from metaseq_lm.league.assembly import read_league, write_archive, write_report
+    from metaseq_lm.league.plan import LAPTOP
 
-    folder = Path(options.out) if options.out else None
-    if place is None or place.is_file():
-        archive = archive_beside(place or LAPTOP)
-        contents = Contents(*read_plan(place or LAPTOP), archive=str(archive) if archive else None)
-        runs = read_archived(contents)
-    else:
-        league = LeagueFolder(place)
-        runs = read_league_runs(league, league.read())
-        folder = folder or league.path / REPORT
+    place = place or LAPTOP
+    runs = read_league(place)
+    folder = None if place.is_file() else place.resolve() / REPORT
+    folder = Path(options.out) if options.out else folder
     check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
@@ -254,6 +243,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     stored = folder.read() if folder.exists() else None
     launch = launch_of(args, folder.path, options.dry_run)
     contents = contents_of(words, args.added, options, folder, stored)
+    contents = with_chosen(contents, options)
     names = names_of(contents, options, bool(args.added))
     budgets = budgets_of(contents.plan, options)
     check = plugin_check(options.user_dir)
@@ -305,8 +295,10 @@ def contents_of(
 ) -> "Contents":
     """Return the plan of the command line, of the folder or of the package, with what is added.
 
-    Raises UsageError for another plan than that of the folder.
+    What was added in the archive of the plan is part of it. Raises UsageError for another plan
+    than that of the folder.
     """
+    from metaseq_lm.league.assembly import with_archived
     from metaseq_lm.league.folder import Contents
     from metaseq_lm.league.plan import (
         FILES,
@@ -336,6 +328,7 @@ def contents_of(
             )
         if stored is not None:
             contents = replace(contents, added=stored.added, prices=stored.prices)
+    contents = with_archived(contents)
     return with_objective(contents, added, options) if added else contents
 
 
@@ -359,7 +352,7 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
     for other in contents.added:
         if other.name == objective.name and other != objective:
             raise UsageError(
-                f"the league has another objective {other.name!r} ({describe(other)}); "
+                f"the league has another objective {other.name!r} ({masked(other.words)}); "
                 "name this one: --name NAME"
             )
     if objective in contents.added:
@@ -367,15 +360,17 @@ def with_objective(contents: "Contents", added: list[str], options: LeagueOption
     return replace(contents, added=(*contents.added, objective))
 
 
-def describe(objective: "Added") -> str:
-    """Return the options, grid, control, metric and plug-in of an objective in words."""
-    grid = objective.content.get("grid", {})
-    parts = [*objective.options, *(f"--grid {k}={','.join(map(str, v))}" for k, v in grid.items())]
-    if "control" in objective.content:
-        parts.append(f"--control {objective.content['control']}")
-    if "metric" in objective.content:
-        parts.append(f"--tune-by {objective.content['metric']}")
-    return " ".join([*parts, *([f"--user-dir {objective.user_dir}"] if objective.user_dir else [])])
+def with_chosen(contents: "Contents", options: LeagueOptions) -> "Contents":
+    """Return contents in which the objectives of the archive that are to run are added here, too.
+
+    An archive says what their plug-in is called; where it is says the command line.
+    """
+    chosen = [
+        replace(item, user_dir=(user_dir_of(options) or item.user_dir) if item.user_dir else None)
+        for item in contents.additions
+        if item not in contents.added and item.name in options.objectives
+    ]
+    return replace(contents, added=(*contents.added, *chosen))
 
 
 def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[str]:
@@ -391,7 +386,7 @@ def names_of(contents: "Contents", options: LeagueOptions, adds: bool) -> list[s
         names = [options.name]
     names = list(dict.fromkeys(options.objectives)) or names
     user_dir = user_dir_of(options)
-    plugins_of = {item.name: item.user_dir for item in contents.added}
+    plugins_of = {item.name: item.user_dir for item in contents.additions}
     for name in names:
         objective_of(plan, name)
         needed = plugins_of.get(name, user_dir)

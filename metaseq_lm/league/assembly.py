@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import schema_error
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
@@ -20,10 +21,17 @@ from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
-from metaseq_lm.league.folder import Contents, LeagueFolder, check_plans, objective_of
+from metaseq_lm.league.folder import (
+    Added,
+    Contents,
+    LeagueFolder,
+    added_error,
+    check_plans,
+    objective_of,
+)
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import REPEAT, write_page
-from metaseq_lm.league.plan import Objective, Plan, shipped_archive
+from metaseq_lm.league.plan import Objective, Plan, archive_beside, read_plan, shipped_archive
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,
@@ -53,7 +61,7 @@ from metaseq_lm.reporting.page import Section
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.folder import code_hash
 
-PREDICTIONS = "predictions"  # what an archive says besides its runs
+ADDED, PREDICTIONS = "added", "predictions"  # what an archive says besides its runs
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class LeagueRuns:
             shuffled=tuple(self.of(objective, SHUFFLED, budget)),
             control_name=objective.control or "",
             tuning=self.tuning(objective, budget, runs[0]),
-            added=objective.name in {item.name for item in self.contents.added},
+            added=objective.name in {item.name for item in self.contents.additions},
             shipped=setting_of(runs[0]) in self.shipped,
         )
 
@@ -350,9 +358,10 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     check_predictions(predictions, FILE, contents.plan)
     runs = folder.runs()
     shipped = read_archived(contents)
+    contents = replace(shipped.contents, prices={**shipped.contents.prices, **contents.prices})
     predictions += [item for item in shipped.predictions if item not in predictions]
     local = {setting_of(run) for run in runs}
-    whole = complete(runs, contents.plan)
+    whole = complete(runs, contents.extended)
     incomplete = (local - whole) & shipped.shipped
     runs = [run for run in runs if setting_of(run) not in incomplete]
     archived = [run for run in shipped.runs if setting_of(run) not in local - incomplete]
@@ -360,9 +369,8 @@ def read_league_runs(folder: LeagueFolder, contents: Contents) -> LeagueRuns:
     with suppress(MetaseqError, OSError):  # the data may not be there
         shifted = contents.plan.controls.shifted_valid
         corpus = read_corpus(data_folder(contents.plan, folder.data), shifted)
-    prices = {**shipped.contents.prices, **contents.prices}
     return LeagueRuns(
-        replace(contents, prices=prices),
+        contents,
         with_means(contents, [*archived, *runs]),
         corpus,
         frozenset(map(setting_of, archived)),
@@ -391,39 +399,92 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     return {setting for setting, count in over.items() if count >= needed.get(setting[0], 0)}
 
 
+def read_league(place: Path) -> LeagueRuns:
+    """Return the runs of the folder of a league, or those that are archived beside a plan.
+
+    Raises UsageError and MetaseqError as `read_league_runs` and `read_archived` do.
+    """
+    if not place.is_file():
+        folder = LeagueFolder(place)
+        return read_league_runs(folder, folder.read())
+    file = archive_beside(place)
+    return read_archived(Contents(*read_plan(place), archive=str(file) if file else None))
+
+
+def archive_of(contents: Contents) -> Path | None:
+    """Return the archive of a plan, which may be gone; None if it never had one."""
+    return Path(contents.archive) if contents.archive else shipped_archive(contents.plan)
+
+
+def with_archived(contents: Contents) -> Contents:
+    """Return contents with the objectives that were added in the archive of the plan.
+
+    Raises MetaseqError if the archive is damaged.
+    """
+    file = archive_of(contents)
+    if file is None or not file.exists():
+        return contents
+    about = archive.read_about(file)
+    return with_those_of(contents, file, about) if is_of(contents.plan, about) else contents
+
+
+def with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
+    """Return contents with the objectives that were added in an archive, given its facts."""
+    try:
+        records = json.loads(about.get(ADDED, "[]"))
+        problem = schema_error(records, list) or added_error(records)
+    except ValueError as error:
+        problem = f"not readable as JSON: {error}"
+    if problem:
+        raise MetaseqError(f"{file}: damaged ({problem}). {archive.RESTORE_HINT}")
+    return replace(contents, archived=tuple(map(Added.of, records)))
+
+
+def is_of(plan: Plan, about: Mapping[str, str]) -> bool:
+    """Return whether the facts of an archive are those of the archive of a plan."""
+    return about.get("plan") == plan.hash
+
+
 def read_archived(contents: Contents) -> LeagueRuns:
     """Return the runs of the archive beside a plan; none if there is none, or of another plan.
 
-    Without what is known of the corpus the gates of losses are silent. Raises UsageError for a run
-    of another plan.
+    Those of an objective that was added there are left out, with what was predicted of it, if one
+    of this name was added here. Without what is known of the corpus the gates of losses are silent.
+
+    Raises:
+        UsageError: A run is of another plan.
+        MetaseqError: The archive is damaged.
     """
-    file = Path(contents.archive) if contents.archive else None
-    file = file or shipped_archive(contents.plan)
+    file = archive_of(contents)
     if file is None:
         return LeagueRuns(contents, ())
     if not file.exists():
         say(f"metaseq-lm: warning: {file} is gone, so its runs are left out")
         return LeagueRuns(contents, ())
     about = archive.read_about(file)
-    if about.get("plan") != contents.plan.hash:
+    if not is_of(contents.plan, about):
         say(
             f"metaseq-lm: warning: {file} is of another plan ({about.get('plan')}), so its runs "
             "are left out"
         )
         return LeagueRuns(contents, ())
     prices = json.loads(about.get("prices", "{}"))
-    contents = replace(contents, prices={key: float(x) for key, x in prices.items()})
+    contents = with_those_of(contents, file, about)
     runs = with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
     source = f"{file}, predictions"
-    predictions = tuple(parse_lines(about.get(PREDICTIONS, ""), source))
+    predictions = parse_lines(about.get(PREDICTIONS, ""), source)
     check_predictions(predictions, source, contents.plan)
+    own = {item.key for item in contents.added}
+    hidden = [item.name for item in contents.archived if item.key in own]
+    labels = labels_of(hidden)
+    runs = tuple(run for run in runs if run.values["label"] not in labels)
     return LeagueRuns(
-        contents,
+        replace(contents, prices={k: float(x) for k, x in prices.items() if k not in hidden}),
         runs,
         from_about(about),
         frozenset(map(setting_of, runs)),
-        predictions=predictions,
+        predictions=tuple(p for p in predictions if p.prediction.objective not in hidden),
     )
 
 
@@ -438,16 +499,19 @@ def setting_of(run: Run) -> tuple[str, float]:
 
 
 def write_archive(path: Path, league: LeagueRuns) -> None:
-    """Write the runs of the plan, not those of added objectives, into an archive.
+    """Write the runs of the plan, and those of objectives that were added to it, into an archive.
 
-    What gates need to know of the data is kept, too, and what was predicted.
+    What was added is kept with them, as is what gates need to know of the data, and what was
+    predicted.
     """
-    labels = labels_of(league.contents.plan.objectives)
-    runs = [run for run in league.runs if run.values["label"] in labels]
     contents = league.contents
-    names = [objective.name for objective in contents.plan.objectives]
+    names = [objective.name for objective in league.plan.objectives]
+    labels = labels_of(names)
+    runs = [run for run in league.runs if run.values["label"] in labels]
     prices = {name: contents.prices[name] for name in names if name in contents.prices}
     about = {"plan": contents.plan.hash, "prices": json.dumps(prices)}
+    if contents.additions:
+        about[ADDED] = json.dumps([item.portable.record for item in contents.additions])
     if league.corpus:
         about["corpus"] = league.corpus.as_text()
     predictions = [item for item in league.predictions if item.prediction.objective in names]
@@ -456,9 +520,9 @@ def write_archive(path: Path, league: LeagueRuns) -> None:
     archive.write(path, runs, about)
 
 
-def labels_of(objectives: Iterable[Objective]) -> set[str]:
+def labels_of(names: Iterable[str]) -> set[str]:
     """Return the labels of the runs of objectives, in all phases."""
-    return {label_of(phase, objective.name) for objective in objectives for phase in PHASES}
+    return {label_of(phase, name) for name in names for phase in PHASES}
 
 
 def write_report(
@@ -488,11 +552,9 @@ def repeat(league: LeagueRuns, command: str) -> Section:
     """Return what repeats a league: the plan with its hash, what was added, and commands."""
     contents = league.contents
     commands = ["metaseq-lm league plan.yaml --out L"]
-    for item in contents.added:
-        words = ["--with", *item.options, "--name", item.name]
-        words += ["--user-dir", item.user_dir] if item.user_dir else []
-        commands.append(f"metaseq-lm league --out L {masked(words)}")
-    further = f"; with what was added it is {league.plan.hash}" if contents.added else ""
+    for item in contents.additions:
+        commands.append(f"metaseq-lm league --out L {masked(item.words)}")
+    further = f"; with what was added it is {league.plan.hash}" if contents.additions else ""
     notes = [f"The hash of the plan is {contents.plan.hash}{further}."]
     plan = OmegaConf.to_yaml(dict(contents.content))
     texts = [("The league", "\n".join(commands)), ("plan.yaml", plan)]

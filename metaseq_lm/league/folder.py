@@ -23,7 +23,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
-from metaseq_lm.reporting.runs import Run, read_run
+from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
 from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 
 FILE = "league.json"
@@ -58,6 +58,43 @@ class Added:
         """Its options."""
         return list(self.content["options"])
 
+    @property
+    def words(self) -> list[str]:
+        """The part of a command line that adds it."""
+        words = ["--with", *self.options, "--name", self.name]
+        for key, values in self.content.get("grid", {}).items():
+            words += ["--grid", f"{key}={','.join(map(str, values))}"]
+        named = {"--control": self.content.get("control"), "--tune-by": self.content.get("metric")}
+        for flag, value in {**named, "--user-dir": self.user_dir}.items():
+            words += [flag, value] if value else []
+        return words
+
+    @property
+    def key(self) -> str:
+        """What tells its name from others, which are also those of folders."""
+        return self.name.lower()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What league.json and archives have of it, of the form ADDED_SCHEMA."""
+        return {"name": self.name, "content": dict(self.content), "user_dir": self.user_dir}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Added:
+        """Return the objective of a record that `added_error` has no complaint about."""
+        return cls(record["name"], record["content"], record["user_dir"])
+
+    @property
+    def portable(self) -> Added:
+        """The same without paths of this machine, as archives have it.
+
+        A plug-in has its path relative to the working directory, outside of it its name alone.
+        """
+        if self.user_dir is None or not Path(self.user_dir).is_absolute():
+            return self
+        relative = Path(relative_to_cwd(self.user_dir))
+        return replace(self, user_dir=relative.name if relative.is_absolute() else str(relative))
+
 
 @dataclass(frozen=True)
 class Contents:
@@ -66,9 +103,10 @@ class Contents:
     Attributes:
         plan: The plan, without what was added.
         content: The mapping that the plan was read from.
-        added: The objectives added to it.
+        added: The objectives added to it here.
         archive: A file with further runs of the plan; None for that of a plan of the package.
         prices: FLOPs of an update by objective, as far as they are known.
+        archived: The objectives added to it whose runs are in the archive.
     """
 
     plan: Plan
@@ -76,16 +114,23 @@ class Contents:
     added: tuple[Added, ...] = ()
     archive: str | None = None
     prices: Mapping[str, float] = field(default_factory=dict)
+    archived: tuple[Added, ...] = ()
+
+    @property
+    def additions(self) -> tuple[Added, ...]:
+        """The objectives that were added, here or in the archive; here those of both."""
+        own = {item.key for item in self.added}
+        return (*(item for item in self.archived if item.key not in own), *self.added)
 
     @property
     def extended(self) -> Plan:
         """The plan with the objectives that were added to it; its hash is another one."""
-        return with_added(self.plan, self.added)
+        return with_added(self.plan, self.additions)
 
     @property
     def title(self) -> str:
         """The name and the hash of the plan, and what was added to it."""
-        further = "".join(f" + {item.name}" for item in self.added)
+        further = "".join(f" + {item.name}" for item in self.additions)
         return f"{self.plan.name}, plan {self.plan.hash}{further}"
 
 
@@ -115,8 +160,7 @@ class LeagueFolder:
         try:
             content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
             problem = schema_error(content, SCHEMA)
-            for row in [] if problem else content["added"]:
-                problem = problem or schema_error(row, ADDED_SCHEMA, "an added objective")
+            problem = problem or added_error(content["added"])
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no league here (there is no {FILE})") from None
         except (ValueError, RecursionError) as error:
@@ -133,22 +177,18 @@ class LeagueFolder:
                 f"{self.file}: written by another version of metaseq-lm, in which the plan had the "
                 f"hash {content['hash']}, not {plan.hash}; use that one, or choose another --out"
             )
-        added = [Added(row["name"], row["content"], row["user_dir"]) for row in content["added"]]
         prices = content.get("prices", {})
-        return Contents(plan, content["plan"], tuple(added), content["archive"], prices)
+        added = tuple(map(Added.of, content["added"]))
+        return Contents(plan, content["plan"], added, content["archive"], prices)
 
     def write(self, contents: Contents) -> None:
         """Write league.json."""
-        rows = [
-            {"name": item.name, "content": dict(item.content), "user_dir": item.user_dir}
-            for item in contents.added
-        ]
         values = {
             "version": VERSION,
             "plan": dict(contents.content),
             "hash": contents.plan.hash,
             "archive": contents.archive,
-            "added": rows,
+            "added": [item.record for item in contents.added],
             "prices": dict(contents.prices),
         }
         self.path.mkdir(parents=True, exist_ok=True)
@@ -214,6 +254,12 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
         )
 
 
+def added_error(records: Sequence[Any]) -> str:
+    """Return what is wrong with the records of added objectives, "" if nothing is."""
+    problems = (schema_error(item, ADDED_SCHEMA, "an added objective") for item in records)
+    return next(filter(None, problems), "")
+
+
 def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     """Return a plan with further objectives, which are tuned on its grid unless they have one.
 
@@ -222,14 +268,15 @@ def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
     objectives = list(plan.objectives)
     for item in added:
         objective = parse_objective(item.name, dict(item.content), plan.tuning.grid)
-        names = [other.name for other in objectives]
-        if objective.name.lower() in map(str.lower, names):
+        if objective.name.lower() in [other.name.lower() for other in objectives]:
             raise UsageError(f"--name {objective.name}: the league has an objective of this name")
+        objectives.append(objective)
+    for objective in objectives[len(plan.objectives) :]:
+        names = [other.name for other in objectives if other is not objective]
         if objective.control not in (None, *names):
             raise UsageError(
                 f"--control {objective.control}: no such objective. Objectives: {', '.join(names)}"
             )
-        objectives.append(objective)
     return replace(plan, objectives=tuple(objectives))
 
 

@@ -32,10 +32,10 @@ from metaseq_lm.sweeps.definition import (
 )
 
 # The plans that ship with the package; that of a text gets its data from the command line.
-LAPTOP, OBJECTIVES, TEXT_ARM = (
-    Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "objectives", "text")
+LAPTOP, OBJECTIVES, EPOCHS, TEXT_ARM = (
+    Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "objectives", "epochs", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES)  # with an archive; a command line may name them
+SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive; a command line may name them
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
 CONLLU = (".conllu", ".conllu.gz")

@@ -24,6 +24,8 @@ ON_DARK = {
 }
 # Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
+DASH_DOT_DOT = (0, (6, 2, 1.5, 2, 1.5, 2))
+CONTROL_DASHES = ("--", ":", "-.", "-", DASH_DOT_DOT)
 MARKERS = ("o", "s", "^", "D")
 
 
@@ -44,4 +46,4 @@ def style_of(i: int) -> Style:
 
 def control_style(i: int) -> Style:
     """Return the style of the i-th control, a grey line without points."""
-    return Style(CONTROL, DASHES[(i + 1) % len(DASHES)], "")
+    return Style(CONTROL, CONTROL_DASHES[i % len(CONTROL_DASHES)], "")

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from metaseq_lm.reporting.drawing import PREFIX, Drawing
+from metaseq_lm.reporting.styles import DASH_DOT_DOT, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from metaseq_lm.reporting.styles import Style
 
 # Characters that no XML document may have.
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
@@ -35,7 +35,12 @@ SHAPES = {
     "D": "M14 2l4 4l-4 4l-4-4z",
     "|": "M13 1h2v10h-2z",
 }
-DASHES = {"--": "5 3", ":": "1.5 2.5", "-.": "6 2 1.5 2"}
+DASHES: dict[Any, str] = {
+    "--": "5 3",
+    ":": "1.5 2.5",
+    "-.": "6 2 1.5 2",
+    DASH_DOT_DOT: "6 2 1.5 2 1.5 2",
+}
 
 
 def to_svg(figure: Figure, drawing: Drawing) -> str:

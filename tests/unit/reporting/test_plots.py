@@ -20,6 +20,8 @@ from metaseq_lm.reporting.plots import (
     separate_overlapping,
 )
 from metaseq_lm.reporting.settings import group
+from metaseq_lm.reporting.styles import control_style
+from metaseq_lm.reporting.svg import swatch
 from metaseq_lm.reporting.table import choose_metric
 
 KEY = "task.labelled"
@@ -206,3 +208,9 @@ def test_points_that_would_hide_each_other_stand_side_by_side():
     assert 0.9e11 < left < 0.98e11 < 1.02e11 < right < 1.12e11
     assert math.sqrt(left * right) == pytest.approx(math.sqrt(1.01) * 1e11)
     assert separate_overlapping([], ends) == []
+
+
+def test_five_controls_are_told_apart_by_their_dashes_also_in_a_legend():
+    styles = [control_style(i) for i in range(5)]
+    assert len({style.dash for style in styles}) == len({swatch(style) for style in styles}) == 5
+    assert control_style(5) == styles[0]
