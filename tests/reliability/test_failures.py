@@ -144,8 +144,11 @@ def broken(save: Path, run: Started, *updates: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
 @pytest.mark.parametrize("number", range(len(DRAWN)))
-def test_a_replica_that_dies_or_hangs_ends_all(number: int, moons: Path, tmp_path: Path) -> None:
+def test_a_replica_that_dies_or_hangs_ends_all(
+    number: int, parallel: str, moons: Path, tmp_path: Path
+) -> None:
     """All within engine.timeout + 30 s; its rank is named, and where it was if that
     can be known.
     """
@@ -156,7 +159,7 @@ def test_a_replica_that_dies_or_hangs_ends_all(number: int, moons: Path, tmp_pat
     rank = chance.randrange(count)
     fault = {"what": what, "where": where, "rank": rank, "update": 6, "code": number % 2}
     more = ["trainer.save_interval_updates=3", "trainer.validate_interval_updates=3"]
-    more += [f"engine.timeout={TIMEOUT}", "trainer.max_update=12"]
+    more += [f"engine.timeout={TIMEOUT}", "trainer.max_update=12", f"engine.parallel={parallel}"]
     run = start(moons, save, *more, count=count, **faults(fault))
     # Without the others the first replica may have written a checkpoint before it misses them.
     saved = ([3, 6] if rank else [3]) if where == "save" else [6]
