@@ -475,8 +475,8 @@ def read_archived(contents: Contents) -> LeagueRuns:
     source = f"{file}, predictions"
     predictions = parse_lines(about.get(PREDICTIONS, ""), source)
     check_predictions(predictions, source, contents.plan)
-    own = {item.key for item in contents.added}
-    hidden = [item.name for item in contents.archived if item.key in own]
+    local = {item.key for item in contents.added}
+    hidden = [item.name for item in contents.archived if item.key in local]
     labels = labels_of(hidden)
     runs = tuple(run for run in runs if run.values["label"] not in labels)
     return LeagueRuns(

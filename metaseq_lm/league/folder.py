@@ -119,8 +119,8 @@ class Contents:
     @property
     def additions(self) -> tuple[Added, ...]:
         """The objectives that were added, here or in the archive; here those of both."""
-        own = {item.key for item in self.added}
-        return (*(item for item in self.archived if item.key not in own), *self.added)
+        local = {item.key for item in self.added}
+        return (*(item for item in self.archived if item.key not in local), *self.added)
 
     @property
     def extended(self) -> Plan:

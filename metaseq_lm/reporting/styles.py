@@ -24,8 +24,8 @@ ON_DARK = {
 }
 # Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
-DASH_DOT_DOT = (0, (6, 2, 1.5, 2, 1.5, 2))
-CONTROL_DASHES = ("--", ":", "-.", "-", DASH_DOT_DOT)
+SPARSE_DOTS = (0, (1.2, 4))
+CONTROL_DASHES = ("--", ":", "-.", "-", SPARSE_DOTS)
 MARKERS = ("o", "s", "^", "D")
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from metaseq_lm.reporting.drawing import PREFIX, Drawing
-from metaseq_lm.reporting.styles import DASH_DOT_DOT, Style
+from metaseq_lm.reporting.styles import SPARSE_DOTS, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ DASHES: dict[Any, str] = {
     "--": "5 3",
     ":": "1.5 2.5",
     "-.": "6 2 1.5 2",
-    DASH_DOT_DOT: "6 2 1.5 2 1.5 2",
+    SPARSE_DOTS: "1.5 5",
 }
 
 
