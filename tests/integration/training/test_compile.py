@@ -211,7 +211,7 @@ def train_by_block(
 @pytest.mark.parametrize(
     "processes, parallel, recompute, case",
     [
-        (1, "replicate", "block", ("masked_lm", 0)),
+        pytest.param(1, "replicate", "block", ("masked_lm", 0), marks=pytest.mark.slow),
         (2, "shard", "none", ("masked_lm", 0)),
         pytest.param(2, "shard", "block", ("causal_lm", 0), marks=pytest.mark.slow),
     ],
