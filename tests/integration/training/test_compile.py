@@ -211,9 +211,9 @@ def train_by_block(
 @pytest.mark.parametrize(
     "processes, parallel, recompute, case",
     [
-        pytest.param(1, "replicate", "block", ("masked_lm", 0), marks=pytest.mark.slow),
+        pytest.param(1, "replicate", "block", ("masked_lm", 0), marks=pytest.mark.exhaustive),
         (2, "shard", "none", ("masked_lm", 0)),
-        pytest.param(2, "shard", "block", ("causal_lm", 0), marks=pytest.mark.slow),
+        pytest.param(2, "shard", "block", ("causal_lm", 0), marks=pytest.mark.exhaustive),
     ],
 )
 def test_blocks_are_compiled_beside_shards_and_recomputation(
