@@ -1,0 +1,67 @@
+"""What an update of Two Moons consists of: torch's operations, and CPU time, beside a plain loop.
+
+python scripts/benchmarks/moons_profile.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import moons_speed
+import torch
+from torch.profiler import ProfilerActivity, profile
+from training import build, fetched
+
+UPDATES = 20
+
+
+def main() -> None:
+    """Print a line for each objective and variant."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        data = moons_speed.make_data(Path(folder))
+        print("objective  variant  operations  CPU ms  us an operation")
+        for config in ("hard", "soft"):
+            run = build(data, [], moons_speed.CONFIG, config)
+            source = fetched(run)
+            updates = [next(source) for _ in range(UPDATES)]
+            run.model.train()
+
+            def ours(number: int) -> None:
+                update, batches = updates[number]
+                run.engine.begin(update)
+                run.task.update(run.engine, run.model, batches)
+
+            plain = moons_speed.plain_loop(build(data, [], moons_speed.CONFIG, config))
+            micro_steps = [moons_speed.micro_steps(batches) for _, batches in updates]
+            plain_update = getattr(plain, f"update_{config}")
+            contestants = {"ours": ours, "plain": lambda number: plain_update(micro_steps[number])}
+            for name, line in measured(contestants).items():
+                operations, seconds = line
+                each = 1e6 * seconds / operations
+                print(f"{config:9}  {name:7}  {operations:10}  {1e3 * seconds:6.1f}  {each:15.2f}")
+
+
+def measured(contestants: dict[str, Callable[[int], None]]) -> dict[str, tuple[int, float]]:
+    """Return operations and CPU seconds of an update, medians, the contestants in turn."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(UPDATES - 1):
+        for name, update in contestants.items():
+            began = time.process_time()
+            update(number)
+            times[name].append(time.process_time() - began)
+    lines = {}
+    for name, update in contestants.items():
+        with profile(activities=[ProfilerActivity.CPU]) as trace:
+            update(UPDATES - 1)
+        operations = sum(e.count for e in trace.key_averages() if e.key.startswith("aten::"))
+        lines[name] = operations, statistics.median(times[name][4:])
+    return lines
+
+
+if __name__ == "__main__":
+    main()
