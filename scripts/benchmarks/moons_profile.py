@@ -26,36 +26,41 @@ def main() -> None:
         data = moons_speed.make_data(Path(folder))
         print("objective  variant  operations  CPU ms  us an operation")
         for config in ("hard", "soft"):
-            run = build(data, [], moons_speed.CONFIG, config)
-            source = fetched(run)
-            updates = [next(source) for _ in range(UPDATES)]
-            run.model.train()
-
-            def ours(number: int) -> None:
-                update, batches = updates[number]
-                run.engine.begin(update)
-                run.task.update(run.engine, run.model, batches)
-
-            plain = moons_speed.plain_loop(build(data, [], moons_speed.CONFIG, config))
-            micro_steps = [moons_speed.micro_steps(batches) for _, batches in updates]
-            plain_update = getattr(plain, f"update_{config}")
-            contestants = {"ours": ours, "plain": lambda number: plain_update(micro_steps[number])}
-            for name, line in measured(contestants).items():
-                operations, seconds = line
+            for name, (operations, seconds) in measured(contestants(data, config)).items():
                 each = 1e6 * seconds / operations
                 print(f"{config:9}  {name:7}  {operations:10}  {1e3 * seconds:6.1f}  {each:15.2f}")
 
 
-def measured(contestants: dict[str, Callable[[int], None]]) -> dict[str, tuple[int, float]]:
+def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
+    """Return functions that make update number n, ours and the plain loop's, batches loaded."""
+    run = build(data, [], moons_speed.CONFIG, config)
+    source = fetched(run)
+    updates = [next(source) for _ in range(UPDATES)]
+    run.model.train()
+    plain = moons_speed.plain_loop(build(data, [], moons_speed.CONFIG, config))
+    micro_steps = [moons_speed.micro_steps(batches) for _, batches in updates]
+
+    def ours(number: int) -> None:
+        update, batches = updates[number]
+        run.engine.begin(update)
+        run.task.update(run.engine, run.model, batches)
+
+    def theirs(number: int) -> None:
+        getattr(plain, f"update_{config}")(micro_steps[number])
+
+    return {"ours": ours, "plain": theirs}
+
+
+def measured(updates: dict[str, Callable[[int], None]]) -> dict[str, tuple[int, float]]:
     """Return operations and CPU seconds of an update, medians, the contestants in turn."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+    times: dict[str, list[float]] = {name: [] for name in updates}
     for number in range(UPDATES - 1):
-        for name, update in contestants.items():
+        for name, update in updates.items():
             began = time.process_time()
             update(number)
             times[name].append(time.process_time() - began)
     lines = {}
-    for name, update in contestants.items():
+    for name, update in updates.items():
         with profile(activities=[ProfilerActivity.CPU]) as trace:
             update(UPDATES - 1)
         operations = sum(e.count for e in trace.key_averages() if e.key.startswith("aten::"))
