@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import LENGTH, VOCAB, corpus, held_bytes
+from measure import LENGTH, VOCAB, corpus, held_by
 
 from metaseq_lm import plugins
 from metaseq_lm.core.loading import load_config
@@ -83,7 +83,7 @@ def replica(options: argparse.Namespace) -> None:
             torch.save(weights, first)
         line: dict[str, Any] = {"processes": process_group.world_size()}
         line |= {"parallel": run.config.engine.parallel, "parameters": len(weights)}
-        line |= {"held": sum(held_bytes(run).values()), "peak": max(peaks)}
+        line |= {"held": held_by(run), "peak": max(peaks)}
         line["cpu_seconds"] = seconds
         line["differs"] = (weights - torch.load(first, weights_only=True)).abs().max().item()
         print(json.dumps(line), flush=True)

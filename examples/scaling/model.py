@@ -1,13 +1,11 @@
 """Memory, bytes and time of an update of a large model on 8, 64 and 1024 devices, by placement.
 
-    python examples/scaling/model.py examples/scaling/measured.jsonl    # this machine
-    python examples/scaling/model.py --assume h200                      # a data sheet
+    python examples/scaling/model.py examples/scaling/measured.jsonl
     python examples/scaling/model.py --check examples/scaling/memory.jsonl
 
 The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes
-on N devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass
-gathers one layer of L at a time, forward and backward, or the whole model once. Under autocast the
-weights of linear maps travel in bf16.
+on N devices, in S shards with R = N / S replicas, of L layers and of what is in no layer. Devices
+and their links are those of a data sheet; what the hosts take is read from lines of measure.py.
 """
 
 from __future__ import annotations
@@ -21,17 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measure import LENGTH, VOCAB, Launches
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from metaseq_lm.distributed import placement
-from metaseq_lm.distributed.layers import MAX_GATHERED
-from metaseq_lm.engine.reduction import ON_THE_WAY
+from metaseq_lm.distributed import shards
 from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
-VOCAB, LENGTH, MASKED = 30522, 128, 20
+MASKED = 20
 BACKWARD = 2 / 3  # of the compute time
 BILLION: dict[str, Any] = {
     "encoder_layers": 20,
@@ -48,14 +45,19 @@ class Network:
 
     parameters: int
     weights: int
-    buckets: int  # messages in which the weights travel
-    bucket: int  # the largest of them
+    embedding: int  # the largest of them
+    buckets: int  # messages in which their gradients travel if each process has them whole
+    bucket: int  # the largest of these
     layers: int
-    layer: int  # one of them, in fp32
-    sent: int  # one of them as it is gathered
+    layer: int  # one of them
     casts: int  # of the weights, under autocast
-    other_casts: int  # of those outside the layers
     row: int  # what the backward pass needs of a row
+    launches: tuple[int, int]  # operations of a forward and of a backward pass
+
+    @property
+    def rest(self) -> int:
+        """What is in no layer: embeddings and head."""
+        return self.weights - self.layers * self.layer
 
 
 def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
@@ -64,31 +66,31 @@ def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
         model = TransformerLM(TransformerConfig(**sizes), VOCAB).train()
         parameters = list(model.parameters())
         size = [p.numel() * p.element_size() for p in parameters]
-        buckets = placement.buckets(range(len(parameters)), parameters)
+        buckets = shards.buckets(range(len(parameters)), parameters)
         layers = model.encoder.stack.layers
-        layer = sum(p.numel() * p.element_size() for p in layers[0].parameters())
         two, three = (saved_bytes(model, rows, bf16) for rows in (2, 3))
-        for module in model.encoder.stack.modules():
-            if bf16 and isinstance(module, nn.Linear):
-                for name, parameter in list(module.named_parameters()):
-                    setattr(module, name, nn.Parameter(parameter.detach().bfloat16()))
-        sent = sum(p.numel() * p.element_size() for p in layers[0].parameters())
-        two_sent, three_sent = (saved_bytes(model, rows, bf16) for rows in (2, 3))
-    return Network(
-        parameters=sum(p.numel() for p in parameters),
-        weights=sum(size),
-        buckets=len(buckets),
-        bucket=max(sum(size[i] for i in bucket) for bucket in buckets),
-        layers=len(layers),
-        layer=layer,
-        sent=sent,
-        casts=3 * two - 2 * three,
-        other_casts=3 * two_sent - 2 * three_sent,
-        row=three - two,
-    )
+        return Network(
+            parameters=sum(p.numel() for p in parameters),
+            weights=sum(size),
+            embedding=max(size),
+            buckets=len(buckets),
+            bucket=max(sum(size[i] for i in bucket) for bucket in buckets),
+            layers=len(layers),
+            layer=sum(p.numel() * p.element_size() for p in layers[0].parameters()),
+            casts=3 * two - 2 * three,
+            row=three - two,
+            launches=launches_of(model, bf16),
+        )
 
 
-def saved_bytes(model: TransformerLM, rows: int, bf16: bool) -> int:
+def logits(model: nn.Module, rows: int) -> torch.Tensor:
+    """Return the logits of rows of tokens, at some positions of each."""
+    tokens = torch.zeros(rows, LENGTH, dtype=torch.long)
+    result: torch.Tensor = model(tokens, positions=torch.zeros(rows, MASKED, dtype=torch.long))
+    return result
+
+
+def saved_bytes(model: nn.Module, rows: int, bf16: bool) -> int:
     """Return the bytes that a forward pass keeps for the backward pass, parameters not counted."""
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     stored: dict[int, int] = {}
@@ -100,41 +102,47 @@ def saved_bytes(model: TransformerLM, rows: int, bf16: bool) -> int:
         return tensor
 
     with saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", enabled=bf16):
-        tokens = torch.zeros(rows, LENGTH, dtype=torch.long)
         # The graph has to live on, lest storages take each other's places.
-        _graph = model(tokens, positions=torch.zeros(rows, MASKED, dtype=torch.long))
+        _graph = logits(model, rows)
     return sum(stored.values())
+
+
+def launches_of(model: nn.Module, bf16: bool) -> tuple[int, int]:
+    """Return how many operations a forward and a backward pass have."""
+    with Launches() as launches:
+        with torch.autocast("cpu", enabled=bf16):
+            loss = logits(model, 2).float().logsumexp(-1).sum()
+        forward = launches.count
+        loss.backward()
+    return forward, launches.count - forward
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device computes and its links carry; per second."""
+    """What a device computes, and its links and its host carry; bytes per second, seconds.
 
-    name: str
-    flops: float
-    latency: float  # seconds that a hop takes
-    near: float  # bytes of a device inside its node
-    far: float  # bytes of a device to other nodes
-    bf16: bool
+    A device is an H200 of the data sheet: 989 TFLOP/s of dense bf16, half of it reached; NVLink 4;
+    one 400 Gb/s port for each device.
+    """
+
+    launch: float  # that the host takes for an operation
+    collective: float  # for a collective of fully_shard
+    # Between two hosts by gloo, whose sum makes 2 (N - 1) hops: on an idle machine three sums of
+    # 16 processes took 3.68 ms, of 2 processes 0.27 ms (commit 91daf6d).
+    host_hop: float = 3.68e-3 / 90
+    flops: float = 494e12
+    memory: float = 4.8e12
+    hop: float = 10e-6  # between two devices
+    near: float = 450e9  # inside a node
+    far: float = 50e9  # to other nodes
     node: int = 8
-    tree: bool = False  # sums over replicas take log2 hops
 
 
-def measured(path: Path) -> Machine:
-    """Return the machine that measure.py wrote about; its link is taken for both."""
+def machine_of(path: Path) -> Machine:
+    """Return the machine with the host that measure.py wrote about."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    one = next(x for x in lines if x["kind"] == "update" and x["processes"] == 1)
-    sums = [x for x in lines if x["kind"] == "link"]  # of two gathers' bytes and hops
-    big = max(sums, key=lambda x: x["bytes"])
-    count = big["processes"]
-    speed = 2 * (count - 1) / count * big["bytes"] / big["seconds"]
-    latency = min(x["seconds"] for x in sums) / (2 * (count - 1))
-    flops = 6 * one["parameters"] * one["rows"] * LENGTH / one["seconds"]
-    return Machine("measured", flops, latency, speed, speed, bf16=False)
-
-
-# 989 TFLOP/s of dense bf16, half of it reached; NVLink 4; one 400 Gb/s port for each device.
-H200 = Machine("h200", 494e12, 10e-6, 450e9, 50e9, bf16=True, tree=True)
+    host = next(line for line in lines if line["kind"] == "host")
+    return Machine(host["launch"], host["collective"])
 
 
 @dataclass(frozen=True)
@@ -167,61 +175,55 @@ class Plan:
 
     @property
     def activations(self) -> float:
-        """What the backward pass needs, for rows computed at once."""
-        return self.network.row * self.rows
+        """What the backward pass needs, for rows computed at once, and casts of all weights."""
+        return self.network.row * self.rows + self.network.casts
 
     @property
-    def in_flight(self) -> float:
-        """Gradients computed but not summed yet, with their messages: 3 buckets twice."""
-        return min(2 * (ON_THE_WAY + 1) * self.network.bucket, 2 * self.network.weights)
+    def peak(self) -> float:
+        """The larger of what the beginning and the end of the backward pass take.
+
+        At the beginning there are no gradients yet but that of the tied embedding's output, and all
+        activations; at the end all gradients, no activations, and a second gradient of the
+        embedding, or of shards the message of what is in no layer, twice with gloo.
+        """
+        network = self.network
+        begin = 0.75 * self.held + self.activations + network.embedding
+        if self.shards > 1:  # a layer, the next one, and the message in which it comes
+            begin += network.rest + 3 * network.layer
+        return max(begin, self._end)
 
     @property
-    def _pass(self) -> float:
-        return self.activations + self.in_flight
+    def _end(self) -> float:
+        network = self.network
+        if self.shards > 1:
+            return self.held + 3 * network.rest
+        return self.held + network.embedding + (network.bucket if self.devices > 1 else 0)
 
     @property
-    def peak_model(self) -> float:
-        """16 P / S, 4 P if there are shards; casts to bf16, activations, gradients in flight."""
-        weights = self.network.weights if self.shards > 1 else 0
-        return self.held + weights + self.network.casts + self._pass
+    def resident(self) -> float:
+        """The end of the backward pass where freed activations stay with the process.
 
-    @property
-    def rest(self) -> float:
-        """The 4 bytes of what is in no layer: embeddings and head."""
-        return self.network.weights - self.network.layers * self.network.layer
-
-    @property
-    def peak_layer(self) -> float:
-        """16 P / S, the rest, two layers and one's message, instead of the 4 P and casts."""
-        if self.shards == 1:
-            return self.peak_model
-        layers = (MAX_GATHERED + 1) * self.network.sent
-        return self.held + self.rest + layers + self.network.other_casts + self._pass
+        Those of less than 1 MB do in shards, all with engine.retain_heap.
+        """
+        return max(self.peak, self._end + self.activations)
 
     # ------------------------------------------------------------ bytes that a device sends per
     # update
 
     @property
-    def scattered(self) -> float:
-        """4 P (S - 1) / S of gradients."""
-        return self.network.weights * (self.shards - 1) / self.shards
-
-    @property
-    def layer_gathers(self) -> int:
-        """Forward and backward; the backward pass begins with layers that are still there."""
-        return 2 * self.network.layers - MAX_GATHERED
+    def part(self) -> float:
+        """(S - 1) / S: what a device has not got of what is gathered or scattered."""
+        return (self.shards - 1) / self.shards
 
     @property
     def gathered(self) -> float:
-        """The rest once and the layers twice."""
-        whole = self.rest + self.layer_gathers * self.network.sent
-        return whole * (self.shards - 1) / self.shards
+        """What is in no layer once and the layers twice."""
+        return (self.network.rest + 2 * self.network.layers * self.network.layer) * self.part
 
     @property
-    def gathered_at_once(self) -> float:
-        """The whole model."""
-        whole = self.rest + self.network.layers * self.network.sent
-        return whole * (self.shards - 1) / self.shards
+    def scattered(self) -> float:
+        """4 P (S - 1) / S of gradients."""
+        return self.network.weights * self.part
 
     @property
     def summed(self) -> float:
@@ -235,114 +237,161 @@ class Plan:
         """6 P FLOPs a token."""
         return 6 * self.network.parameters * self.rows * LENGTH / self.machine.flops
 
-    def _ring(self, size: float, messages: int) -> float:
+    def _ring(self, size: float, messages: int = 1) -> float:
         """A gather or a scattered sum: S - 1 hops for each message, over the slowest link."""
         machine = self.machine
         # A ring crosses to the next node once, over the ports of all the node's devices together.
         between = min(machine.near, machine.far * machine.node)
         link = machine.near if self.shards <= machine.node else between
-        return size / link + messages * (self.shards - 1) * machine.latency
+        return size * self.part / link + messages * (self.shards - 1) * machine.hop
 
-    @property
-    def gradient_seconds(self) -> float:
-        """The scattered sum, and the sum over the replicas of a shard."""
+    def _sum(self, size: float, messages: int = 1) -> float:
+        """Gradients of so many bytes: the scattered sum, and that over the replicas of a shard."""
+        seconds = self._ring(size, messages) if self.shards > 1 else 0.0
         if self.replicas == 1:
-            return self._ring(self.scattered, self.network.buckets)
-        machine, count = self.machine, self.replicas
-        hops = 2 * math.log2(count) if machine.tree else 2 * (count - 1)
+            return seconds
+        machine = self.machine
         far = machine.far if self.shards > 1 else min(machine.near, machine.far * machine.node)
         link = machine.near if self.devices <= machine.node else far
-        wide = self.summed / link + self.network.buckets * hops * machine.latency
-        return self._ring(self.scattered, self.network.buckets) + wide
+        sent = 2 * (self.replicas - 1) / self.replicas * size / self.shards
+        return seconds + sent / link + messages * 2 * math.log2(self.replicas) * machine.hop
 
-    def seconds(self, gather: str = "layer", ahead: bool = True, overlap: bool = True) -> float:
-        """What waits, and the longer of computing and what is sent meanwhile, forward and backward.
+    @property
+    def waits(self) -> dict[str, float]:
+        """What a device waits for while it does not compute.
 
-        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their
-        turn or the model is gathered at once; of the gradients the last bucket, or all without
-        `overlap`.
+        The gathers of the first layer and of what is in no layer come before all, the sum of the
+        last message after all; the others meanwhile, as long as they do not take longer than
+        computing. The step reads weights, gradients and moments and writes all but the gradients.
         """
-        network = self.network
-        if gather == "layer":
-            gathers = self._ring(self.gathered, self.layer_gathers + 1)
-            begin = (self.rest + network.sent) * (self.shards - 1) / self.shards
-            waits = self._ring(begin, 2) if ahead else gathers
+        network, machine = self.network, self.machine
+        waits = {"step": 7 * network.weights / self.shards / machine.memory}
+        if self.shards == 1:
+            last, behind, messages = network.bucket, 0.0, network.buckets - 1
         else:
-            waits = gathers = self._ring(self.gathered_at_once, network.buckets)
-        last = self.gradient_seconds * (network.bucket / network.weights if overlap else 1)
-        behind = (gathers - waits) / 2  # forward; as many backward
-        forward = max((1 - BACKWARD) * self.compute, behind)
-        backward = max(BACKWARD * self.compute, behind + self.gradient_seconds - last)
-        return waits + forward + backward + last
+            waits["first gathers"] = self._ring(network.rest + network.layer, 2)
+            others = network.layers - 1
+            gathers = self._ring(others * network.layer, others)
+            waits["gathers"] = max(0.0, gathers - (1 - BACKWARD) * self.compute)
+            last, messages = network.rest, network.layers
+            behind = self._ring(network.layers * network.layer, network.layers)
+        sums = self._sum(network.weights - last, messages) if self.devices > 1 else 0.0
+        waits["sums"] = max(0.0, behind + sums - BACKWARD * self.compute)
+        waits["last sum"] = self._sum(last) if self.devices > 1 else 0.0
+        # The norm, and of shards the logs.
+        messages = 0 if self.shards == 1 else 2
+        waits["small sums"] = messages * 2 * math.log2(self.devices) * machine.hop
+        return waits
+
+    @property
+    def host(self) -> dict[str, float]:
+        """What the host takes meanwhile: operations, collectives, and numbers of other hosts.
+
+        Before the pass the sizes are summed, after it limits and signals; without shards the sizes
+        while the forward pass is launched.
+        """
+        network, machine = self.network, self.machine
+        forward, backward = (n * machine.launch for n in network.launches)
+        numbers = 2 * (self.devices - 1) * machine.host_hop
+        if self.shards == 1:
+            messages = network.buckets if self.devices > 1 else 0
+            first = max(0.0, numbers - forward)
+        else:
+            messages, first = 3 * network.layers + 2, numbers
+        launches = forward + backward + messages * machine.collective
+        return {"launches": launches, "hosts' sums": first + numbers}
+
+    @property
+    def seconds(self) -> float:
+        """The longer of what the device and what the host takes."""
+        return max(self.compute + sum(self.waits.values()), sum(self.host.values()))
+
+    @property
+    def limit(self) -> str:
+        """The largest term beside computing."""
+        is_device = self.compute + sum(self.waits.values()) >= sum(self.host.values())
+        terms = self.waits if is_device else self.host
+        return max(terms, key=terms.__getitem__)
 
 
-def table(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[str]:
-    """Yield the lines of the table of placements."""
-    titles = ["devices", "placement", "held", "peak L", "peak M", "gather", "scatter", "sum"]
-    titles += ["tokens/s", "L", "M", "L in turn", "at end"]
+def memory_table(network: Network, machine: Machine, devices: list[int]) -> Iterator[str]:
+    """Yield the lines of the table of memory and bytes."""
+    titles = ["devices", "placement", "held", "peak", "gather", "scatter", "sum"]
     yield "  ".join(f"{title:>9}" for title in titles)
+    for plan in plans(network, machine, devices, 32):
+        sizes = [plan.held, plan.peak, plan.gathered, plan.scattered, plan.summed]
+        cells = [str(plan.devices), plan.parallel, *(f"{size / 1e9:.2f}" for size in sizes)]
+        yield "  ".join(f"{cell:>9}" for cell in cells)
+
+
+def time_table(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[str]:
+    """Yield the lines of the table of times, in milliseconds."""
+    titles = ["devices", "placement", "compute", "waits", "launches", "hosts' sums"]
+    titles += ["efficiency", "of devices", "limit"]
+    yield "  ".join(f"{title:>11}" for title in titles)
+    for plan in plans(network, machine, devices, rows):
+        times = [plan.compute, sum(plan.waits.values()), *plan.host.values()]
+        cells = [str(plan.devices), plan.parallel, *(f"{1e3 * time:.1f}" for time in times)]
+        cells += [f"{plan.compute / time:.1%}" for time in (plan.seconds, sum(times[:2]))]
+        cells += [plan.limit]
+        yield "  ".join(f"{cell:>11}" for cell in cells)
+
+
+def plans(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[Plan]:
+    """Yield the plans of a table."""
     for count in devices:
         for parallel in ("replicate", "shard", "hybrid"):
-            plan = Plan(network, machine, count, parallel, rows)
-            sizes = [plan.held, plan.peak_layer, plan.peak_model]
-            sizes += [plan.gathered, plan.scattered, plan.summed]
-            times = [plan.seconds(), plan.seconds("model"), plan.seconds(ahead=False)]
-            times += [plan.seconds(overlap=False)]
-            cells = [str(count), parallel, *(f"{size / 1e9:.2f}" for size in sizes)]
-            cells += [f"{rows * count * LENGTH / times[0]:.4g}"]
-            cells += [f"{plan.compute / time:.1%}" for time in times]
-            yield "  ".join(f"{cell:>9}" for cell in cells)
+            yield Plan(network, machine, count, parallel, rows)
 
 
 def check(path: Path) -> Iterator[str]:
     """Yield what processes of measure.py held, and their peak increase, beside the formulas."""
-    yield "processes  placement  gather  held MB  formula  ratio  peak MB  formula  ratio"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    yield "processes    placement  held MB  formula  ratio  peak MB  formula  ratio"
     networks: dict[str, Network] = {}
-    for line in [x for x in lines if x["kind"] == "update" and x["overlap"]]:
+    machine = Machine(0.0, 0.0)
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line.get("parallel") not in ("replicate", "shard", "hybrid"):
+            continue
         key = json.dumps(line["model"])
         if key not in networks:
             sizes = line["model"] | {"init": "xavier_attention"}  # the other reads numbers
             networks[key] = build_network(sizes, bf16=False)
-        cpu = Machine("", 1, 0, 1, 1, bf16=False)
-        plan = Plan(networks[key], cpu, line["processes"], line["parallel"], line["rows"])
-        peak = plan.peak_layer if line["gather"] == "layer" else plan.peak_model
-        cells = [f"{line['processes']:>9}  {line['parallel']:>9}  {line['gather']:>6}"]
-        for value, formula, width in [
-            (sum(line["held"].values()), plan.held, 7),
-            (line["peak"] - line["base"], peak, 7),
-        ]:
-            cells.append(
-                f"{value / 1e6:>{width}.1f}  {formula / 1e6:>7.1f}  {value / formula:>5.2f}"
-            )
+        plan = Plan(networks[key], machine, line["processes"], line["parallel"], line["rows"])
+        cells = [f"{line['processes']:>9}  {line['parallel']:>11}"]
+        for value, formula in ((line["held"], plan.held), (line["peak"], plan.resident)):
+            cells.append(f"{value / 1e6:>7.1f}  {formula / 1e6:>7.1f}  {value / formula:>5.2f}")
         yield "  ".join(cells)
 
 
 def main() -> None:
-    """Print the table of a machine, or the check of the formulas."""
+    """Print the tables of a machine, or the check of the formulas."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path, nargs="?", help="lines of measure.py")
-    parser.add_argument("--assume", choices=["h200"], help="constants of a data sheet instead")
     parser.add_argument(
         "--check", type=Path, help="lines of measure.py, compared with the formulas"
     )
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 64, 1024])
-    parser.add_argument("--rows", type=int, default=32, help="of 128 tokens, on each device")
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 128], help="on each device")
     options = parser.parse_args()
     if options.check:
         print("\n".join(check(options.check)))
         return
-    if options.measured is None and options.assume is None:
-        parser.error("give the lines of measure.py, or --assume h200")
-    machine = measured(options.measured) if options.measured else H200
-    network = build_network(BILLION, machine.bf16)
+    if options.measured is None:
+        parser.error("give the lines of measure.py")
+    machine = machine_of(options.measured)
+    network = build_network(BILLION, bf16=True)
+    forward, backward = network.launches
     print(
-        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a "
-        f"hop, links of {machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; "
-        f"{network.parameters:,} parameters in {network.buckets} buckets, {network.row / 1e6:.0f} "
-        f"MB a row, {network.casts / 1e9:.2f} GB of casts"
+        f"{network.parameters:,} parameters, {network.row / 1e6:.0f} MB a row, "
+        f"{network.casts / 1e9:.2f} GB of casts, {network.rest / 1e6:.0f} MB in no layer\n"
+        f"{forward + backward:,} operations of {machine.launch * 1e6:.1f} us, collectives of "
+        f"{machine.collective * 1e6:.0f} us, {machine.host_hop * 1e6:.0f} us a hop of hosts"
     )
-    print("\n".join(table(network, machine, options.devices, options.rows)))
+    print("\nGB, with 4,096 tokens on each device")
+    print("\n".join(memory_table(network, machine, options.devices)))
+    for rows in options.rows:
+        print(f"\nms, with {rows * LENGTH:,} tokens on each device")
+        print("\n".join(time_table(network, machine, options.devices, rows)))
 
 
 if __name__ == "__main__":

@@ -13,18 +13,17 @@ Line = Mapping[str, Any]
 
 
 def update_cells(line: Line, first: Line) -> list[str]:
-    """Return the cells of an update, compared with `first`, which has one process."""
-    sums = "buckets" if line["overlap"] else "at the end"
+    """Return the cells of an update, compared with `first`, which has fewest processes."""
     low, high = line["spread"]
     rate = line["tokens_per_second"]
     share = rate / first["tokens_per_second"] / line["processes"] * first["processes"]
     return [
         str(line["processes"]),
-        line.get("parallel", "replicate"),
-        line.get("gather", "-"),
-        sums,
+        line["parallel"],
+        *(f"{line[key] / 1e6:.1f}" for key in ("held", "peak")),
+        f"{line['cpu']:.3f}",
         f"{line['seconds']:.3f} ({low:.3f}-{high:.3f})",
-        f"{line['wait']:.3f}",
+        "-" if line["wait"] is None else f"{line['wait']:.3f}",
         f"{rate:,.0f}",
         f"{share:.0%}",
     ]
@@ -33,6 +32,16 @@ def update_cells(line: Line, first: Line) -> list[str]:
 def link_cells(line: Line, _: Line) -> list[str]:
     """Return the cells of a sum over the processes."""
     return [str(line["processes"]), f"{line['bytes']:,}", f"{1e3 * line['seconds']:.2f}"]
+
+
+def numbers_cells(line: Line, _: Line) -> list[str]:
+    """Return the cells of a comparison of numbers."""
+    return [str(line["processes"]), f"{1e3 * line['seconds']:.2f}"]
+
+
+def host_cells(line: Line, _: Line) -> list[str]:
+    """Return the cells of what a processor takes for operations and collectives."""
+    return [str(line["launches"]), *(f"{1e6 * line[key]:.1f}" for key in ("launch", "collective"))]
 
 
 def preprocess_cells(line: Line, _: Line) -> list[str]:
@@ -65,16 +74,19 @@ KINDS: dict[str, tuple[list[str], Callable[[Line, Line], list[str]]]] = {
         [
             "processes",
             "placement",
-            "gather",
-            "sums",
+            "held MB",
+            "peak MB",
+            "CPU seconds",
             "seconds an update",
-            "waiting for sums",
+            "waiting",
             "tokens/s",
             "of as many single ones",
         ],
         update_cells,
     ),
     "link": (["processes", "bytes", "milliseconds"], link_cells),
+    "numbers": (["processes that compare numbers", "milliseconds"], numbers_cells),
+    "host": (["operations", "µs each", "µs a collective"], host_cells),
     "preprocess": (["MB of text", "M tokens", "seconds", "peak MB"], preprocess_cells),
     "kill": (
         [
