@@ -516,10 +516,11 @@ def parse_data(content: Any, base: Path) -> dict[str, Any]:
             raise UsageError(f"{where}: two folders have the same name, by which suites find them")
         data[FOLDERS] = paths
     if benchmarks is not None:
-        where, paths = f"data.{BENCHMARKS}", {}
-        for name, path in mapping(benchmarks, where).items():
-            paths[name] = absolute(text_of(path, f"{where}.{name}"), base)
-        data[BENCHMARKS] = paths
+        where = f"data.{BENCHMARKS}"
+        data[BENCHMARKS] = {
+            name: absolute(text_of(path, f"{where}.{name}"), base)
+            for name, path in mapping(benchmarks, where).items()
+        }
     return data
 
 
