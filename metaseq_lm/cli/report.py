@@ -51,7 +51,7 @@ from metaseq_lm.reporting.plots import (
 )
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
-from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
+from metaseq_lm.reporting.significance import FEWEST, LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
@@ -106,6 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --baseline: columns with the difference from it, and with the true one that the "
         f"test would find (p below {LEVEL}, one-sided, before Holm) with a probability of "
         f"{POWER:.0%}%, with these numbers of seeds and their scatter",
+    )
+    add(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help="with --detectable: what N seeds of each setting would find (default: as many as "
+        "there are)",
     )
     add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
     columns = "config key across the table and over the panels of pictures (default: none)"
@@ -231,6 +238,10 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         )
     if args.detectable and not args.baseline:
         raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
+    if args.seeds is not None and not args.detectable:
+        raise UsageError("--seeds is how many --detectable asks for: give --detectable as well.")
+    if args.seeds is not None and args.seeds < FEWEST:
+        raise UsageError(f"--seeds {args.seeds}: a test needs {FEWEST} of each setting.")
     all_runs = read_runs(args.paths)
     if args.expected_best:
         return report_tuning(where(all_runs, args.where), args.out, output_formats)
@@ -259,7 +270,13 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
     else:
         if args.baseline:
             compared = compare(
-                settings, metric, args.baseline, args.test, args.spread, args.detectable
+                settings,
+                metric,
+                args.baseline,
+                args.test,
+                args.spread,
+                with_detectable=args.detectable,
+                seeds=args.seeds,
             )
         table = setting_table(settings, metric, args.spread, compared)
     table = replace(table, notes=[*table.notes, *planned])

@@ -11,7 +11,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import is_altered, read_json, to_json, with_checksum, write_atomic
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.world import WORLD_FILE
-from metaseq_lm.league.plan import FILES, TEXT, Plan
+from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
 from metaseq_lm.league.texts import OF_PROBE, has_set, has_text, make, make_text
 
 RECORD = ".source.json"  # behind the name of the data folder, which is beside it
@@ -26,7 +26,8 @@ def has_data(plan: Plan, folder: Path) -> bool:
     if "folder" in plan.data:
         return True
     is_there = has_text(plan.data, folder) if TEXT in plan.data else has_set(folder)
-    return is_there and read_record(folder).get("complete", True)
+    sets = [folder / set_name(benchmark) for benchmark in plan.data.get(BENCHMARKS, ())]
+    return is_there and all(map(has_set, sets)) and read_record(folder).get("complete", True)
 
 
 def data_folder(plan: Plan, folder: Path) -> Path:
@@ -38,13 +39,16 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     """Return the data folder of a plan, made in `folder` unless it is there.
 
     A record beside it says what it was made of, and whether all of it was made: what a stopped
-    command left is made again.
+    command left is made again. Folders of suites are links in it, made anew each time.
 
     Raises:
-        UsageError: An option or a file cannot be used, or the data are those of others.
+        UsageError: An option, a file or a folder cannot be used, or the data are those of others.
     """
     if "folder" in plan.data:
         return data_folder(plan, folder)
+    for path in (*plan.data.get(FOLDERS, ()), *plan.data.get(BENCHMARKS, {}).values()):
+        if not Path(path).is_dir():
+            raise UsageError(f"{path}: no such folder; the plan's data name it: put it there")
     source, record = source_of(plan.data), read_record(folder)
     if "world" in plan.data and has_set(folder) and not (folder / WORLD_FILE).exists():
         raise UsageError(
@@ -52,6 +56,7 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
         )
     if has_data(plan, folder):
         check_source(source, record.get("source", source), folder)
+        link_folders(plan, folder)
         return folder
     if not is_same_corpus(source, record.get("source", {})):
         record = {}
@@ -62,18 +67,49 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     else:
         arguments: dict[str, Any] = {}
         for key, value in {**plan.data, **(SMALL if small else {})}.items():
-            arguments[key] = tuple(value) if isinstance(value, list) else value
+            if key not in (FOLDERS, BENCHMARKS):
+                arguments[key] = tuple(value) if isinstance(value, list) else value
         make(arguments, pipeline.Request(folder, {}, command="metaseq-lm league", overwrite=True))
+    for benchmark, path in plan.data.get(BENCHMARKS, {}).items():
+        options = {"benchmark": benchmark, "source": Path(path)}
+        make(options, pipeline.Request(folder, {}, overwrite=True))
     write_record(folder, {"source": source, "complete": True})
+    link_folders(plan, folder)
     return folder
+
+
+def set_name(benchmark: str) -> str:
+    """Return the name of the labelled set of a benchmark, such as CoLA of glue/CoLA."""
+    return benchmark.rpartition("/")[2]
+
+
+def link_folders(plan: Plan, folder: Path) -> None:
+    """Link the plan's folders of suites into a data folder, under their names.
+
+    After its sets are made: nothing is ever written through a link. Raises UsageError where
+    something else has the name.
+    """
+    for path in map(Path, plan.data.get(FOLDERS, ())):
+        link = folder / path.name
+        if link.is_symlink():
+            link.unlink()
+        elif link.exists():
+            raise UsageError(
+                f"{link}: is there already, and the plan's data.{FOLDERS} name {path}; rename that"
+            )
+        link.symlink_to(path)
 
 
 def source_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return what data are made of: options of preprocess, and hashes of files.
 
-    A file that is gone has no hash.
+    A file that is gone has no hash. Folders of suites are no part of it: what runs are scored with
+    is recorded with their scores.
     """
-    source = dict(data)
+    source = {key: value for key, value in data.items() if key != FOLDERS}
+    if BENCHMARKS in data:
+        sources = data[BENCHMARKS].items()
+        source[BENCHMARKS] = {name: hash_of_folder(Path(path)) for name, path in sources}
     for key in FILES:
         if key in data:
             file = Path(data[key])
@@ -90,9 +126,18 @@ def hash_of(file: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_of_folder(folder: Path) -> str:
+    """Return a hash of the names and the content of the files in a folder, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(folder)}\0{hash_of(file)}\0".encode())
+    return digest.hexdigest()
+
+
 def is_same_corpus(source: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two sources differ in nothing but what is of a probe."""
-    return all(source.get(key) == other.get(key) for key in {*source, *other} - {*OF_PROBE})
+    """Return whether two sources differ in nothing but what probes are made of."""
+    of_sets = {*OF_PROBE, BENCHMARKS}
+    return all(source.get(key) == other.get(key) for key in {*source, *other} - of_sets)
 
 
 def check_source(source: Mapping[str, Any], made_of: Mapping[str, Any], folder: Path) -> None:

@@ -38,6 +38,8 @@ LAPTOP, OBJECTIVES, EPOCHS, TEXT_ARM = (
 SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive; a command line may name them
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
+# Folders of the user: of suites, and of official files by benchmark.
+FOLDERS, BENCHMARKS = "folders", "benchmarks"
 CONLLU = (".conllu", ".conllu.gz")
 LABELLED = "labels"  # the set of a table of labelled texts
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
@@ -175,7 +177,8 @@ class Plan:
     Attributes:
         name: Its name in reports.
         data: Options of preprocess by name, such as `world`; `folder`, of data that are there; or a
-            `text` with `probe` and `probe_test`, see `texts.make_text`.
+            `text` with `probe` and `probe_test`, see `texts.make_text`. Data that are made may have
+            `folders`, of suites, and `benchmarks`, folders of official files by benchmark.
         options: key=value options of every run.
         objectives: What is compared.
         ladder: Budgets and seeds.
@@ -202,9 +205,15 @@ class Plan:
         later version with further keys gives a plan the same hash.
         """
         content = stated(self)
+        data = content["data"] = dict(content["data"])
         for key in ("folder", *FILES):
-            if key in self.data:
-                content["data"] = {**content["data"], key: Path(self.data[key]).name}
+            if key in data:
+                data[key] = Path(data[key]).name
+        if FOLDERS in data:
+            data[FOLDERS] = [Path(folder).name for folder in data[FOLDERS]]
+        if BENCHMARKS in data:
+            sources = data[BENCHMARKS].items()
+            data[BENCHMARKS] = {name: Path(source).name for name, source in sources}
         text = json.dumps(content, sort_keys=True, default=list)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -482,7 +491,10 @@ def check_means(comparison: Comparison) -> None:
 
 
 def parse_data(content: Any, base: Path) -> dict[str, Any]:
-    """Return options of preprocess, or the absolute path of a data folder."""
+    """Return options of preprocess, or the absolute path of a data folder.
+
+    Paths are absolute, relative ones are relative to `base`.
+    """
     data = dict(mapping(content, "data"))
     if "folder" in data:
         check_keys(data, ("folder",), "data")
@@ -492,10 +504,23 @@ def parse_data(content: Any, base: Path) -> dict[str, Any]:
             if key not in data:
                 raise UsageError(f"data: a text needs {', '.join(FILES)}")
             data[key] = absolute(text_of(data[key], f"data.{key}"), base)
+    folders, benchmarks = data.pop(FOLDERS, None), data.pop(BENCHMARKS, None)
     for key, value in data.items():
         text_of(value, f"data.{key}")
     if not data:
         raise UsageError("data: give a folder, a text, or options such as world: quad")
+    if folders is not None:
+        where = f"data.{FOLDERS}"
+        paths = [absolute(text_of(item, where), base) for item in sequence(folders, where)]
+        if len({Path(path).name for path in paths}) < len(paths):
+            raise UsageError(f"{where}: two folders have the same name, by which suites find them")
+        data[FOLDERS] = paths
+    if benchmarks is not None:
+        where = f"data.{BENCHMARKS}"
+        data[BENCHMARKS] = {
+            name: absolute(text_of(path, f"{where}.{name}"), base)
+            for name, path in mapping(benchmarks, where).items()
+        }
     return data
 
 

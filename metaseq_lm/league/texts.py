@@ -14,7 +14,7 @@ from metaseq_lm.data.storage.manifest import MANIFEST_FILE
 from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ConlluReader
-from metaseq_lm.league.plan import CONLLU, FILES, LABELLED, TEXT
+from metaseq_lm.league.plan import BENCHMARKS, CONLLU, FILES, FOLDERS, LABELLED, TEXT
 
 HELD_OUT = 50  # every 50th line of the text is held out
 # The probes of a file of dependencies: name, column, scheme of the tags.
@@ -56,7 +56,8 @@ def make_text(
     check_probe(data)
     if not (keep_corpus and has_set(folder)):
         splits = split_lines(Path(data[TEXT]), folder.with_name(TEXT), lines)
-        options = {key: value for key, value in data.items() if key not in (*FILES, *OF_PROBE)}
+        others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
+        options = {key: value for key, value in data.items() if key not in others}
         make(options, pipeline.Request(folder, splits, overwrite=True))
     probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
     for options in probe_sets(data).values():

@@ -85,6 +85,7 @@ class Significance:
     centre: str
     keys: tuple[str, ...]
     with_detectable: bool = False
+    seeds: int | None = None  # of each setting, for which it is detectable; None: those there are
 
     def notes(self) -> list[str]:
         """Return notes on the test, its result, the smallest possible p, and omissions."""
@@ -141,13 +142,14 @@ class Significance:
 
     def describe_detectable(self) -> str:
         """Return what the column of detectable differences contains, and how it is computed."""
+        of_seeds = f" of {self.seeds} seeds each" if self.seeds else ""
         method = "exact (noncentral t)"
         if self.test != "t":
             method = "approximated by the noncentral t at the level that the test attains"
         return (
-            f"{DETECTABLE}: the true difference of {self.centre}s for which p, one-sided and "
-            f"before Holm, falls below {LEVEL} with a probability of {POWER}, if scores are normal "
-            f"with the pooled sd of the two: {method}."
+            f"{DETECTABLE}: the true difference of {self.centre}s{of_seeds} for which p, one-sided "
+            f"and before Holm, falls below {LEVEL} with a probability of {POWER}, if scores are "
+            f"normal with the pooled sd of the two: {method}."
         )
 
     def describe_smallest_p(self, tested: Sequence[Comparison]) -> str:
@@ -171,13 +173,14 @@ def compare(
     test: str = "permutation",
     spread: str = "sd",
     with_detectable: bool = False,
+    seeds: int | None = None,
 ) -> Significance:
     """Compare each setting with the baseline that is equal in all shown keys not named.
 
     `baseline` are KEY=VALUE conditions, a word alone is a label. Medians are compared for the
     spread "range", else means. With `with_detectable` each comparison has the difference that its
-    seeds could show. Raises UsageError for an unknown key or value, and if nothing is left to
-    compare.
+    seeds could show, or `seeds` of each setting with the scatter of these. Raises UsageError for
+    an unknown key or value, and if nothing is left to compare.
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
@@ -188,19 +191,25 @@ def compare(
     for setting, base in pair_up(settings, conditions, keys):
         comparison = Comparison(setting, base)
         if base is not None and base.content != setting.content:
-            comparison = compare_pair(setting, base, metric, test, centre, with_detectable)
+            comparison = compare_pair(setting, base, metric, test, centre)
+            if with_detectable and comparison.p is not None:
+                scores, base_scores = (
+                    list(item.seed_means(metric.name).values()) for item in (setting, base)
+                )
+                reach = detectable(scores, base_scores, test, centre, seeds)
+                comparison = replace(comparison, detectable=reach)
         comparisons.append(comparison)
     # The same runs under two labels are one hypothesis.
     p_values = {c.hypothesis: c.p for c in comparisons if c.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values()))))
     comparisons = [replace(c, holm=corrected.get(c.hypothesis)) for c in comparisons]
     return Significance(
-        comparisons, ", ".join(conditions), test, centre, keys, with_detectable=with_detectable
+        comparisons, ", ".join(conditions), test, centre, keys, with_detectable, seeds
     )
 
 
 def compare_pair(
-    setting: Setting, base: Setting, metric: Metric, test: str, centre: str, with_detectable: bool
+    setting: Setting, base: Setting, metric: Metric, test: str, centre: str
 ) -> Comparison:
     """Return the comparison of a setting with its baseline, before Holm's correction."""
     scores = list(setting.seed_means(metric.name).values())
@@ -216,7 +225,6 @@ def compare_pair(
         sizes,
         p=p_value(scores, base_scores, metric.lower_is_better, test, centre),
         difference=float(AVERAGES[centre](scores) - AVERAGES[centre](base_scores)),
-        detectable=detectable(scores, base_scores, test, centre) if with_detectable else None,
     )
 
 
@@ -272,10 +280,15 @@ def p_value(
 
 
 def detectable(
-    a: Sequence[float], b: Sequence[float], test: str, centre: str = "mean"
+    a: Sequence[float],
+    b: Sequence[float],
+    test: str,
+    centre: str = "mean",
+    seeds: int | None = None,
 ) -> float | None:
     """Return the true difference that a test of so many scores finds with a probability of POWER.
 
+    With `seeds`, that a test of so many scores of each, which scatter as these do, would find.
     The test finds a difference if p is below LEVEL, one-sided. Scores are taken as normal with the
     pooled deviation of `a` and `b`. Exact for "t"; for the other tests that of Student's t at the
     largest level that they attain, divided by the root of their efficiency: simulated permutation
@@ -286,15 +299,15 @@ def detectable(
     from scipy.stats import nct
     from scipy.stats import t as student_t
 
-    sizes = len(a), len(b)
+    variance = np.average([np.var(a, ddof=1), np.var(b, ddof=1)], weights=[len(a) - 1, len(b) - 1])
+    sizes = (seeds, seeds) if seeds else (len(a), len(b))
     level, freedom = attainable_level(test, *sizes), sum(sizes) - 2
     if not level:
         return None
     critical = student_t.isf(level, freedom)
     shift = brentq(lambda x: nct.sf(critical, freedom, x) - POWER, 0.0, 2 * critical + 10)
-    squares = sum((n - 1) * np.var(scores, ddof=1) for n, scores in zip(sizes, (a, b)))
     efficiency = EFFICIENCY.get(test, EFFICIENCY.get(centre, 1.0)) if test != "t" else 1.0
-    error = math.sqrt(squares / freedom * sum(1 / n for n in sizes) / efficiency)
+    error = math.sqrt(variance * sum(1 / n for n in sizes) / efficiency)
     return float(shift * error)
 
 

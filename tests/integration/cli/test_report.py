@@ -32,6 +32,10 @@ def test_the_table_is_printed(runs, capsys):
 def test_detectable_differences_need_a_baseline(runs, capsys):
     assert main(["report", runs, "--detectable"]) == 2
     assert "give --baseline as well" in capsys.readouterr().err
+    assert main(["report", runs, "--baseline", "mlm", "--seeds", "12"]) == 2
+    assert "give --detectable as well" in capsys.readouterr().err
+    assert main(["report", runs, "--baseline", "mlm", "--detectable", "--seeds", "2"]) == 2
+    assert "a test needs 3" in capsys.readouterr().err
 
 
 def test_out_writes_and_names_every_file(runs, tmp_path, capsys):

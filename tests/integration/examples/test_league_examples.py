@@ -2,12 +2,15 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from imported import imported
+
+from metaseq_lm.league.verdict import difference_p
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
 LINES = [json.loads(line) for line in (LEAGUE / "verdicts.jsonl").read_text().splitlines()]
@@ -139,6 +142,24 @@ def test_an_expectation_is_held_not_held_or_not_measured() -> None:
     assert ordered == ["held", "not measured yet", "not held"]
     solved = [(line[1], line[-1]) for line in module.solved_rows(rows)]
     assert solved == [("3 of 4 seeds", "held"), ("2 of 3 seeds; 2 of 3 seeds", "not held")]
+
+
+def test_a_metric_leaves_its_control_or_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    module = imported(LEAGUE / "controls.py")
+    monkeypatch.setattr(sys, "argv", ["controls.py", str(LEAGUE / "english.yaml")])
+    module.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    signs = {(line[0], line[1]): [x for x in line if x in "+-"] for line in lines if "±" in line}
+    assert signs["probes", "causal"] == ["+", "+", "+"]
+    assert signs["probes", "rtd"] == ["-", "+", "+"]  # the first is below its untrained models
+    assert signs["relation.accuracy", "masked_40"] == ["+", "+"]  # at 1e12 as good as untrained
+    # Scores of 6 and 6 seeds that scatter by 2.6 and 0.4 points.
+    assert ["probes", "masked_40", "1.0e12", "6", "-8.06", "3.46"] in lines
+    scores = np.random.default_rng(0).normal(scale=0.01876, size=(600, 2, 6))
+    seen = [difference_p(x + 0.0346, y) < 0.05 for x, y in scores]
+    assert sum(seen) / len(seen) == pytest.approx(0.8, abs=0.05)
 
 
 # ---------------------------------------------------------------- ladders

@@ -128,6 +128,50 @@ def test_a_missing_file_is_seen_first(files: dict[str, str], tmp_path: Path) -> 
     assert not (tmp_path / "data").exists()
 
 
+def with_folders(tmp_path: Path, base: str, suite: str = "blimp") -> Plan:
+    """Return a plan with a folder of a suite and one of a benchmark in `base`."""
+    source = tmp_path / base / "cola"
+    source.mkdir(parents=True)
+    rows = "".join(f"x\t{n % 2}\t*\tthe cat sees {n}\n" for n in range(6))
+    for split in ("train", "dev"):
+        (source / f"{split}.tsv").write_text(rows)
+    (tmp_path / base / suite).mkdir()
+    (tmp_path / base / suite / "pairs.jsonl").write_text(base)
+    folders = [str(tmp_path / base / suite)]
+    return plan_of(folders=folders, benchmarks={"glue/CoLA": str(source)})
+
+
+def test_folders_of_suites_are_linked_and_benchmarks_are_made(tmp_path: Path) -> None:
+    first, second = with_folders(tmp_path, "a"), with_folders(tmp_path, "b")
+    folder = data.make_data(first, tmp_path / "data")
+    assert (folder / "blimp" / "pairs.jsonl").read_text() == "a"
+    assert Manifest.load(folder / "CoLA").splits["train"]["rows"] == 6
+    made = (folder / "CoLA" / "manifest.json").stat().st_mtime_ns
+    # The same plan in another place: the folder is that one's, what is made of equal files stays.
+    data.make_data(second, folder)
+    assert (folder / "blimp" / "pairs.jsonl").read_text() == "b"
+    assert (folder / "CoLA" / "manifest.json").stat().st_mtime_ns == made
+    (tmp_path / "b" / "cola" / "dev.tsv").write_text("x\t1\t*\tthe cat\n")
+    with pytest.raises(UsageError, match="other benchmarks"):
+        data.make_data(second, folder)
+
+
+@pytest.mark.parametrize("name", ["blimp", "cola"])
+def test_a_missing_folder_is_seen_first(name: str, tmp_path: Path) -> None:
+    plan = with_folders(tmp_path, "a")
+    (tmp_path / "a" / name).rename(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=f"{name}: no such folder; the plan's data name it"):
+        data.make_data(plan, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_folder_with_the_name_of_a_set_is_refused(tmp_path: Path) -> None:
+    plan = with_folders(tmp_path, "a", suite="CoLA")
+    with pytest.raises(UsageError, match=r"CoLA: is there already.*rename"):
+        data.make_data(plan, tmp_path / "data")
+    assert [file.name for file in (tmp_path / "a" / "CoLA").iterdir()] == ["pairs.jsonl"]
+
+
 def test_a_changed_record_is_damaged(tmp_path: Path) -> None:
     folder = data.make_data(plan_of(), tmp_path / "data")
     record = json.loads(data.record_of(folder).read_text())

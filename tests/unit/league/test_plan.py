@@ -64,6 +64,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "means.m.*smaller",
     ),
     "an effect that is a word": ({"comparison__smallest_effect": "small"}, "not a number"),
+    "two folders of one name": (
+        {"data": {"world": "quad", "folders": ["a/blimp", "b/blimp"]}},
+        "data.folders: two folders",
+    ),
+    "folders that are no list": ({"data": {"world": "quad", "folders": "blimp"}}, "not a list"),
+    "benchmarks without folders": (
+        {"data": {"world": "quad", "benchmarks": ["glue/CoLA"]}},
+        "data.benchmarks.*mapping",
+    ),
+    "folders and no data": ({"data": {"folders": ["blimp"]}}, "give a folder, a text"),
     "a fraction of a step": ({"tuning__widen": 0.5}, "whole number"),
 }
 
@@ -196,6 +206,26 @@ def test_a_relative_data_folder_is_that_beside_the_plan(tmp_path: Path) -> None:
     file.write_text(LAPTOP.read_text().replace("{world: quad,", "{folder: moons} #"))
     plan, content = read_plan(file)
     assert plan.data["folder"] == content["data"]["folder"] == str(tmp_path / "moons")
+
+
+def test_folders_of_the_user_are_beside_the_plan_and_count_by_name(tmp_path: Path) -> None:
+    named = "{folders: [suites/blimp], benchmarks: {glue/CoLA: sets/cola},"
+    plans = []
+    for base in ("a", "b"):
+        (tmp_path / base).mkdir()
+        file = tmp_path / base / "plan.yaml"
+        file.write_text(LAPTOP.read_text().replace("{world:", f"{named} world:"))
+        plans.append(read_plan(file)[0])
+        assert plans[-1].data["folders"] == [str(tmp_path / base / "suites" / "blimp")]
+        assert plans[-1].data["benchmarks"] == {"glue/CoLA": str(tmp_path / base / "sets" / "cola")}
+    others = []
+    for name, other in (("blimp", "blimp_2"), ("glue/CoLA", "glue/RTE"), ("cola", "cola_2")):
+        file.write_text(
+            LAPTOP.read_text().replace("{world:", named.replace(name, other) + " world:")
+        )
+        others.append(read_plan(file)[0].hash)
+    hashes = {read_plan(LAPTOP)[0].hash, plans[0].hash, *others}
+    assert plans[0].hash == plans[1].hash and len(hashes) == 5
 
 
 def test_the_division_that_ships_is_a_plan() -> None:

@@ -121,6 +121,11 @@ def test_a_t_test_finds_a_detectable_difference_in_four_of_five_experiments(size
     power = (stats.ttest_ind(x + reach, y, axis=1, alternative="greater").pvalue < LEVEL).mean()
     assert power == pytest.approx(0.8, abs=0.01)
     assert detectable(b, a, "t") == pytest.approx(reach)
+    # What 12 of each would find, which scatter as these do.
+    x, y = rng.normal(scale=math.sqrt(pooled), size=(2, 20_000, 12))
+    reach = detectable(a, b, "t", seeds=12)
+    power = (stats.ttest_ind(x + reach, y, axis=1, alternative="greater").pvalue < LEVEL).mean()
+    assert power == pytest.approx(0.8, abs=0.01)
 
 
 @pytest.mark.parametrize("test", ["permutation", "mann-whitney"])
@@ -139,6 +144,7 @@ def test_three_seeds_detect_nothing_by_permutation():
     a, b = [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]
     assert detectable(a, b, "permutation") is None
     assert detectable(a, b, "mann-whitney") is None
+    assert detectable(a, b, "permutation", seeds=4) > 0
     assert detectable([7, 7, 7, 7], [5, 5, 5, 5], "permutation") == 0.0
 
 
@@ -321,6 +327,8 @@ def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
     assert table.records[-1]["difference"] == pytest.approx(0.1)
     assert table.records[-1]["detectable_80"] == pytest.approx(reach, rel=1e-3)
     assert any(note.startswith(f"{DETECTABLE}: ") for note in table.notes)
+    twelve = compare(settings, metric, ["MLM"], "t", with_detectable=True, seeds=12).notes()
+    assert sum(f"{DETECTABLE}: the true difference of means of 12 seeds" in n for n in twelve) == 1
     # A t test has no smallest p to tell of.
     assert not any("cannot fall below" in note for note in table.notes)
 
