@@ -46,6 +46,9 @@ class Criterion:
             class of it, in `Task.criterions`.
         exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of
             the registered class alone: a subclass may compute something else, and says it again.
+        differentiates: Whether the loss itself contains gradients, such as an adversarial
+            direction: torch.compile cannot take it, and sharded parameters are not gathered block
+            by block.
         reach: What a token sees where frozen states are read, "both" sides or "causal"; None for
             what `exported` says, or both.
     """
@@ -53,6 +56,7 @@ class Criterion:
     tasks: tuple[str, ...] = ()
     general: bool = True
     exported: Exported | str | None = None
+    differentiates: bool = False
     reach: str | None = None
 
     def __init__(self, config: Any = None) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.graph_sharded import Slot, blocks_of, install
 from metaseq_lm.distributed.shards import to_shard, whole
@@ -222,9 +223,20 @@ class FullySharded:
                 self.units[0].reshard()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return function(), a forward pass."""
-        with process_group.passing():
-            result: T = self.outermost(function)
+        """Return function(), a forward pass.
+
+        Raises MetaseqError if a gradient inside of it has released parameters.
+        """
+        try:
+            with process_group.passing():
+                result: T = self.outermost(function)
+        except RuntimeError as error:
+            if "DTensor" in str(error):
+                raise MetaseqError(
+                    "a loss that contains a gradient needs all parameters at once; start with "
+                    "engine.gather=model, and set `differentiates` of the criterion"
+                ) from error
+            raise
         return result
 
     @contextlib.contextmanager

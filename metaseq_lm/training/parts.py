@@ -125,7 +125,8 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
     mesh = build_mesh(config.engine.parallel, device)
     placement = None
     if mesh is not None:
-        in_turn, low = config.engine.gather == "layer", config.engine.reduce_precision == "bf16"
+        in_turn = config.engine.gather == "layer" and not task.criterion.differentiates
+        low = config.engine.reduce_precision == "bf16"
         placement = build_placement(model, mesh, in_turn, task.takes_second_derivatives, low)
     if empty:
         allocate(model, device)
@@ -156,6 +157,8 @@ def check_compilable(config: RunConfig, task: Task, model: nn.Module, device: st
     reasons = [
         part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
     ]
+    if task.criterion.differentiates:
+        reasons.append("the loss contains a gradient")
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         reasons.append(f"torch.compile does not trace the LSTMs of model {config.model._name}")
     for reason in filter(None, reasons):

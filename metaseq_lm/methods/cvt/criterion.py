@@ -266,10 +266,7 @@ class VirtualAdversarial(Unlabelled):
     """
 
     config: VATConfig
-
-    def eager_reason(self) -> str:
-        """Return why torch.compile cannot run the updates."""
-        return "the loss contains a gradient, the adversarial direction"
+    differentiates = True
 
     def student_terms(
         self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]

@@ -96,10 +96,9 @@ class ConsistentImages(ImageClassification):
 
     config: ConsistencyConfig
 
-    def eager_reason(self) -> str:
-        """Return why torch.compile cannot run the updates, "" if it can."""
-        adversarial = self.config.perturbation == ADVERSARIAL
-        return "the loss contains a gradient, the adversarial direction" if adversarial else ""
+    def __init__(self, config: ConsistencyConfig) -> None:
+        super().__init__(config)
+        self.differentiates = config.perturbation == ADVERSARIAL
 
     def __call__(self, model: nn.Module, batch: ImageBatch) -> Terms:
         if batch.stream != UNLABELLED:
