@@ -29,7 +29,7 @@ from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine import reduction
 from metaseq_lm.engine.forward_pass import ForwardPass, ForwardPasses, GlobalLoss, LossFn, RngKey
-from metaseq_lm.engine.reduction import GlobalCount, Reduction
+from metaseq_lm.engine.reduction import GlobalCount, LocalCount, Reduction
 from metaseq_lm.optim import Optimizer
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ class Engine:
         may precede `hypergradients`, which needs copies of the optimizers' parameters then. With
         `replay` it belongs to the values that the caller has restored by then, without copies.
         """
-        if is_fully_sharded(self.placement):
+        if self.placement is not None and is_fully_sharded(self.placement):
             raise UsageError(
                 "second derivatives cannot be taken through torch's fully_shard; a task that takes "
                 "them sets takes_second_derivatives"
@@ -495,7 +495,9 @@ class Engine:
         sizes: dict[str, Any] = {}
         for batch in batches:
             add_sizes(sizes, batch)
-        count = GlobalCount(sizes, len(batches), self.device)
+        count: GlobalCount | LocalCount = LocalCount(sizes, bool(batches))
+        if self.replicas > 1:
+            count = GlobalCount(sizes, len(batches), self.device)
         if not batches or self.placement is not None:
             _ = count.totals  # before any other collective, as in passes of replicas with batches
         fillers: list[Batch] = []
@@ -507,7 +509,7 @@ class Engine:
         self, loss: GlobalLoss, wrt: Sequence[Tensor], full_precision: bool
     ) -> tuple[Vector, Logs]:
         """Return the gradient and the logs of `gradients`."""
-        if is_fully_sharded(self.placement):
+        if self.placement is not None and is_fully_sharded(self.placement):
             return self._sharded_gradients(self.placement, loss, wrt)
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True, full_precision) as forward:
@@ -640,7 +642,7 @@ class Engine:
         leaves: Sequence[Tensor],
         sums: Reduction | None,
         logs: Logs,
-        count: GlobalCount | None = None,
+        count: GlobalCount | LocalCount | None = None,
     ) -> Vector:
         """Return the gradients of `leaves` and reset them; sum them and the logs over replicas."""
         if sums is not None:

@@ -15,7 +15,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, Terms, weighted_loss
 from metaseq_lm.distributed.gathering import ShardedWeights
 from metaseq_lm.distributed.placement import is_fully_sharded
-from metaseq_lm.engine.reduction import GlobalCount
+from metaseq_lm.engine.reduction import GlobalCount, LocalCount
 from metaseq_lm.forward.context import (
     ForwardContext,
     Noise,
@@ -47,7 +47,7 @@ class GlobalLoss:
     loss_fn: LossFn
     batches: list[Batch]
     rng_key: RngKey
-    count: GlobalCount
+    count: GlobalCount | LocalCount
     fillers: int = 0
 
 
@@ -156,11 +156,13 @@ class ForwardPasses:
         placement = self.placement
         with contextlib.ExitStack() as stack:
             weights = None
-            if placement is not None and not are_equal:
+            if placement is None:
+                pass
+            elif not are_equal:
                 stack.enter_context(placement.whole())
             elif is_fully_sharded(placement):
                 stack.enter_context(placement.in_pass())
-            elif placement is not None:
+            else:
                 weights = stack.enter_context(placement.in_graph())
             yield ForwardPass(self, rng_key, is_low, double_backward, weights)
 
@@ -203,9 +205,9 @@ class ForwardPass:
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), in which the model computes."""
         placement = self.passes.placement
-        if is_fully_sharded(placement) and not placement.is_whole:
-            return placement.call(function)
-        return function()
+        if placement is None or placement.is_whole or not is_fully_sharded(placement):
+            return function()
+        return placement.call(function)
 
     @contextlib.contextmanager
     def over(self, batch: Batch) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +75,20 @@ class Comparison:
         return self._values[7:]
 
 
+@dataclass(frozen=True)
+class LocalCount:
+    """The totals of the sizes of a batch that one process has.
+
+    Attributes:
+        totals: Every size summed over its micro-batches, a number or (C,) per copy.
+        are_alike: Whether there are any.
+    """
+
+    totals: dict[str, Any]
+    are_alike: bool
+    are_equal: bool = True
+
+
 class GlobalCount:
     """The totals of the sizes of a global batch over all replicas.
 
@@ -87,13 +102,11 @@ class GlobalCount:
     """
 
     def __init__(self, sizes: Mapping[str, Any], micro_batches: int, device: torch.device) -> None:
-        self.sizes, self.micro_batches, self.device = sizes, micro_batches, device
-        self.comparison: Comparison | None = None
-        if process_group.world_size() > 1:
-            # A number stays on the host.
-            self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
-            numbers = [float(self.sizes[n]) for n in self._sent]
-            self.comparison = Comparison(micro_batches, list(self.sizes), numbers)
+        self.device = device
+        # A number stays on the host.
+        self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
+        numbers = [float(self.sizes[n]) for n in self._sent]
+        self.comparison = Comparison(micro_batches, list(self.sizes), numbers)
 
     @property
     def _sent(self) -> list[str]:
@@ -104,18 +117,16 @@ class GlobalCount:
     @property
     def are_equal(self) -> bool:
         """Whether all replicas have equally many micro-batches."""
-        return self.comparison is None or self.comparison.are_equal
+        return self.comparison.are_equal
 
     @property
     def are_alike(self) -> bool:
         """Whether every replica has at least one, and all have the same sizes."""
-        return bool(self.micro_batches) if self.comparison is None else self.comparison.are_alike
+        return self.comparison.are_alike
 
     @cached_property
     def totals(self) -> dict[str, Any]:
         """Every size summed over the replicas, a number or (C,) per copy."""
-        if self.comparison is None:
-            return dict(self.sizes)
         if not self.are_alike:
             return sum_of_sizes(process_group.gather_objects(to_python(self.sizes)), self.device)
         sums = dict(zip(self._sent, self.comparison.sums))
