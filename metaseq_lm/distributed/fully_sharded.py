@@ -216,11 +216,27 @@ class FullySharded:
         if self.is_whole:
             yield
             return
+        self._forget_order()
         with self._numbers():
             try:
                 yield
             finally:
                 self.units[0].reshard()
+
+    def _forget_order(self) -> None:
+        """Forget which blocks earlier passes have called.
+
+        A backward pass gathers ahead in the order of all forward passes since the last one. Passes
+        inside `whole` are among these, and may be more on one replica than on another.
+        """
+        if hasattr(FSDPModule, "reset_iter_state"):
+            self.units[0].reset_iter_state()
+            return
+        for unit in self.units:  # torch < 2.13
+            state = unit._get_fsdp_state()
+            state._comm_ctx.post_forward_order.clear()
+            if state._fsdp_param_group is not None:
+                state._fsdp_param_group._post_forward_indices.clear()
 
     def call(self, function: Callable[[], T]) -> T:
         """Return function(), a forward pass.
