@@ -38,9 +38,9 @@ class Pair:
 
     def of_seeds(self, metric: str) -> tuple[list[float], list[float]]:
         """Return the same of the seeds that both have, in their order."""
-        both = [by_seed(row, metric) for row in (self.repeated, self.new)]
-        seeds = sorted(both[0].keys() & both[1].keys())
-        return [both[0][seed] for seed in seeds], [both[1][seed] for seed in seeds]
+        repeated, new = by_seed(self.repeated, metric), by_seed(self.new, metric)
+        seeds = sorted(repeated.keys() & new.keys())
+        return [repeated[seed] for seed in seeds], [new[seed] for seed in seeds]
 
 
 def by_seed(row: Row, metric: str) -> dict[int, float]:

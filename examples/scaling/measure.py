@@ -321,14 +321,17 @@ def host() -> dict[str, Any]:
 
     with Launches() as launches:
         run()
-    plain = cpu_seconds()
+    unsharded = cpu_seconds()
     blocks = blocks_of(model)
     for module in (*blocks, model):
         fully_shard(module)
     collectives = 3 * len(blocks) + 2  # the outermost one stays gathered
     sharded = cpu_seconds()
     dist.destroy_process_group()
-    figures = {"launch": plain / launches.count, "collective": (sharded - plain) / collectives}
+    figures = {
+        "launch": unsharded / launches.count,
+        "collective": (sharded - unsharded) / collectives,
+    }
     return {"kind": "host", "launches": launches.count, **figures}
 
 

@@ -136,9 +136,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """
 
     def uses(root: nn.Module) -> Counter[int]:
-        modules = list(root.modules())
-        children = [child for module in modules for child in module.children()]
-        return Counter(map(id, [*children, *(p for m in modules for p in parameters_of(m))]))
+        counts: Counter[int] = Counter()
+        for module in root.modules():
+            counts.update(map(id, module.children()))
+            counts.update(map(id, parameters_of(module)))
+        return counts
 
     everywhere = uses(model)
     blocks = [module for module in model.modules() if getattr(module, "is_gathered_alone", False)]

@@ -1,6 +1,6 @@
 """Vectors of parameters: lists of tensors, with None for a missing gradient.
 
-The tensors may be shards, DTensors of which a process holds some rows (see distributed.placement);
+The tensors may be shards, DTensors of which a process holds some rows (see distributed.shards);
 numbers such as a norm are those of the whole.
 """
 

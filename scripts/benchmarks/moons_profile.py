@@ -37,7 +37,7 @@ def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
     source = fetched(run)
     updates = [next(source) for _ in range(UPDATES)]
     run.model.train()
-    plain = moons_speed.plain_loop(build(data, [], moons_speed.CONFIG, config))
+    reference = moons_speed.plain_loop(build(data, [], moons_speed.CONFIG, config))
     micro_steps = [moons_speed.micro_steps(batches) for _, batches in updates]
 
     def ours(number: int) -> None:
@@ -46,7 +46,7 @@ def contestants(data: Path, config: str) -> dict[str, Callable[[int], None]]:
         run.task.update(run.engine, run.model, batches)
 
     def theirs(number: int) -> None:
-        getattr(plain, f"update_{config}")(micro_steps[number])
+        getattr(reference, f"update_{config}")(micro_steps[number])
 
     return {"ours": ours, "plain": theirs}
 

@@ -88,9 +88,9 @@ def build(
     torch.manual_seed(0)
     model = Net().double()
     mesh = build_mesh(parallel, "cpu")
-    place = mesh and build_placement(model, mesh, by_block, second_derivatives)
+    placement = mesh and build_placement(model, mesh, by_block, second_derivatives)
     optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
-    return model, Engine({"main": optimizer}, precision="fp64", placement=place)
+    return model, Engine({"main": optimizer}, precision="fp64", placement=placement)
 
 
 @dataclass(kw_only=True)
@@ -312,9 +312,9 @@ def use_a_parameter_on_one_replica(older: bool) -> None:
             states = block(states)
         return (net["last"](states) if rank == 0 else states).pow(3).sum()
 
-    place = build_placement(model, build_mesh("shard", "cpu"))
+    placement = build_placement(model, build_mesh("shard", "cpu"))
     optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
-    engine = Engine({"main": optimizer}, precision="fp64", placement=place)
+    engine = Engine({"main": optimizer}, precision="fp64", placement=placement)
     rank = process_group.rank()
     batch = TokenBatch(tokens=rows[rank], sizes={"tokens": 3})
     for update in range(2):
@@ -458,10 +458,10 @@ def lower_precision() -> None:
         torch.manual_seed(0)
         model = TransformerLM(WIDE, 40)
         mesh = build_mesh(parallel, "cpu")
-        place = mesh and build_placement(model, mesh, by_block, full, sums == "bf16")
+        placement = mesh and build_placement(model, mesh, by_block, full, sums == "bf16")
         optimizer = make_optimizer(model.named_parameters(), ADAMW, CONSTANT)
         engine = Engine(
-            {"main": optimizer}, precision="bf16", placement=place, reduce_precision=sums
+            {"main": optimizer}, precision="bf16", placement=placement, reduce_precision=sums
         )
         model.eval()  # no dropout
 
@@ -489,11 +489,11 @@ def lower_precision() -> None:
         reference = gradients("replicate", count=count)
         for by_block in (True, False):
             assert same(gradients("shard", count=count, by_block=by_block), reference)
-    plain = gradients("replicate")
-    assert not same(plain, exact)
+    whole_sums = gradients("replicate")
+    assert not same(whole_sums, exact)
     for parallel in ("replicate", "shard"):
         rounded = gradients(parallel, "bf16")
-        assert near(rounded, plain, 1e-2) and not same(rounded, plain)
+        assert near(rounded, whole_sums, 1e-2) and not same(rounded, whole_sums)
         assert same(gradients(parallel, "bf16", full=True), gradients(parallel, full=True))
     process_group.finish()
 
