@@ -16,6 +16,7 @@ import torch
 import word_data
 from hypothesis import settings
 from meta_pseudo_data import make_even, make_ragged
+from registrations import forgotten
 from small_data import make_moons
 from superglue_data import make_superglue
 
@@ -71,6 +72,13 @@ def unsynced() -> Iterator[None]:
 def registered() -> None:
     """Every built-in name is registered, and the example plug-in with them."""
     plugins.load_all(str(ROOT / "user_dir"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unregistered(registered: None) -> Iterator[None]:
+    """What the tests of a file register is gone after them."""
+    with forgotten():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -51,9 +51,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from markdown_blocks import ROOT, Block, blocks, calls, name, share
+from registrations import forgotten
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.registry import ALL
 
 ORIGIN = re.compile(
     r"<!-- numbers: (of the paper|settings|of this page|not archived|of the linked pages) -->$"
@@ -236,17 +236,15 @@ def run(words: list[str]) -> str:
 def run_script(words: list[str]) -> object:
     """Run a script of the examples, which may import its neighbours; return its exit code."""
     modules, path, arguments = set(sys.modules), list(sys.path), sys.argv
-    registered = {kind: dict(registry.entries) for kind, registry in ALL.items()}
     sys.path.insert(0, str(Path(words[0]).parent))
     sys.argv = words
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        with forgotten():
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ending:
         return ending.code
     finally:
         sys.path[:], sys.argv = path, arguments
-        for kind, entries in registered.items():  # without what the script has registered
-            ALL[kind].entries = entries
         for module in set(sys.modules) - modules:
             if "examples" in str(getattr(sys.modules[module], "__file__", "")):
                 del sys.modules[module]
