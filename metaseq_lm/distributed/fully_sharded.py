@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -23,7 +24,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.graph_sharded import Slot, blocks_of, install
 from metaseq_lm.distributed.shards import to_shard, whole
-from metaseq_lm.distributed.vectors import is_dtensor, local, rows_of
+from metaseq_lm.distributed.vectors import REPLICAS, SHARDS, is_dtensor, local, rows_of
 
 T = TypeVar("T")
 # Nothing that follows an LSTM changes its output in place.
@@ -49,7 +50,8 @@ class FullySharded:
 
     Args:
         model: The model; what is on the meta device gets memory before `prepare`.
-        mesh: Replicas and shards.
+        mesh: Replicas and shards. Only the shards are fully_shard's, whose own sum over replicas
+            would stop the backward pass of a CPU.
         by_block: Whether a block (see `blocks_of`) is gathered when it is called; otherwise
             everything is together.
         low: Whether gradients are rounded to bfloat16 and summed in it.
@@ -65,13 +67,13 @@ class FullySharded:
     def __init__(
         self, model: nn.Module, mesh: DeviceMesh, by_block: bool = True, low: bool = False
     ) -> None:
-        self.model, self.mesh = model, mesh
+        self.model, self.mesh = model, mesh[SHARDS]
         self.outermost = Outermost(model)
         numbers = {p for p in model.parameters() if not p.dim()}  # fully_shard refuses them
         policy = MixedPrecisionPolicy(
             reduce_dtype=torch.bfloat16 if low else None, cast_forward_inputs=False
         )
-        shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=numbers)
+        shard = partial(fully_shard, mesh=self.mesh, mp_policy=policy, ignored_params=numbers)
         self.blocks = blocks_of(model) if by_block else []
         for block in reversed(self.blocks):
             shard(block, reshard_after_forward=True)
@@ -79,6 +81,12 @@ class FullySharded:
         for unit in self.units:  # the setting of the outermost one is not one of those inside
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+        self._summed: list[int] = []  # numbers of units, in this backward pass
+        self._waits: list[Callable[[], None]] = []  # for sums that are on their way
+        if mesh.ndim > 1:
+            replicas = mesh[REPLICAS].get_group()
+            for number, unit in enumerate(self.units):
+                unit.set_all_reduce_hook(partial(self._start_sum, replicas, number, low))
         # Replicas may use different heads, and must send as many gradients.
         self._fills_in = not hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch < 2.13
         if not self._fills_in:
@@ -298,8 +306,23 @@ class FullySharded:
         if loss.requires_grad:
             with process_group.passing():
                 loss.backward()
+            self._finish_sums()
+            self._summed.clear()
         if self.is_attached:
             self.present = present
+
+    def _start_sum(self, replicas: dist.ProcessGroup, number: int, low: bool, part: Tensor) -> None:
+        """Start summing a unit's gradients, which will be views of `part`, over the replicas."""
+        self._waits.append(process_group.start_sum(part, replicas))
+        # What is rounded is copied next, and what another call of the unit left is added to.
+        if low or number in self._summed:
+            self._finish_sums()
+        self._summed.append(number)
+
+    def _finish_sums(self) -> None:
+        for wait in self._waits:
+            wait()
+        self._waits.clear()
 
     def take_gradients(self, wrt: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the summed gradients of some shards, and forget those of all."""

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.vectors import (
-    REPLICAS,
     SHARDS,
     is_dtensor,
     is_sharded,
@@ -53,9 +52,8 @@ def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
 def part_number(shard: Tensor) -> int | None:
     """Return which part of a sharded tensor this process writes; None if another replica does."""
     assert is_dtensor(shard)
-    mesh = shard.device_mesh
-    is_first = mesh.ndim == 1 or not mesh[REPLICAS].get_local_rank()
-    return mesh[SHARDS].get_local_rank() if is_first else None
+    mesh = shard.device_mesh[SHARDS]
+    return mesh.get_local_rank() if 0 in mesh.mesh else None
 
 
 def first_row(shard: Tensor) -> int:

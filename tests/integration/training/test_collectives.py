@@ -1,12 +1,14 @@
 """Which messages an update sends, and in which order."""
 
 import json
+import os
 import time
 from pathlib import Path
 
 import battery
 import pytest
 from real_runs import on_replicas
+from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
 from metaseq_lm.distributed import process_group
@@ -17,27 +19,36 @@ GATHER, SUM, SMALL = "gather", "sum", "small"
 NUMBERS = 100  # of a small message at most; those of a layer are more
 
 
-def messages_of_an_update(data: str, out: str, parallel: str, more: list[str]) -> None:
-    """As one of the replicas, of which the others are slower, write the messages of an update."""
+def trace_of_an_update(data: str, out: str, more: list[str], seconds: float) -> EventList:
+    """As one of the replicas, of which each is slower than the one before, return a trace of the
+    second update.
+    """
     process_group.initialise("cpu", 100)
-    more = [f"engine.parallel={parallel}", "trainer.valid_split=''", *more]
-    config = battery.configure(Path(data), Path(out, "run"), ("masked_lm", 0), *more)
+    config = battery.configure(
+        Path(data), Path(out, "run"), ("masked_lm", 0), "trainer.valid_split=''", *more
+    )
     run = build_parts(config)
     run.model.train()
-    rank = process_group.rank()
-    run.model.encoder.stack.layers[1].register_full_backward_hook(lambda *_: time.sleep(0.1 * rank))
+    wait = seconds * process_group.rank()
+    run.model.encoder.stack.layers[1].register_full_backward_hook(lambda *_: time.sleep(wait))
     prefetcher = Prefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
     for update, batches in prefetcher.updates(0, 2):
         run.engine.begin(update)
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
             run.task.update(run.engine, run.model, batches)
+    return trace.events()
+
+
+def messages_of_an_update(data: str, out: str, more: list[str]) -> None:
+    """As one of the replicas write the messages of an update."""
+    events = trace_of_an_update(data, out, more, 0.1)
     messages = []
-    for event in sorted(trace.events(), key=lambda event: event.time_range.start):
+    for event in sorted(events, key=lambda event: event.time_range.start):
         if event.name.startswith("gloo:"):
             numbers = (event.input_shapes[0] or [1])[0]
             kind = GATHER if event.name == "gloo:all_gather" else SUM
             messages.append([SMALL if numbers < NUMBERS else kind, numbers])
-    Path(out, f"{rank}.json").write_text(json.dumps(messages))
+    Path(out, f"{process_group.rank()}.json").write_text(json.dumps(messages))
     process_group.finish()
 
 
@@ -69,8 +80,33 @@ def test_messages_of_an_update(
     parallel: str, more: list[str], expected: list[str], moons: Path, tmp_path: Path
 ) -> None:
     """The same on all replicas, in the same order, however fast each is."""
-    on_replicas(2, messages_of_an_update, str(moons), str(tmp_path), parallel, more)
+    more = [f"engine.parallel={parallel}", *more]
+    on_replicas(2, messages_of_an_update, str(moons), str(tmp_path), more)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     kinds = [kind for kind, _ in first]
     assert kinds == expected
+
+
+def times_of_sums_and_products(data: str, out: str) -> None:
+    """As one of two nodes of two processes write when it sums, and when it multiplies matrices."""
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    events = trace_of_an_update(data, out, ["engine.parallel=hybrid"], 0.2)
+    sums, products = (
+        sorted((event.time_range.start, event.time_range.end) for event in events if of(event))
+        for of in (
+            lambda e: e.name == "gloo:all_reduce" and (e.input_shapes[0] or [1])[0] > NUMBERS,
+            lambda e: e.name == "AddmmBackward0",
+        )
+    )
+    Path(out, f"{process_group.rank()}.json").write_text(json.dumps([sums, products]))
+    process_group.finish()
+
+
+def test_sums_between_nodes_go_on_during_the_backward_pass(moons: Path, tmp_path: Path) -> None:
+    """While the second node is still busy with the last layer, the first one goes on."""
+    on_replicas(4, times_of_sums_and_products, str(moons), str(tmp_path))
+    sums, products = json.loads((tmp_path / "0.json").read_text())
+    _, (start, end), *_ = sums  # of the last layer, inside the node, then between the nodes
+    inside = [begin for begin, finish in products if start < begin and finish < end]
+    assert len(inside) == 4  # of the first layer: its feed-forward part and its attention
