@@ -31,6 +31,7 @@ _store: dist.Store | None = None
 _meeting: Meeting | None = None  # of a step's tasks; the first must hold its store to the end
 _timeout = 600.0
 _armed = 0.0
+_axes: list[dist.ProcessGroup | None] = [None]  # of the grid in which hosts sum; None: all
 # torch 2.13 has new names for them, and warns of the old.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -56,7 +57,7 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
     GPUs. Does nothing in a single process.
     """
-    global _store, _timeout
+    global _store, _timeout, _axes
     if "WORLD_SIZE" not in os.environ:
         os.environ.update(join_step(os.environ))
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -75,6 +76,24 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     group = dist.PrefixStore("group", _store)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
+    _axes = [
+        dist.new_group(ranks, limit, "gloo", use_local_synchronization=True)
+        for ranks in axes_through(number, world)
+    ]
+
+
+def axes_through(rank: int, world: int) -> list[list[int]]:
+    """Return the ranks along each axis through one of a grid whose axes are prime factors of
+    `world`.
+    """
+    axes, stride = [], 1
+    while stride < world:
+        rest = world // stride
+        length = next(n for n in range(2, rest + 1) if not rest % n)
+        first = rank - rank // stride % length * stride
+        axes.append([first + step * stride for step in range(length)])
+        stride *= length
+    return axes
 
 
 def choose_gpu(environment: Mapping[str, str], count: int) -> int:
@@ -217,6 +236,22 @@ def start_sum(flat: Tensor, group: dist.ProcessGroup | None = None) -> Callable[
     return lambda: _finish(work)
 
 
+def start_sum_of_hosts(numbers: Tensor) -> Callable[[], None]:
+    """Start an in-place sum of a few numbers on the hosts; call the result to wait for it.
+
+    Gloo's sum goes round all processes of a group, so it takes 2 (N - 1) messages one after the
+    other; along the axes of a grid in turn these are as many for each prime factor of N.
+    """
+    wait = start_sum(numbers, _axes[0])
+
+    def finish() -> None:
+        wait()
+        for axis in _axes[1:]:
+            start_sum(numbers, axis)()
+
+    return finish
+
+
 def start_scattered_sum(part: Tensor, flat: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
     """Start summing `flat` over a group, of which `part` receives that of this replica.
 
@@ -265,6 +300,15 @@ def sum_(tensors: Sequence[Tensor]) -> None:
         for kind in dict.fromkeys((t.dtype, t.device) for t in tensors):
             with _flattened([t for t in tensors if (t.dtype, t.device) == kind]) as flat:
                 dist.all_reduce(flat)
+
+
+def sum_of_hosts(numbers: Sequence[float]) -> list[float]:
+    """Return the sums over the replicas of a few numbers."""
+    if world_size() == 1:
+        return list(numbers)
+    total = torch.tensor(numbers, dtype=torch.float64)
+    start_sum_of_hosts(total)()
+    return total.tolist()
 
 
 def gather_objects(value: T) -> list[T]:

@@ -57,7 +57,7 @@ def _record(number: int, frame: FrameType | None) -> None:
     if not _received and sys.stderr.isatty():
         # Not print: the signal may have come in the middle of one.
         with contextlib.suppress(OSError):  # the terminal may be what hung up
-            os.write(2, b"\nmetaseq-lm: stopping after this update\n")
+            os.write(2, b"\nmetaseq-lm: stopping after this update or the next\n")
     _received.append(number)
 
 

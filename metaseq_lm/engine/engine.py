@@ -270,11 +270,22 @@ class Engine:
         self._weights = Weights(optimizers, self.passes)
         # State of the optimizers inside `restoring`; None until a step changes it.
         self._saved: dict[str, dict[str, Any] | None] = {}
+        self._others: Sequence[float] = ()  # to be sent with the next sizes
+        self._carrier: GlobalCount | None = None  # which has them
 
-    def begin(self, update: int) -> None:
-        """Start an update; its random numbers depend only on the seed and its number."""
+    def begin(self, update: int, others: Sequence[float] = ()) -> None:
+        """Start an update; its random numbers depend only on the seed and its number.
+
+        The replicas sum their `others` in the same message as their first sizes, for `take_sums`.
+        """
+        self._others, self._carrier = others, None
         self.passes.begin(update)
         self.finite_check.begin(update)
+
+    def take_sums(self) -> list[float] | None:
+        """Return the sums of what `begin` was given, once; None if no sizes were sent since."""
+        carrier, self._carrier = self._carrier, None
+        return None if carrier is None else carrier.comparison.sums_of_others
 
     def outside_updates(self) -> contextlib.AbstractContextManager[None]:
         """Make random numbers inside depend on the seed alone, for validation and prediction."""
@@ -497,7 +508,9 @@ class Engine:
             add_sizes(sizes, batch)
         count: GlobalCount | LocalCount = LocalCount(sizes, bool(batches))
         if self.replicas > 1:
-            count = GlobalCount(sizes, len(batches), self.device)
+            count = GlobalCount(sizes, len(batches), self.device, self._others)
+            if self._others:
+                self._others, self._carrier = (), count
         if not batches or self.placement is not None:
             _ = count.totals  # before any other collective, as in passes of replicas with batches
         fillers: list[Batch] = []

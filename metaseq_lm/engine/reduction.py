@@ -34,19 +34,24 @@ class Comparison:
     Args:
         micro_batches: How many this replica has.
         names: The names of their sizes.
-        numbers: What is summed beside, at most MOST_NUMBERS.
+        numbers: These sizes, at most MOST_NUMBERS.
+        others: What is summed beside, equally many numbers on all replicas.
     """
 
     def __init__(
-        self, micro_batches: int, names: Sequence[str] = (), numbers: Sequence[float] = ()
+        self,
+        micro_batches: int,
+        names: Sequence[str] = (),
+        numbers: Sequence[float] = (),
+        others: Sequence[float] = (),
     ) -> None:
         digest = random_streams.key(*names)
         # Of 20 bits: their squares add up exactly.
         values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
         numbers = [*numbers, *[0.0] * (MOST_NUMBERS - len(numbers))]
-        mine = [*values, *(value**2 for value in values), micro_batches > 0, *numbers]
+        mine = [*values, *(value**2 for value in values), micro_batches > 0, *numbers, *others]
         self._sums = torch.tensor(mine, dtype=torch.float64, device="cpu")
-        self._wait = process_group.start_sum(self._sums)
+        self._wait = process_group.start_sum_of_hosts(self._sums)
 
     @cached_property
     def _values(self) -> list[float]:
@@ -72,7 +77,12 @@ class Comparison:
     @property
     def sums(self) -> list[float]:
         """The sums of `numbers`, if all replicas have as many."""
-        return self._values[7:]
+        return self._values[7 : 7 + MOST_NUMBERS]
+
+    @property
+    def sums_of_others(self) -> list[float]:
+        """The sums of `others`."""
+        return self._values[7 + MOST_NUMBERS :]
 
 
 @dataclass(frozen=True)
@@ -99,14 +109,21 @@ class GlobalCount:
         sizes: The sizes, summed over this replica's micro-batches.
         micro_batches: How many it has.
         device: The device of sizes of copies.
+        others: What is summed beside, equally many numbers on all replicas.
     """
 
-    def __init__(self, sizes: Mapping[str, Any], micro_batches: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, Any],
+        micro_batches: int,
+        device: torch.device,
+        others: Sequence[float] = (),
+    ) -> None:
         self.device = device
         # A number stays on the host.
         self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
         numbers = [float(self.sizes[n]) for n in self._sent]
-        self.comparison = Comparison(micro_batches, list(self.sizes), numbers)
+        self.comparison = Comparison(micro_batches, list(self.sizes), numbers, others)
 
     @property
     def _sent(self) -> list[str]:

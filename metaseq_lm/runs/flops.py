@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, ClassVar
@@ -211,6 +212,11 @@ def optimizer_step() -> Iterator[None]:
         Counter.stepping = False
 
 
+def shapes_of(work: Any) -> str:
+    """Return a name of all that the FLOPs of some work depend on."""
+    return f"{key(repr(signature(work))):016x}"
+
+
 class FlopMeter:
     """Adds up the FLOPs (2 per multiply-add, matrix products and attention) of repeated work."""
 
@@ -218,10 +224,14 @@ class FlopMeter:
         self.total = 0.0
         self.known: dict[str, float] = {}
 
+    def total_with(self, work: Any) -> float:
+        """Return what the total is once `work` is done; NaN if its shapes are new."""
+        return self.total + self.known.get(shapes_of(work), math.nan)
+
     @contextlib.contextmanager
     def count(self, work: Any) -> Iterator[None]:
         """Add the FLOPs of the with block, which must depend only on the shapes in `work`."""
-        name = f"{key(repr(signature(work))):016x}"
+        name = shapes_of(work)
         if name not in self.known:
             with Counter() as counter:
                 yield

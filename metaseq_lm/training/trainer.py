@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
@@ -99,9 +98,9 @@ class Trainer:
         """Make updates until the run ends or is rolled back."""
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
             process_group.alive()
-            self._update(update, batches)
             before, self.positions = self.positions, dict(prefetcher.positions)
             self.words.advance(update + 1, before, self.positions)
+            self._update(update, batches)
             if update in self._unchecked:
                 self._unchecked[update].positions = dict(self.positions)
                 self._unchecked[update].words = self.words.state_dict()
@@ -148,7 +147,10 @@ class Trainer:
         """Make one update; one that is not finite is undone."""
         snapshot = self.nonfinite.snapshot()
         finite_check = self.engine.finite_check
-        self.engine.begin(update)
+        spent: list[float] = []
+        if process_group.world_size() > 1:
+            spent = self._spent(self.flops.total_with(batches))
+        self.engine.begin(update, spent)
         with self.flops.count(batches):
             logs = self.task.update(self.engine, self.model, batches)
         if finite_check.defers or finite_check.refused:
@@ -206,26 +208,33 @@ class Trainer:
         self._event(message, samples=process_group.gather_objects(samples))
         self.nonfinite.refuse(message)
 
-    def poll_limits(self) -> int:
-        """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
+    def _spent(self, flops: float) -> list[float]:
+        """Return what limits and signals depend on, to be summed over the replicas."""
         first = process_group.rank() == 0
-        is_written = float(self.checkpointer.is_written())
-        seen = (self.words.seen or 0) * first
-        flops, seconds = self.flops.total, self.seconds * first
-        numbers = [flops, flops, seconds, seen, is_written, *signals.votes()]
-        if process_group.world_size() > 1:
-            total = torch.tensor(numbers, dtype=torch.float64)
-            process_group.sum_([total])
-            numbers = total.tolist()
-        limits = ("max_flops", "pause_flops", "max_seconds", "max_words")
-        spent = dict(zip(limits, numbers))
-        reached = [name for name in spent if 0 < getattr(self.options, name) <= spent[name]]
-        if self.update >= self.options.max_update:
+        seconds, words = self.seconds * first, (self.words.seen or 0) * first
+        return [flops, seconds, words, self.checkpointer.is_written(), *signals.votes()]
+
+    def poll_limits(self) -> int:
+        """Decide with all replicas whether a limit is reached; return a received signal, or 0.
+
+        Replicas have sent what they spend with the sizes of the update, so a signal, and the end of
+        the time, are noticed up to an update later than by one process.
+        """
+        options = self.options
+        sums = self.engine.take_sums()
+        counts_flops = options.max_flops > 0 or options.pause_flops > 0
+        if sums is None or (counts_flops and math.isnan(sums[0])):
+            sums = process_group.sum_of_hosts(self._spent(self.flops.total))
+        flops, seconds, words, written, *votes = sums
+        spent = {"max_flops": flops, "pause_flops": flops, "max_seconds": seconds}
+        spent |= {"max_words": words}
+        reached = [n for n, number in spent.items() if 0 < getattr(options, n) <= number]
+        if self.update >= options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""
-        if numbers[4] == process_group.world_size() and (trouble := self.checkpointer.finish()):
+        if written == process_group.world_size() and (trouble := self.checkpointer.finish()):
             self._event(trouble)
-        return signals.elected(numbers[5:])
+        return signals.elected(votes)
 
     def _is_due(self, *intervals: int) -> bool:
         return any(

@@ -1,6 +1,7 @@
 """Process groups: how they are found, how they are shared out, and that replicas stay equal."""
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -205,3 +206,34 @@ def test_bfloat16_on_two_processes(moons: Path, tmp_path: Path) -> None:
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
         assert json.loads((save / "results.json").read_text())["replicas"] == count
     assert losses[0] == pytest.approx(losses[1], rel=2e-2) and len(losses[0]) == 8
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 6, 7, 12, 90, 1024])
+def test_hosts_sum_along_the_axes_of_a_grid(world: int) -> None:
+    """All axes in turn reach every process, each in groups of a prime number of processes."""
+    reached = [{rank} for rank in range(world)]
+    axes = [process_group.axes_through(rank, world) for rank in range(world)]
+    for number, first in enumerate(axes[0]):
+        groups = {tuple(mine[number]) for mine in axes}
+        assert sorted(itertools.chain(*groups)) == list(range(world))
+        assert all(len(group) == len(first) for group in groups)
+        assert all(len(first) % factor for factor in range(2, len(first)))
+        reached = [set().union(*(reached[r] for r in axes[rank][number])) for rank in range(world)]
+    assert all(ranks == set(range(world)) for ranks in reached)
+
+
+def sum_of_thirds(out: str) -> None:
+    """As one of the replicas write sums of numbers whose rounding depends on the order."""
+    process_group.initialise("cpu", 30)
+    rank = process_group.rank()
+    sums = process_group.sum_of_hosts([1.0, rank, *(1 / (3 + rank + n) for n in range(40))])
+    Path(out, f"{rank}.json").write_text(json.dumps(sums))
+    process_group.finish()
+
+
+def test_sums_of_hosts_are_the_same_bits_everywhere(tmp_path: Path) -> None:
+    on_replicas(6, sum_of_thirds, str(tmp_path))
+    first, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(6))
+    assert first[:2] == [6, 15]
+    assert first[2:] == pytest.approx([sum(1 / (3 + r + n) for r in range(6)) for n in range(40)])
+    assert all(other == first for other in others)
