@@ -45,7 +45,6 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.graph_sharded import blocks_of
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.engine.forward_pass import ForwardPasses
-from metaseq_lm.engine.reduction import Comparison
 from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.parts import (
@@ -61,7 +60,7 @@ from metaseq_lm.training.prefetch import Prefetcher
 VOCAB, LENGTH = 30522, 128
 OURS = ("replicate", "shard", "hybrid")
 REFERENCES = ("ddp", "fully_shard", "fully_shard_mapped")
-KINDS = (*OURS, *REFERENCES, "link", "host")
+KINDS = (*OURS, *REFERENCES, "link", "numbers", "host")
 
 
 def corpus(folder: Path, rows: int, size: int = VOCAB) -> Path:
@@ -174,16 +173,25 @@ def median_seconds(function: Callable[[], object], count: int) -> float:
 
 
 def links(sizes: list[int]) -> list[dict[str, Any]]:
-    """Return the seconds of sums of so many bytes, and of the numbers that replicas compare."""
+    """Return the seconds of sums of so many bytes."""
     world = process_group.world_size()
     tensors = {size: torch.zeros(size // 4) for size in sizes}
-    lines: list[dict[str, Any]] = [
+    return [
         {"kind": "link", "processes": world, "bytes": size}
         | {"seconds": median_seconds(partial(sum_once, tensor), 5)}
         for size, tensor in tensors.items()
     ]
-    seconds = median_seconds(lambda: Comparison(1, ["rows"], [1.0]).are_equal, 100)
-    return [*lines, {"kind": "numbers", "processes": world, "seconds": seconds}]
+
+
+def numbers() -> dict[str, Any]:
+    """Return the seconds of a sum of 40 numbers, along the axes of a grid and around all."""
+    tensor = torch.zeros(40, dtype=torch.float64)
+    times: dict[str, list[float]] = {"grid": [], "ring": []}
+    for _ in range(20):  # in turn, so that both meet the same other work
+        for name, start in zip(times, (process_group.start_sum_of_hosts, process_group.start_sum)):
+            times[name].append(median_seconds(lambda start=start: start(tensor)(), 20))
+    seconds = {name: statistics.median(values) for name, values in times.items()}
+    return {"kind": "numbers", "processes": process_group.world_size(), **seconds}
 
 
 def sum_once(tensor: Tensor) -> None:
@@ -267,6 +275,9 @@ def replica(options: argparse.Namespace) -> None:
     elif kind == "link":
         process_group.initialise("cpu")
         lines = links([1 << 12, 1 << 16, 1 << 20, 25 << 20, 100 << 20])
+    elif kind == "numbers":
+        process_group.initialise("cpu")
+        lines = [numbers()]
     else:
         lines = [updates(options.data, kind, options)]
     if process_group.rank() == 0:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from metaseq_lm.distributed import shards
+from metaseq_lm.distributed.process_group import axes_through
 from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
@@ -127,8 +128,8 @@ class Machine:
 
     launch: float  # that the host takes for an operation
     collective: float  # for a collective of fully_shard
-    # Between two hosts by gloo, whose sum makes 2 (N - 1) hops: on an idle machine three sums of
-    # 16 processes took 3.68 ms, of 2 processes 0.27 ms (commit 91daf6d).
+    # Between two hosts by gloo, whose sum over N processes makes 2 (N - 1) hops: on an idle machine
+    # three sums of 16 processes took 3.68 ms, of 2 processes 0.27 ms (commit 91daf6d).
     host_hop: float = 3.68e-3 / 90
     flops: float = 494e12
     memory: float = 4.8e12
@@ -285,21 +286,22 @@ class Plan:
 
     @property
     def host(self) -> dict[str, float]:
-        """What the host takes meanwhile: operations, collectives, and numbers of other hosts.
+        """What the host takes meanwhile: operations, collectives, and the sum over hosts.
 
-        Before the pass the sizes are summed, after it limits and signals; without shards the sizes
-        while the forward pass is launched.
+        Of shards the sum, of sizes and of what the limits depend on, comes before the pass;
+        otherwise while the forward pass is launched.
         """
         network, machine = self.network, self.machine
         forward, backward = (n * machine.launch for n in network.launches)
-        numbers = 2 * (self.devices - 1) * machine.host_hop
+        hops = sum(2 * (len(axis) - 1) for axis in axes_through(0, self.devices))
+        numbers = hops * machine.host_hop
         if self.shards == 1:
             messages = network.buckets if self.devices > 1 else 0
-            first = max(0.0, numbers - forward)
+            numbers = max(0.0, numbers - forward)
         else:
-            messages, first = 3 * network.layers + 2, numbers
+            messages = 3 * network.layers + 2
         launches = forward + backward + messages * machine.collective
-        return {"launches": launches, "hosts' sums": first + numbers}
+        return {"launches": launches, "hosts' sum": numbers}
 
     @property
     def seconds(self) -> float:
@@ -326,7 +328,7 @@ def memory_table(network: Network, machine: Machine, devices: list[int]) -> Iter
 
 def time_table(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[str]:
     """Yield the lines of the table of times, in milliseconds."""
-    titles = ["devices", "placement", "compute", "waits", "launches", "hosts' sums"]
+    titles = ["devices", "placement", "compute", "waits", "launches", "hosts' sum"]
     titles += ["efficiency", "of devices", "limit"]
     yield "  ".join(f"{title:>11}" for title in titles)
     for plan in plans(network, machine, devices, rows):

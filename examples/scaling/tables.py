@@ -35,8 +35,8 @@ def link_cells(line: Line, _: Line) -> list[str]:
 
 
 def numbers_cells(line: Line, _: Line) -> list[str]:
-    """Return the cells of a comparison of numbers."""
-    return [str(line["processes"]), f"{1e3 * line['seconds']:.2f}"]
+    """Return the cells of a sum of a few numbers."""
+    return [str(line["processes"]), *(f"{1e3 * line[way]:.2f}" for way in ("ring", "grid"))]
 
 
 def host_cells(line: Line, _: Line) -> list[str]:
@@ -85,7 +85,7 @@ KINDS: dict[str, tuple[list[str], Callable[[Line, Line], list[str]]]] = {
         update_cells,
     ),
     "link": (["processes", "bytes", "milliseconds"], link_cells),
-    "numbers": (["processes that compare numbers", "milliseconds"], numbers_cells),
+    "numbers": (["processes", "ms around all", "ms along the axes"], numbers_cells),
     "host": (["operations", "µs each", "µs a collective"], host_cells),
     "preprocess": (["MB of text", "M tokens", "seconds", "peak MB"], preprocess_cells),
     "kill": (

@@ -1,13 +1,12 @@
 """Turn token files of Megatron-LM or datatrove into a data folder, with the tokenizer beside them.
 
     metaseq-lm import-corpus --trainpref corpus_text_document --destdir DATA
-    metaseq-lm import-corpus --trainpref tokenized/ --tokenizer-from gpt2/ --strip '<|endoftext|>'
-        \\ --destdir DATA
-    A file is NAME of NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer),
-        NAME.ds with
-    NAME.ds.index (datatrove's DocumentTokenizer), or a folder of these. Special symbols that a
-        tokenizer.json
-lacks, such as [MASK], get the ids behind its own.
+    metaseq-lm import-corpus --trainpref tokenized/ --tokenizer-from gpt2/ \\
+        --strip '<|endoftext|>' --destdir DATA
+
+A file is NAME of NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer), NAME.ds
+with NAME.ds.index (datatrove's DocumentTokenizer), or a folder of these. Special symbols that a
+tokenizer.json lacks, such as [MASK], get the ids behind its own.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Run a grid of settings and seeds, on this machine or as a Slurm array, and follow it.
 
   metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm
-  key=value metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4 metaseq-lm sweep
-  status S               how every run fares, by its folder and the scheduler metaseq-lm sweep
-  resubmit --failed S    launch again what failed, timed out, was cancelled or lost metaseq-lm sweep
-  cancel S               stop what is pending or running; it saves first
+  metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4
+  metaseq-lm sweep status S               how every run fares, by its folder and the scheduler
+  metaseq-lm sweep resubmit --failed S    launch again what failed, timed out or was cancelled
+  metaseq-lm sweep cancel S               stop what is pending or running; it saves first
 
 The same command given again launches only what is neither finished nor active (and not diverged).
 With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75
@@ -15,8 +15,8 @@ changes nothing; --new-code takes a new one.
 With --search KEY=RANGE and --search-flops F each setting is tuned with the same FLOPs, and --seeds
 are those of the runs with the best values (`search: {space: {...}, flops: F}` in a file):
 
-  metaseq-lm sweep DATA --out S --search 'optimizer.lr=log 1e-4..1e-2' --search-flops 4e13
-  --max-flops 1e13 --max-update 0 --seeds 1,2,3 --task masked_lm
+  metaseq-lm sweep DATA --out S --search 'optimizer.lr=log 1e-4..1e-2' --search-flops 4e13 \\
+      --max-flops 1e13 --max-update 0 --seeds 1,2,3 --task masked_lm
 
 SWEEP.yaml (paths relative to the file):
   data: ../data
@@ -30,12 +30,10 @@ SWEEP.yaml (paths relative to the file):
   overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
   launch: {executor: slurm, max_parallel: 4, time: 60}
 A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one
-    as
-stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage
-    with
-`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A
-    sweep may
-grow: the command with more seeds, values or stages goes on with what is there.
+as stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage
+with `each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA.
+Each seed makes all its runs before the next begins. A sweep may grow: the command with more seeds,
+values or stages goes on with what is there.
 """
 
 import argparse
