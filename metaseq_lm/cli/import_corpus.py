@@ -4,9 +4,9 @@
     metaseq-lm import-corpus --trainpref tokenized/ --tokenizer-from gpt2/ \\
         --strip '<|endoftext|>' --destdir DATA
 
-A file is NAME of NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer), NAME.ds
-with NAME.ds.index (datatrove's DocumentTokenizer), or a folder of these. Special symbols that a
-tokenizer.json lacks, such as [MASK], get the ids behind its own.
+A file is NAME of NAME.bin and NAME.idx (Megatron-LM, datatrove's MegatronDocumentTokenizer), or of
+NAME.ds with NAME.ds.index (datatrove's DocumentTokenizer), or a folder of these. Special symbols
+that a tokenizer.json lacks, such as [MASK], get the ids behind its own.
 """
 
 import argparse

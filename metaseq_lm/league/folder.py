@@ -275,7 +275,8 @@ def with_added(plan: Plan, added: Sequence[Added]) -> Plan:
         names = [other.name for other in objectives if other is not objective]
         if objective.control not in (None, *names):
             raise UsageError(
-                f"--control {objective.control}: no such objective. Objectives: {', '.join(names)}"
+                f"{objective.name} has --control {objective.control}: the league has no such "
+                f"objective (or has it no more). Objectives: {', '.join(names)}"
             )
     return replace(plan, objectives=tuple(objectives))
 

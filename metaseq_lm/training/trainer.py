@@ -69,6 +69,12 @@ class Trainer:
         """Make the remaining updates; raises DivergedError or Interrupted."""
         _ = self.checkpointer.description  # damaged data show now, not at the first save
         streams = self.task.build_streams("train")
+        if not isinstance(streams, dict):  # a plug-in's mistake
+            raise UsageError(
+                f"build_streams of task '{self.config.task._name}' returns a "
+                f"{type(streams).__name__}; it must return a dict of streams by name, such as "
+                '{"train": stream}'
+            )
         self.words.start(streams, self.positions)
         self._started = time.monotonic() - self.seconds
         shard, engine = self.parts.shard, self.config.engine

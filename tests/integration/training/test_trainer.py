@@ -10,7 +10,8 @@ from battery import configure, train
 
 from metaseq_lm import __version__
 from metaseq_lm.cli import main
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import TASKS
 from metaseq_lm.runs.folder import cut_torn_line
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.training import checkpointing, run
@@ -44,6 +45,17 @@ def test_intervals(moons: Path, tmp_path: Path) -> None:
         for k, v in lines(tmp_path, "valid")[-1].items()
         if k not in ("kind", "update", "seconds")
     }
+
+
+def test_streams_without_names_are_a_mistake_that_is_named(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(moons, tmp_path, CASE)
+    task = TASKS.entry("masked_lm").value
+    streams = task.build_streams
+    monkeypatch.setattr(task, "build_streams", lambda *args: list(streams(*args).values()))
+    with pytest.raises(UsageError, match="task 'masked_lm' returns a list; it must return a dict"):
+        train(config)
 
 
 def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> None:
