@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,9 @@ def poisoned(tensor: Tensor, what: str) -> Tensor:
 
 @replaces(Engine, "begin")
 def begin(real: Callable) -> Callable:
-    def wrapped(self: Engine, update: int) -> None:
+    def wrapped(self: Engine, update: int, *others: Sequence[float]) -> None:
         Now.update, Now.slot = update, -1
-        real(self, update)
+        real(self, update, *others)
 
     return wrapped
 
