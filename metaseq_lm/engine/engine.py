@@ -285,7 +285,7 @@ class Engine:
     def take_sums(self) -> list[float] | None:
         """Return the sums of what `begin` was given, once; None if no sizes were sent since."""
         carrier, self._carrier = self._carrier, None
-        return None if carrier is None else carrier.comparison.sums_of_others
+        return None if carrier is None else carrier.others
 
     def outside_updates(self) -> contextlib.AbstractContextManager[None]:
         """Make random numbers inside depend on the seed alone, for validation and prediction."""
@@ -493,7 +493,7 @@ class Engine:
         """Return whether sharded parameters can be gathered where these micro-batches use them."""
         if self.placement is None or self.placement.is_whole:
             return False
-        return reduction.Comparison(len(batches)).are_equal
+        return GlobalCount(len(batches), {}, self.device).are_equal
 
     def _global_loss(
         self, loss_fn: LossFn, batches: Sequence[Batch], rng_key: RngKey | None
@@ -508,7 +508,7 @@ class Engine:
             add_sizes(sizes, batch)
         count: GlobalCount | LocalCount = LocalCount(sizes, bool(batches))
         if self.replicas > 1:
-            count = GlobalCount(sizes, len(batches), self.device, self._others)
+            count = GlobalCount(len(batches), sizes, self.device, self._others)
             if self._others:
                 self._others, self._carrier = (), count
         if not batches or self.placement is not None:

@@ -26,65 +26,6 @@ from metaseq_lm.distributed.vectors import (
 MOST_NUMBERS = 24  # sizes that travel with the comparison of the replicas
 
 
-class Comparison:
-    """Whether the replicas have equally many micro-batches, and of the same sizes.
-
-    It is on its way when it is made, and the first look waits for it. A call of all replicas.
-
-    Args:
-        micro_batches: How many this replica has.
-        names: The names of their sizes.
-        numbers: These sizes, at most MOST_NUMBERS.
-        others: What is summed beside, equally many numbers on all replicas.
-    """
-
-    def __init__(
-        self,
-        micro_batches: int,
-        names: Sequence[str] = (),
-        numbers: Sequence[float] = (),
-        others: Sequence[float] = (),
-    ) -> None:
-        digest = random_streams.key(*names)
-        # Of 20 bits: their squares add up exactly.
-        values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
-        numbers = [*numbers, *[0.0] * (MOST_NUMBERS - len(numbers))]
-        mine = [*values, *(value**2 for value in values), micro_batches > 0, *numbers, *others]
-        self._sums = torch.tensor(mine, dtype=torch.float64, device="cpu")
-        self._wait = process_group.start_sum_of_hosts(self._sums)
-
-    @cached_property
-    def _values(self) -> list[float]:
-        self._wait()
-        return self._sums.tolist()
-
-    def _is_same(self, at: int) -> bool:
-        # Equal numbers, and no others, have the variance 0.
-        total, square = self._values[at], self._values[at + 3]
-        return total**2 == process_group.world_size() * square
-
-    @property
-    def are_equal(self) -> bool:
-        """Whether all replicas have equally many."""
-        return self._is_same(0)
-
-    @property
-    def are_alike(self) -> bool:
-        """Whether every replica has any, and all have the same sizes."""
-        replicas = process_group.world_size()
-        return self._values[6] == replicas and self._is_same(1) and self._is_same(2)
-
-    @property
-    def sums(self) -> list[float]:
-        """The sums of `numbers`, if all replicas have as many."""
-        return self._values[7 : 7 + MOST_NUMBERS]
-
-    @property
-    def sums_of_others(self) -> list[float]:
-        """The sums of `others`."""
-        return self._values[7 + MOST_NUMBERS :]
-
-
 @dataclass(frozen=True)
 class LocalCount:
     """The totals of the sizes of a batch that one process has.
@@ -106,47 +47,70 @@ class GlobalCount:
     replicas.
 
     Args:
-        sizes: The sizes, summed over this replica's micro-batches.
-        micro_batches: How many it has.
+        micro_batches: How many micro-batches this replica has.
+        sizes: Their sizes, summed over them.
         device: The device of sizes of copies.
         others: What is summed beside, equally many numbers on all replicas.
     """
 
     def __init__(
         self,
-        sizes: Mapping[str, Any],
         micro_batches: int,
+        sizes: Mapping[str, Any],
         device: torch.device,
         others: Sequence[float] = (),
     ) -> None:
         self.device = device
         # A number stays on the host.
         self.sizes = {n: torch.as_tensor(sizes[n], dtype=torch.float64) for n in sorted(sizes)}
+        digest = random_streams.key(*self.sizes)
+        # Of 20 bits: their squares add up exactly.
+        values = [micro_batches, digest % (1 << 20), (digest >> 20) % (1 << 20)]
+        mine = [*values, *(value**2 for value in values), micro_batches > 0, *others]
+        self._numbers_before = len(mine)
         numbers = [float(self.sizes[n]) for n in self._sent]
-        self.comparison = Comparison(micro_batches, list(self.sizes), numbers, others)
+        numbers += [0.0] * (MOST_NUMBERS - len(numbers))
+        self._sums = torch.tensor([*mine, *numbers], dtype=torch.float64, device="cpu")
+        self._wait = process_group.start_sum_of_hosts(self._sums)
 
     @property
     def _sent(self) -> list[str]:
-        """The names of the sizes that travel with the comparison."""
+        """The names of the sizes that travel with the comparison of the replicas."""
         numbers = [n for n, size in self.sizes.items() if not size.dim() and not size.is_cuda]
         return numbers[:MOST_NUMBERS]
+
+    @cached_property
+    def _values(self) -> list[float]:
+        self._wait()
+        return self._sums.tolist()
+
+    def _is_same(self, at: int) -> bool:
+        # Equal numbers, and no others, have the variance 0.
+        total, square = self._values[at], self._values[at + 3]
+        return total**2 == process_group.world_size() * square
 
     @property
     def are_equal(self) -> bool:
         """Whether all replicas have equally many micro-batches."""
-        return self.comparison.are_equal
+        return self._is_same(0)
 
     @property
     def are_alike(self) -> bool:
         """Whether every replica has at least one, and all have the same sizes."""
-        return self.comparison.are_alike
+        replicas = process_group.world_size()
+        return self._values[6] == replicas and self._is_same(1) and self._is_same(2)
+
+    @property
+    def others(self) -> list[float]:
+        """The sums of `others`."""
+        return self._values[7 : self._numbers_before]
 
     @cached_property
     def totals(self) -> dict[str, Any]:
         """Every size summed over the replicas, a number or (C,) per copy."""
         if not self.are_alike:
             return sum_of_sizes(process_group.gather_objects(to_python(self.sizes)), self.device)
-        sums = dict(zip(self._sent, self.comparison.sums))
+        sums = dict(zip(self._sent, self._values[self._numbers_before :]))
         others = {n: size.clone() for n, size in self.sizes.items() if n not in sums}
         process_group.sum_(list(others.values()))
         return {n: others[n] if n in others else torch.tensor(sums[n]).double() for n in self.sizes}
