@@ -58,11 +58,11 @@ def forecast(runner: Runner, contents: Contents) -> str:
         if counts[phase]:
             lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
     slots = runner.launch.max_parallel or 1
+    parallel = f", {seconds_text(seconds / slots)} with --max-parallel {slots}" if slots > 1 else ""
     lines.append(
         f"all        {sum(counts.values()):>5} runs  {flops_text(sum(flops.values()))} FLOPs, "
-        f"{seconds_text(seconds)} of training in one process like this one, "
-        f"{seconds_text(seconds / slots)} with --max-parallel {slots}; a run also has to start, be "
-        "validated and scored, and a grid may be widened"
+        f"{seconds_text(seconds)} of training in one process like this one{parallel}; a run also "
+        "has to start, be validated and scored, and a grid may be widened"
     )
     comparisons = plan.comparisons
     seeds, level = len(plan.ladder.seeds), plan.comparison.level
