@@ -63,14 +63,14 @@ def test_formulas_of_time(model: Any) -> None:
     slow_links = model.Machine(0.0, 0.0, 0.0, near=1e6, far=1e6)
     plan = model.Plan(network, slow_links, 8, "shard", 4)
     sent = plan.gathered + plan.scattered
-    assert plan.seconds > sent / 1e6 - plan.compute and plan.limit != "hosts' sums"
+    assert plan.seconds > sent / 1e6 - plan.compute and plan.limit != "hosts' sum"
     slow_hosts = model.Machine(0.0, 0.0, 1.0)
     shard, whole = (model.Plan(network, slow_hosts, 8, p, 4) for p in ("shard", "replicate"))
-    assert shard.seconds == whole.seconds == 2 * 14 and shard.limit == "hosts' sums"
+    assert shard.seconds == whole.seconds == 3 * 2 and shard.limit == "hosts' sum"  # 2 * 2 * 2
     # The forward pass of replicas is launched while the sizes are summed.
     launching = model.Machine(1.0, 0.0, 1.0)
     first, second = (model.Plan(network, launching, 8, p, 4) for p in ("shard", "replicate"))
-    assert first.seconds - second.seconds == 14 and first.limit == "launches"
+    assert first.seconds - second.seconds == 6 and first.limit == "launches"
     one = model.Plan(network, slow_links, 1, "replicate", 4)
     assert one.waits.keys() == {"step", "sums", "last sum", "small sums"}
     assert one.seconds == one.compute + one.waits["step"]
