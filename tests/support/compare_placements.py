@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every case of the battery")
     parser.add_argument("--updates", type=int, default=10)
     options = parser.parse_args()
+    if options.updates < 3:
+        parser.error("--updates must be at least 3: of fewer, several processes would make none")
     some = [c for c in battery.ALL if c in battery.FIRST or "meta_pretrain" in battery.task_of(c)]
     cases = battery.ALL if options.all or options.only else some
     cases = [c for c in cases if not options.only or {c[0], name_of(c)} & {*options.only}]
