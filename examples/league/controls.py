@@ -16,10 +16,9 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.assembly import LeagueRuns, read_archived, read_league_runs
+from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.differences import compare
-from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan import archive_beside, named_plan, read_plan
+from metaseq_lm.league.plan import named_plan
 from metaseq_lm.league.standings import Row, metric_of, seed_scores
 from metaseq_lm.league.verdict import detectable, difference_of, pooled_sd
 from metaseq_lm.reporting.formats import to_text
@@ -78,14 +77,7 @@ def beside_baseline(rows: list[Row], baseline: str, metric: Metric) -> Iterator[
 def main() -> None:
     if len(sys.argv) != 2:
         raise UsageError("give a plan with an archive, or a league: controls.py PLAN.yaml")
-    source = named_plan(sys.argv[1])
-    if source.is_file():
-        archive = archive_beside(source)
-        contents = Contents(*read_plan(source), archive=str(archive) if archive else None)
-        league = read_archived(contents)
-    else:
-        folder = LeagueFolder(source)
-        league = read_league_runs(folder, folder.read())
+    league = read_league(named_plan(sys.argv[1]))
     rows = league.rows()
     if not rows:
         raise UsageError(f"{league.contents.title} has no runs")

@@ -180,7 +180,7 @@ def watch(path: Path | None, options: LeagueOptions, command: str) -> int:
     return 0
 
 
-def report(place: Path | None, options: LeagueOptions, command: str = "", reload: int = 0) -> int:
+def report(source: Path | None, options: LeagueOptions, command: str = "", reload: int = 0) -> int:
     """Print the standings of a folder, or those that ship with a plan, and write the page.
 
     That is in L/report, or where --out says; without both it is not written. The page names the
@@ -189,9 +189,9 @@ def report(place: Path | None, options: LeagueOptions, command: str = "", reload
     from metaseq_lm.league.assembly import read_league, write_archive, write_report
     from metaseq_lm.league.plan import LAPTOP
 
-    place = place or LAPTOP
-    runs = read_league(place)
-    folder = None if place.is_file() else place.resolve() / REPORT
+    plan_or_folder = source or LAPTOP
+    runs = read_league(plan_or_folder)
+    folder = None if plan_or_folder.is_file() else plan_or_folder.resolve() / REPORT
     folder = Path(options.out) if options.out else folder
     check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:

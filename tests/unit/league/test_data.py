@@ -146,11 +146,11 @@ def test_folders_of_suites_are_linked_and_benchmarks_are_made(tmp_path: Path) ->
     folder = data.make_data(first, tmp_path / "data")
     assert (folder / "blimp" / "pairs.jsonl").read_text() == "a"
     assert Manifest.load(folder / "CoLA").splits["train"]["rows"] == 6
-    made = (folder / "CoLA" / "manifest.json").stat().st_mtime_ns
+    written = (folder / "CoLA" / "manifest.json").stat().st_mtime_ns
     # The same plan in another place: the folder is that one's, what is made of equal files stays.
     data.make_data(second, folder)
     assert (folder / "blimp" / "pairs.jsonl").read_text() == "b"
-    assert (folder / "CoLA" / "manifest.json").stat().st_mtime_ns == made
+    assert (folder / "CoLA" / "manifest.json").stat().st_mtime_ns == written
     (tmp_path / "b" / "cola" / "dev.tsv").write_text("x\t1\t*\tthe cat\n")
     with pytest.raises(UsageError, match="other benchmarks"):
         data.make_data(second, folder)
