@@ -24,7 +24,7 @@ from metaseq_lm.league.standings import (
 from metaseq_lm.reporting.runs import Run
 
 GUESSES = ("chance", "majority")  # references that no model is needed for
-COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
+COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:

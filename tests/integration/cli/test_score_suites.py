@@ -11,6 +11,8 @@ from agreement import make_data, make_pairs, make_run
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.evaluation.ngram_probabilities import ngrams_of
+from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.runs import manifests, suite_results
@@ -80,7 +82,16 @@ def test_references_are_kept_and_old_results_have_none(
     file = place / "run" / "suites" / "pairs" / "update_000000060.json"
     (results,) = read_run(place / "run").suites
     names = ("accuracy", "near.accuracy", "far.accuracy")
-    assert results.references == {name: {"chance": 0.5} for name in names}
+    assert results.references.keys() == set(names)
+    for levels in results.references.values():
+        assert levels["chance"] == 0.5 and levels.keys() == {"chance", "unigram", "ngram"}
+    # Of the corpus of the run, by the suite's own rule.
+    suite = build_suite("pairs")
+    pairs = suite.read(place / "pairs")
+    expected = suite.score(pairs, ngrams_of(place / "data")["ngram"])
+    for name in names:
+        group = name.rpartition(".")[0] or "overall"
+        assert results.references[name]["ngram"] == expected[group].metrics["accuracy"]
     archive.write(place / "runs.jsonl", [read_run(place / "run")])
     assert archive.read(place / "runs.jsonl")[0].suites[0].references == results.references
     record = json.loads(file.read_text())
