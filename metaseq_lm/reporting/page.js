@@ -145,12 +145,11 @@
       const along = /Left|Right/.test(event.key), sign = /Right|Down/.test(event.key) ? 1 : -1;
       if (along) {
         const same = shown.filter((mark) => mark.series === current.series);
-        const next = same[same.indexOf(current) + sign];
-        return next && reach(next);
+        return reach(same[same.indexOf(current) + sign] || current);
       }
       const others = shown.filter((mark) => mark.panel === current.panel && sign * (mark.y - current.y) > 0.01);
       const far = (mark) => Math.abs(mark.y - current.y) + 3 * Math.abs(mark.x - current.x);
-      if (others.length) reach(others.reduce((a, b) => (far(a) <= far(b) ? a : b)));
+      reach(others.length ? others.reduce((a, b) => (far(a) <= far(b) ? a : b)) : current);
     }
     box.addEventListener("keydown", step);
     box.addEventListener("focus", () => {
