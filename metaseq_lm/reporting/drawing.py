@@ -94,7 +94,8 @@ class Drawing:
     def alternative(self) -> str:
         """An alternative text: the last value of each series."""
         last = {(mark.panel, mark.series): mark for mark in self.marks}
-        texts = [f"{f'{m.panel}: ' * (len(self.panels) > 1)}{m.text}" for m in last.values()]
+        has_panels = len(self.panels) > 1
+        texts = [f"{f'{m.panel}: ' * has_panels}{m.text}" for m in last.values()]
         rest = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
         values = f". {'; '.join(texts[:LISTED])}{rest}. All values are in the table below"
         return f"{clean(self.name)}{values if texts else ''}."
