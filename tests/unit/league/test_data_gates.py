@@ -57,23 +57,50 @@ def test_an_archive_keeps_what_is_known() -> None:
     assert from_about({}) is None
 
 
-@pytest.fixture(scope="module")
-def shifted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of two sources one after the other, of which the last one is held out."""
-    folder = tmp_path_factory.mktemp("shifted")
-    draw = np.random.default_rng(0)
-    for split, first, lines in (("train", 0, 400), ("valid", 15, 120)):
-        words = [[f"w{first + i}" for i in draw.integers(0, 20, 12)] for _ in range(lines)]
-        (folder / f"{split}.txt").write_text("".join(" ".join(line) + "\n" for line in words))
+def preprocessed(folder: Path, train: list[str], valid: list[str]) -> Path:
+    """Return a data folder of lines of words."""
+    for split, lines in (("train", train), ("valid", valid)):
+        (folder / f"{split}.txt").write_text("".join(line + "\n" for line in lines))
     texts = [f"--{split}pref={folder / split}.txt" for split in ("train", "valid")]
     command = ["preprocess", *texts, "--tokenizer", "word", "--destdir", str(folder / "data")]
     assert main(command) == 0
     return folder / "data"
 
 
+@pytest.fixture(scope="module")
+def sources() -> list[str]:
+    """The lines of one text of six sources one after the other, which share a vocabulary.
+
+    Each has frequencies of its own, as adult and child-directed speech.
+    """
+    draw = np.random.default_rng(0)
+    shares = 1 / np.arange(1, 121) ** 1.5
+    lines = []
+    for _ in range(6):
+        words = draw.permutation([f"w{i}" for i in range(120)])
+        drawn = draw.choice(words, (300, 12), p=shares / shares.sum())
+        lines += [" ".join(line) for line in drawn]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory: pytest.TempPathFactory, sources: list[str]) -> Path:
+    """A corpus whose valid split is the end of the text: it is of the last source alone."""
+    return preprocessed(tmp_path_factory.mktemp("shifted"), sources[:-200], sources[-200:])
+
+
+def test_lines_from_everywhere_in_the_text_are_of_its_domain(
+    tmp_path: Path, sources: list[str]
+) -> None:
+    data = preprocessed(tmp_path, [x for i, x in enumerate(sources) if i % 9], sources[::9])
+    known = read_corpus(data)
+    assert known.valid and known.valid.shift < 0.02
+    assert main(["doctor", str(data)]) == 0
+
+
 def test_a_league_on_another_domain_does_not_start(shifted: Path) -> None:
     known = read_corpus(shifted)
-    assert known.valid and known.valid.shift > 0.5 and known.words == 4800
+    assert known.valid and known.valid.shift > 0.5 and known.words == 19200
     with pytest.raises(UsageError, match="another domain"):
         check_domain(known, shifted)
     check_domain(read_corpus(shifted, shifted=True), shifted)
