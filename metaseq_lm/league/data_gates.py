@@ -39,3 +39,21 @@ def epochs(row: Row, context: Context) -> Iterator[Finding]:
     if words and counts and min(counts) > words:
         times = sum(counts) / len(counts) / words
         yield Finding("epochs", NOTE, f"the runs see their text {times:.1f} times")
+
+
+def not_judged(row: Row, context: Context) -> Iterator[Finding]:
+    """Gates on the data cannot judge, as in archives of earlier versions. It is said once."""
+    if row is not context.rows[0]:
+        return
+    corpus, unknown = context.corpus, []
+    if corpus is None or corpus.valid is None:
+        unknown.append("domain and leak, as it is not known how valid compares with train")
+    scored = [run for other in context.rows for run in other.scored]
+    without = sum(not run.costs["words"] for run in scored)
+    if corpus is None or corpus.words is None:
+        unknown.append("epochs, as it is not known how many words train has")
+    elif without:
+        count = f"{without} of {len(scored)} runs"
+        unknown.append(f"epochs of {count}, as it is not known how many words they saw")
+    if unknown:
+        yield Finding("not judged", NOTE, f"not judged: {'; '.join(unknown)}")

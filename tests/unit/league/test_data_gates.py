@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from league_rows import SYMBOLS, UNIGRAM, change, make_context, make_row
+from league_rows import ALIKE, SYMBOLS, UNIGRAM, change, make_context, make_row, with_results
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.doctor.likeness import Likeness
 from metaseq_lm.league.corpus import Corpus, check_domain, from_about, read_corpus
-from metaseq_lm.league.data_gates import domain, epochs, leak
-
-ALIKE = Likeness(0.02, 0.019, 0.004)
+from metaseq_lm.league.data_gates import domain, epochs, leak, not_judged
 
 
 def corpus(**changes: object) -> Corpus:
@@ -42,13 +39,41 @@ def test_gates_of_the_data(gate, changes, action) -> None:
 
 
 def test_epochs_are_counted_in_words() -> None:
-    row = change(
-        make_row("causal", 0.8),
-        lambda run: replace(run, results={**run.results, "words_seen": 2500}),
-    )
+    row = change(make_row("causal", 0.8), with_results(words_seen=2500))
     (finding,) = epochs(row, make_context(row, corpus=corpus()))
     assert finding.action == "note" and "2.5 times" in finding.reason
     assert not list(epochs(row, make_context(row, corpus=None)))
+
+
+@pytest.mark.parametrize(
+    "known, reason",
+    [
+        (corpus(), ""),
+        (corpus(valid=None), "domain and leak, as it is not known how valid compares with train"),
+        (corpus(words=None), "epochs, as it is not known how many words train has"),
+        (
+            None,
+            "domain and leak, as it is not known how valid compares with train; "
+            "epochs, as it is not known how many words train has",
+        ),
+    ],
+)
+def test_what_is_not_known_of_the_data_is_said_once(known: Corpus | None, reason: str) -> None:
+    rows = [make_row(name, 0.8) for name in ("causal", "masked", "rtd")]
+    context = make_context(*rows, corpus=known)
+    findings = [finding for row in rows for finding in not_judged(row, context)]
+    assert [(f.action, f.reason) for f in findings] == (
+        [("note", f"not judged: {reason}")] if reason else []
+    )
+
+
+def test_runs_without_a_count_of_words_are_not_judged() -> None:
+    rows = [make_row("causal", 0.8), make_row("masked", 0.8)]
+    rows[1] = change(rows[1], with_results(words_seen=None), [0, 1, 2])
+    context = make_context(*rows, corpus=corpus())
+    (finding,) = not_judged(rows[0], context)
+    assert finding.reason.startswith("not judged: epochs of 3 of 16 runs, as it is not known")
+    assert not list(epochs(rows[1], context))
 
 
 def test_an_archive_keeps_what_is_known() -> None:
