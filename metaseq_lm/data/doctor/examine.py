@@ -18,6 +18,8 @@ from metaseq_lm.data.doctor.findings import (
     CHUNK,
     ERROR,
     GOLDEN,
+    LEAKED,
+    MANY_SHARED,
     OK,
     WARNING,
     Finding,
@@ -30,7 +32,15 @@ from metaseq_lm.data.doctor.findings import (
     token_files,
     token_offsets,
 )
-from metaseq_lm.data.doctor.likeness import FEWEST, FOREIGN, SHIFTED, Likeness, compare
+from metaseq_lm.data.doctor.likeness import (
+    FEWEST,
+    FOREIGN,
+    SHIFTED,
+    Likeness,
+    compare,
+    sample_size,
+)
+from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -167,10 +177,26 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             yield duplicates(str(folder / split), np.sort(hashes[split]))
     yield from overlaps(folder, hashes, sizes=sizes)
     if subject.tokenizer is not None and "train" in hashes:
-        large = [split for split in hashes if sizes[split].sum() >= FEWEST]
-        for split in [split for split in large if split != "train"]:
+        for split in [split for split in hashes if split != "train" and len(sizes[split])]:
             likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
-            yield domain(f"{folder}: {split}", likeness, subject.shifted)
+            yield passages(f"{folder}: {split}", likeness)
+            if sample_size(sets["train"], sets[split]) >= FEWEST:
+                yield domain(f"{folder}: {split}", likeness, subject.shifted)
+
+
+def passages(name: str, likeness: Likeness) -> Finding:
+    """Return how much of a split called `name` lies in passages of train.
+
+    Unlike documents, passages of so many tokens are not the same by chance.
+    """
+    share = likeness.passages or 0.0
+    text = (
+        f"{name}: {100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
+    )
+    if share < LEAKED:
+        return Finding(WARNING if share > MANY_SHARED else OK, text)
+    remedy = "its losses are in part those of training: leave them out of one of the splits"
+    return Finding(ERROR, f"{text}; {remedy}")
 
 
 def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:

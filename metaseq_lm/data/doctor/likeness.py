@@ -1,10 +1,11 @@
-"""Whether a split of a corpus is of the domain of train, and whether it has documents of train."""
+"""Whether a split of a corpus is of the domain of train, and whether it has text of train."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from metaseq_lm.data.doctor.findings import CHUNK, document_hashes, token_offsets
+from metaseq_lm.data.doctor.passages import shared_passages
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -31,11 +32,14 @@ class Likeness:
             documents, from those of the rest of train, see `divergence`.
         usual: The same of documents drawn from train that have as many tokens.
         shared: The share of its tokens that are in documents which train has, too.
+        passages: The share that is in passages which train has, too, see `shared_passages`; None if
+            it is not known, as in archives of earlier versions.
     """
 
     divergence: float
     usual: float
     shared: float
+    passages: float | None = None
 
     @property
     def shift(self) -> float:
@@ -71,7 +75,12 @@ def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary
     # m, would not do for samples of unequal size: rare symbols and the one that is added break it.
     rest = token_counts(train, len(vocabulary))[is_text] - chance
     value, usual = divergence(sample, rest), divergence(chance, rest)
-    return Likeness(value, value if tokens < FEWEST else usual, shared_tokens(train, other))
+    return Likeness(
+        value,
+        value if tokens < FEWEST else usual,
+        shared_tokens(train, other),
+        shared_passages(train, other, vocabulary),
+    )
 
 
 def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:

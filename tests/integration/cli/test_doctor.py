@@ -161,6 +161,30 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)", "in train")
 
 
+@pytest.mark.parametrize("share, level, code", [(0, "ok", 0), (60, "warning", 0), (90, "error", 1)])
+def test_passages_in_both_splits(data, look, share, level, code):
+    """Documents of 45 tokens, cut anew, so that no document is the same."""
+    draw = np.random.default_rng(0)
+    train, valid = draw.integers(34, 54, (2, 900))
+    valid[:share] = train[100 : 100 + share]
+    rewrite(data, "train", train.reshape(-1, 45))
+    rewrite(data, "valid", np.array_split(valid, 19))
+    result, lines = look(data)
+    assert result == code and has(lines, "ok", "0 of 19 documents of valid")
+    text = f"{share / 9:.1f} % of its tokens, in passages of 50, also stand in train"
+    assert has(lines, level, text)
+
+
+def test_short_documents_in_both_splits_are_a_warning(data, look):
+    """In a small language they may be the same by chance."""
+    rows = np.random.default_rng(0).integers(34, 54, (40, 20))
+    rewrite(data, "train", rows)
+    rewrite(data, "valid", rows[::-1])
+    code, lines = look(data)
+    assert code == 0 and has(lines, "warning", "40 of 40 documents of valid", "in train")
+    assert has(lines, "ok", "0.0 % of its tokens, in passages of 50")
+
+
 def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):
     preprocess(tmp_path, "train.txt", "--tokenizer", "word")
     code, lines = look(data)

@@ -28,6 +28,9 @@ def corpus(**changes: object) -> Corpus:
         (leak, {}, None),
         (leak, {"valid": replace(ALIKE, shared=0.03)}, "note"),
         (leak, {"valid": replace(ALIKE, shared=0.6)}, "flag"),
+        (leak, {"valid": replace(ALIKE, passages=0.01)}, None),
+        (leak, {"valid": replace(ALIKE, passages=0.03)}, "note"),
+        (leak, {"valid": replace(ALIKE, passages=0.1)}, "flag"),
         (epochs, {"words": 10**9}, None),
         (epochs, {"words": None}, None),
     ],
@@ -36,6 +39,20 @@ def test_gates_of_the_data(gate, changes, action) -> None:
     row = make_row("causal", 0.8)
     actions = [finding.action for finding in gate(row, make_context(row, corpus=corpus(**changes)))]
     assert actions == ([action] if action else [])
+
+
+def test_a_leak_says_what_stands_in_train() -> None:
+    row = make_row("causal", 0.8)
+    for valid, reason in (
+        (replace(ALIKE, shared=0.12), "12.0 % in documents"),
+        (replace(ALIKE, shared=0.0, passages=0.25), "25.0 % in passages of 50 tokens"),
+        (
+            replace(ALIKE, shared=0.2, passages=0.3),
+            "20.0 % in documents and 30.0 % in passages of 50 tokens",
+        ),
+    ):
+        (finding,) = leak(row, make_context(row, corpus=corpus(valid=valid)))
+        assert finding.reason == f"tokens of valid also stand in train: {reason}"
 
 
 def test_epochs_are_counted_in_words() -> None:
@@ -77,7 +94,10 @@ def test_runs_without_a_count_of_words_are_not_judged() -> None:
 
 
 def test_an_archive_keeps_what_is_known() -> None:
-    assert from_about({"corpus": corpus().as_text()}) == corpus()
+    known = corpus(valid=replace(ALIKE, passages=0.02))
+    assert from_about({"corpus": known.as_text()}) == known
+    earlier = corpus().as_text().replace(', "passages": null', "")
+    assert "passages" not in earlier and from_about({"corpus": earlier}) == corpus()
     assert from_about({"vocabulary": "7", "unigram": "1.5"}) == Corpus(7, 1.5)
     assert from_about({}) is None
 
