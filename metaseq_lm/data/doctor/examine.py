@@ -182,6 +182,10 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             yield passages(f"{folder}: {split}", likeness)
             if sample_size(sets["train"], sets[split]) >= FEWEST:
                 yield domain(f"{folder}: {split}", likeness, subject.shifted)
+            else:
+                text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
+                reason = f"is too small to tell whether it is of the domain of train: {text}"
+                yield Finding(OK, f"{folder}: {split} {reason}")
 
 
 def passages(name: str, likeness: Likeness) -> Finding:

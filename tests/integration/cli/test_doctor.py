@@ -175,6 +175,17 @@ def test_passages_in_both_splits(data, look, share, level, code):
     assert has(lines, level, text)
 
 
+@pytest.mark.parametrize("train, valid, small", [(50, 25, False), (50, 24, True), (49, 25, True)])
+def test_a_split_that_is_too_small_to_tell_its_domain_says_so(data, look, train, valid, small):
+    """Of documents of 40 tokens: 1,000 tokens of valid are enough, and 2,000 of train."""
+    draw = np.random.default_rng(0)
+    rewrite(data, "train", draw.integers(34, 54, (train, 40)))
+    rewrite(data, "valid", draw.integers(34, 54, (valid, 40)))
+    lines = look(data)[1]
+    assert has(lines, "ok", "valid is too small to tell", "fewer than 1,000 tokens") == small
+    assert has(lines, "ok", "valid is of the domain of train: ") != small
+
+
 def test_short_documents_in_both_splits_are_a_warning(data, look):
     """In a small language they may be the same by chance."""
     rows = np.random.default_rng(0).integers(34, 54, (40, 20))
