@@ -167,8 +167,12 @@ def corpus(subject: Subject) -> Iterator[Finding]:
     sets = yield from open_splits(names, lambda split: IndexedDataset(folder / split))
     hashes: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
+    sound = []  # whose ids are all of the vocabulary, so that they can be counted
     for split, data in sets.items():
-        yield from token_file(data, subject.tokenizer)
+        findings = list(token_file(data, subject.tokenizer))
+        yield from findings
+        if all(finding.level != ERROR for finding in findings):
+            sound.append(split)
         if data.dtype.kind in "iu":
             yield from text_form(data, subject.tokenizer)
             tokens = np.diff(token_offsets(data, data.documents))
@@ -176,8 +180,8 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             hashes[split] = document_hashes(data, data.documents)[tokens > 0]
             yield duplicates(str(folder / split), np.sort(hashes[split]))
     yield from overlaps(folder, hashes, sizes=sizes)
-    if subject.tokenizer is not None and "train" in hashes:
-        for split in [split for split in hashes if split != "train" and len(sizes[split])]:
+    if subject.tokenizer is not None and "train" in sound:
+        for split in [split for split in sound if split != "train"]:
             likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
             yield passages(f"{folder}: {split}", likeness)
             if sample_size(sets["train"], sets[split]) >= FEWEST:

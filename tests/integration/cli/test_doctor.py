@@ -145,6 +145,15 @@ def test_ids_beyond_the_vocabulary(data, look):
     assert code == 1 and has(lines, "error", "train.bin: token id 1000, but")
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("token", [-1, 2**31 - 1])
+def test_splits_with_ids_beyond_the_vocabulary_are_not_compared(data, look, split, token):
+    rewrite(data, split, [[34, token]], np.int32)
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", f"{split}.bin: token id {token}, but")
+    assert not any("passages" in line for line in lines)
+
+
 def test_numbers_that_are_no_tokens(data, look):
     rewrite(data, "train", [np.array([34.0, np.nan])], np.float32)
     code, lines = look(data)
