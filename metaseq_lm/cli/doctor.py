@@ -1,7 +1,7 @@
 """Look over the machine and data folders before compute is spent on them.
 
 Each line is ok, warning or error. The exit code is 1 if there is an error, 2 if a folder is not
-there, else 0.
+there, else 0. With --runs it says how many times runs see the words of train, too.
 """
 
 import argparse
@@ -34,13 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="other splits of a corpus are meant to be of another domain than train",
     )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RUN",
+        help="runs on DATA, folders of runs or archives: how many times each sees the words of "
+        "train, by its limits if it has not finished",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
     # Late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
+    from metaseq_lm.reporting.epochs import epochs
+    from metaseq_lm.reporting.folders import read_runs
 
+    runs = read_runs(args.runs)
     findings: Iterable[Any] = machine(args.data)
     # Some readers need torch; `machine` says what to install.
     with contextlib.suppress(ImportError):
@@ -50,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             findings, *(examine(folder, args.verify, args.shifted_valid) for folder in args.data)
         )
     rows = []
-    for finding in findings:
+    for finding in chain(findings, epochs(args.data, runs)):
         rows.append({"level": finding.level, "text": finding.text})
         if not args.json:
             show(f"{finding.level:<8} {finding.text}")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.doctor.likeness import FOREIGN, Likeness, compare, token_counts
 from metaseq_lm.data.ngrams import NGram, sequences_of
 from metaseq_lm.data.storage.indexed import IndexedDataset
-from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.manifest import train_words
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
@@ -83,7 +83,7 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
         len(vocabulary),
         float(-(counted @ log_shares) / max(counted.sum(), 1)),
         trigram_loss(train, valid, is_text),
-        words_of(data),
+        train_words(data),
         compare(train, valid, vocabulary),
         shifted,
     )
@@ -101,15 +101,6 @@ def trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarr
     tokens, sizes = sequences_of(valid)
     losses = -ngram.token_log_probs(tokens, sizes)[is_text[tokens]]
     return float(losses.mean()) if len(losses) else 0.0
-
-
-def words_of(data: Path) -> int | None:
-    """Return the words of the train split, None if the manifest does not say."""
-    try:
-        words = Manifest.load(data).splits["train"].get("words")
-    except (MetaseqError, KeyError):
-        return None
-    return None if words is None else int(words)
 
 
 def check_domain(corpus: Corpus, data: Path) -> None:

@@ -26,6 +26,7 @@ GATES: tuple[Gate, ...] = (
     data_gates.domain,
     data_gates.leak,
     data_gates.epochs,
+    data_gates.not_judged,
     loss_gates.ceiling,
     loss_gates.plateau,
     loss_gates.trigrams,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.data.doctor.likeness import Likeness
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.league.standings import Choice, Context, Row
 from metaseq_lm.reporting.runs import Run
@@ -14,6 +15,7 @@ from metaseq_lm.runs.suite_results import SuiteResults
 
 BRACKETS, TOPIC = "pairs.brackets.accuracy", "topic.accuracy"
 BUDGET, UNIGRAM, TRIGRAM, SYMBOLS = 6e10, 4.08, 2.6, 106
+WORDS, ALIKE = 10**6, Likeness(0.02, 0.019, 0.004)  # of train, and of valid
 RATES = (1e-3, 2e-3, 4e-3)
 UPDATES = range(40, 281, 40)
 
@@ -36,6 +38,7 @@ def make_run(
     results = {
         "status": "finished",
         "updates": 280,
+        "words_seen": 20_000,
         "flops": BUDGET,
         "parameters": {"all": 100},
         "metrics": {"valid": {"loss": loss[-1], "mlm": loss[-1]}},
@@ -102,9 +105,8 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
 
 def make_context(*rows: Row, **changes: Any) -> Context:
     """Return the context of rows, the first of which is the baseline."""
-    context = Context(
-        rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=Corpus(SYMBOLS, UNIGRAM, TRIGRAM)
-    )
+    corpus = Corpus(SYMBOLS, UNIGRAM, TRIGRAM, WORDS, ALIKE)
+    context = Context(rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=corpus)
     return replace(context, **changes)
 
 

@@ -18,6 +18,8 @@ from metaseq_lm.data.doctor.findings import (
     CHUNK,
     ERROR,
     GOLDEN,
+    LEAKED,
+    MANY_SHARED,
     OK,
     WARNING,
     Finding,
@@ -30,7 +32,15 @@ from metaseq_lm.data.doctor.findings import (
     token_files,
     token_offsets,
 )
-from metaseq_lm.data.doctor.likeness import FEWEST, FOREIGN, SHIFTED, Likeness, compare
+from metaseq_lm.data.doctor.likeness import (
+    FEWEST,
+    FOREIGN,
+    SHIFTED,
+    Likeness,
+    compare,
+    sample_size,
+)
+from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -157,8 +167,12 @@ def corpus(subject: Subject) -> Iterator[Finding]:
     sets = yield from open_splits(names, lambda split: IndexedDataset(folder / split))
     hashes: dict[str, np.ndarray] = {}
     sizes: dict[str, np.ndarray] = {}
+    sound = []  # whose ids are all of the vocabulary, so that they can be counted
     for split, data in sets.items():
-        yield from token_file(data, subject.tokenizer)
+        findings = list(token_file(data, subject.tokenizer))
+        yield from findings
+        if all(finding.level != ERROR for finding in findings):
+            sound.append(split)
         if data.dtype.kind in "iu":
             yield from text_form(data, subject.tokenizer)
             tokens = np.diff(token_offsets(data, data.documents))
@@ -166,11 +180,31 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             hashes[split] = document_hashes(data, data.documents)[tokens > 0]
             yield duplicates(str(folder / split), np.sort(hashes[split]))
     yield from overlaps(folder, hashes, sizes=sizes)
-    if subject.tokenizer is not None and "train" in hashes:
-        large = [split for split in hashes if sizes[split].sum() >= FEWEST]
-        for split in [split for split in large if split != "train"]:
+    if subject.tokenizer is not None and "train" in sound:
+        for split in [split for split in sound if split != "train"]:
             likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
-            yield domain(f"{folder}: {split}", likeness, subject.shifted)
+            yield passages(f"{folder}: {split}", likeness)
+            if sample_size(sets["train"], sets[split]) >= FEWEST:
+                yield domain(f"{folder}: {split}", likeness, subject.shifted)
+            else:
+                text = f"fewer than {FEWEST:,} tokens in it, or in half of train"
+                reason = f"is too small to tell whether it is of the domain of train: {text}"
+                yield Finding(OK, f"{folder}: {split} {reason}")
+
+
+def passages(name: str, likeness: Likeness) -> Finding:
+    """Return how much of a split called `name` lies in passages of train.
+
+    Unlike documents, passages of so many tokens are not the same by chance.
+    """
+    share = likeness.passages or 0.0
+    text = (
+        f"{name}: {100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
+    )
+    if share < LEAKED:
+        return Finding(WARNING if share > MANY_SHARED else OK, text)
+    remedy = "its losses are in part those of training: leave them out of one of the splits"
+    return Finding(ERROR, f"{text}; {remedy}")
 
 
 def domain(name: str, likeness: Likeness, shifted: bool) -> Finding:

@@ -20,6 +20,7 @@ from metaseq_lm.data.words.vocabulary import WordVocabulary
 OK, WARNING, ERROR = "ok", "warning", "error"
 MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01
+LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
 CHUNK = 1 << 21
 LITTLE_SPACE = 2 << 30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

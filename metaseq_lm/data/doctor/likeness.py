@@ -1,37 +1,51 @@
-"""Whether a split of a corpus is of the domain of train, and whether it has documents of train."""
+"""Whether a split of a corpus is of the domain of train, and whether it has text of train."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from metaseq_lm.data.doctor.findings import CHUNK, document_hashes, token_offsets
+from metaseq_lm.data.doctor.passages import shared_passages
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SHIFTED = 0.1  # nats from which on a split may be of another domain,
 FOREIGN = 0.5  # and from which on it is
-FEWEST = 1000  # tokens, below which a split is too small to tell
+FEWEST = 1000  # tokens, below which a split, or half of train, is too small to tell
+MOST = 1 << 22  # tokens that are compared; more would tell no more
 
 
 @dataclass(frozen=True)
 class Likeness:
     """How a split of a corpus compares with its train split.
 
+    Token frequencies differ by chance, too, the more the fewer tokens there are. So a sample of the
+    split and a sample of train, of the same size and each of whole documents, are both compared
+    with the rest of train. Whatever their size, they have the same expectation if all documents
+    are of one source. Documents of one subject differ more than tokens drawn one by one, which
+    samples of documents allow for. Where train is a single document, or one long document of each
+    source, its sample is of another source than the rest, `usual` is as large as a shift, and
+    nothing is found: preprocess such texts with shorter documents.
+
     Attributes:
-        divergence: The divergence of its token frequencies from those of train, see `divergence`.
-        usual: The same for documents drawn from train that have as many tokens.
+        divergence: The divergence of the token frequencies of the split, or of a sample of its
+            documents, from those of the rest of train, see `divergence`.
+        usual: The same of documents drawn from train that have as many tokens.
         shared: The share of its tokens that are in documents which train has, too.
+        passages: The share that is in passages which train has, too, see `shared_passages`; None if
+            it is not known, as in archives of earlier versions.
     """
 
     divergence: float
     usual: float
     shared: float
+    passages: float | None = None
 
     @property
     def shift(self) -> float:
         """By how many nats a token the divergence is above what chance makes of such a size.
 
-        0 for a split of fewer than FEWEST tokens.
+        0 where there are too few tokens to tell, see `sample_size`.
         """
         return max(0.0, self.divergence - self.usual)
 
@@ -51,16 +65,31 @@ def divergence(counts: np.ndarray, reference: np.ndarray) -> float:
 
 def compare(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary) -> Likeness:
     """Return how a split compares with train; special symbols do not count."""
-    size = len(vocabulary)
-    is_text = ~np.isin(np.arange(size), vocabulary.specials)
-    reference = token_counts(train, size)[is_text]
-    value, usual = (
-        divergence(token_counts(data, size)[is_text], reference)
-        for data in (other, drawn(train, len(other.tokens)))
+    is_text = ~np.isin(np.arange(len(vocabulary)), vocabulary.specials)
+    tokens = sample_size(train, other)
+    sample, chance = (
+        token_counts(drawn(data, tokens), len(vocabulary))[is_text] for data in (other, train)
     )
-    if len(other.tokens) < FEWEST:
-        usual = value
-    return Likeness(value, usual, shared_tokens(train, other))
+    # Not train itself: that holds the sample, which would diverge from it the less the larger it
+    # is, not at all as all of train. A formula, such as (V - 1) / 2 (1 / n + 1 / m) for sizes n and
+    # m, would not do for samples of unequal size: rare symbols and the one that is added break it.
+    rest = token_counts(train, len(vocabulary))[is_text] - chance
+    value, usual = divergence(sample, rest), divergence(chance, rest)
+    return Likeness(
+        value,
+        value if tokens < FEWEST else usual,
+        shared_tokens(train, other),
+        shared_passages(train, other, vocabulary),
+    )
+
+
+def sample_size(train: IndexedDataset, other: IndexedDataset) -> int:
+    """Return how many tokens of a split are compared with the rest of train.
+
+    They are the smaller one of the split and half of train, at most MOST. Fewer than FEWEST are too
+    few to tell a difference from chance.
+    """
+    return min(len(other.tokens), len(train.tokens) // 2, MOST)
 
 
 def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
@@ -73,12 +102,15 @@ def token_counts(data: IndexedDataset | np.ndarray, size: int) -> np.ndarray:
 
 
 def drawn(data: IndexedDataset, tokens: int) -> np.ndarray:
-    """Return the tokens of documents that are drawn until they have so many, the same each time."""
+    """Return so many tokens of documents in random order, the same each time.
+
+    The last document is cut; there are fewer tokens only if the data have fewer.
+    """
     offsets = token_offsets(data, data.documents)
     order = np.random.default_rng(0).permutation(len(offsets) - 1)
     needed = int(np.searchsorted(np.cumsum(np.diff(offsets)[order]), tokens)) + 1
     parts = [data.tokens[offsets[i] : offsets[i + 1]] for i in order[:needed]]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return np.concatenate(parts)[:tokens] if parts else np.zeros(0, np.int64)
 
 
 def shared_tokens(train: IndexedDataset, other: IndexedDataset) -> float:

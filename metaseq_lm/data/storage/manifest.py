@@ -289,6 +289,15 @@ def corpus_fingerprint(folder: str | Path) -> str | None:
     return fingerprint(folder) if holds_tokens(Path(folder)) else None
 
 
+def train_words(folder: str | Path) -> int | None:
+    """Return the words of the train split of a corpus, None if its manifest does not say."""
+    try:
+        words = Manifest.load(folder).splits["train"].get("words")
+    except (MetaseqError, KeyError):
+        return None
+    return None if words is None else int(words)
+
+
 def holds_tokens(folder: Path) -> bool:
     """Return whether a data folder holds data itself, besides the sets in it."""
     return (folder / MANIFEST_FILE).is_file() or any(

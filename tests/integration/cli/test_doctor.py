@@ -145,6 +145,15 @@ def test_ids_beyond_the_vocabulary(data, look):
     assert code == 1 and has(lines, "error", "train.bin: token id 1000, but")
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("token", [-1, 2**31 - 1])
+def test_splits_with_ids_beyond_the_vocabulary_are_not_compared(data, look, split, token):
+    rewrite(data, split, [[34, token]], np.int32)
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", f"{split}.bin: token id {token}, but")
+    assert not any("passages" in line for line in lines)
+
+
 def test_numbers_that_are_no_tokens(data, look):
     rewrite(data, "train", [np.array([34.0, np.nan])], np.float32)
     code, lines = look(data)
@@ -159,6 +168,41 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     assert has(lines, "warning", "train: 1 empty documents")
     assert has(lines, "warning", "train: 33.3 % of the documents repeat")
     assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)", "in train")
+
+
+@pytest.mark.parametrize("share, level, code", [(0, "ok", 0), (60, "warning", 0), (90, "error", 1)])
+def test_passages_in_both_splits(data, look, share, level, code):
+    """Documents of 45 tokens, cut anew, so that no document is the same."""
+    draw = np.random.default_rng(0)
+    train, valid = draw.integers(34, 54, (2, 900))
+    valid[:share] = train[100 : 100 + share]
+    rewrite(data, "train", train.reshape(-1, 45))
+    rewrite(data, "valid", np.array_split(valid, 19))
+    result, lines = look(data)
+    assert result == code and has(lines, "ok", "0 of 19 documents of valid")
+    text = f"{share / 9:.1f} % of its tokens, in passages of 50, also stand in train"
+    assert has(lines, level, text)
+
+
+@pytest.mark.parametrize("train, valid, small", [(50, 25, False), (50, 24, True), (49, 25, True)])
+def test_a_split_that_is_too_small_to_tell_its_domain_says_so(data, look, train, valid, small):
+    """Of documents of 40 tokens: 1,000 tokens of valid are enough, and 2,000 of train."""
+    draw = np.random.default_rng(0)
+    rewrite(data, "train", draw.integers(34, 54, (train, 40)))
+    rewrite(data, "valid", draw.integers(34, 54, (valid, 40)))
+    lines = look(data)[1]
+    assert has(lines, "ok", "valid is too small to tell", "fewer than 1,000 tokens") == small
+    assert has(lines, "ok", "valid is of the domain of train: ") != small
+
+
+def test_short_documents_in_both_splits_are_a_warning(data, look):
+    """In a small language they may be the same by chance."""
+    rows = np.random.default_rng(0).integers(34, 54, (40, 20))
+    rewrite(data, "train", rows)
+    rewrite(data, "valid", rows[::-1])
+    code, lines = look(data)
+    assert code == 0 and has(lines, "warning", "40 of 40 documents of valid", "in train")
+    assert has(lines, "ok", "0.0 % of its tokens, in passages of 50")
 
 
 def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):

@@ -1,0 +1,103 @@
+"""Passages of a split that are in train, too, wherever lines and documents begin and end."""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import numpy as np
+
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+WINDOW = 50  # tokens of a passage
+# A split with more tokens is looked for in part: in blocks of this many tokens, from everywhere.
+MOST, BLOCK = 1 << 20, 512
+PIECE = 1 << 16  # tokens of train at a time, few enough for a processor's cache
+BASE = 0x9E3779B97F4A7C15  # of the rolling hash; odd, so that it has an inverse modulo 2**64
+KEY_BITS = 25  # of a hash, by which most windows of train are passed over
+
+
+def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vocabulary) -> float:
+    """Return the share of the tokens of a split that lie in windows of WINDOW tokens of train.
+
+    Special symbols are left out of both, so that a window may begin and end anywhere. Text in other
+    case or other words is not found. Train is read in pieces; the hashes of at most MOST windows of
+    the split are held, and compared with those of all windows of train.
+    """
+    values = np.random.default_rng(0).integers(1, 1 << 64, len(vocabulary), np.uint64)
+    values[list(vocabulary.specials)] = 0
+    blocks = [encode(block, values) for block in sample(other.tokens)]
+    hashes = [window_hashes(block) for block in blocks]
+    wanted = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    if not len(wanted):
+        return 0.0
+    is_present = find(wanted, train_windows(train.tokens, values))
+    # A token is covered if a window that it lies in is in train.
+    hits = (is_present[np.searchsorted(wanted, block)] for block in hashes)
+    covered = sum(int(dilated(hit).sum()) for hit in hits if hit.any())
+    return covered / sum(map(len, blocks))
+
+
+def dilated(hits: np.ndarray) -> np.ndarray:
+    """Return which tokens lie in one of some windows, bool (n,), of windows (n - WINDOW + 1,)."""
+    edges = np.zeros(len(hits) + WINDOW, np.int64)
+    edges[: len(hits)] += hits
+    edges[WINDOW:] -= hits
+    return np.asarray(np.cumsum(edges)[:-1] > 0)
+
+
+def sample(tokens: np.ndarray) -> list[np.ndarray]:
+    """Return the tokens of a split, or blocks of it, at equal distances, with MOST tokens."""
+    if len(tokens) <= MOST:
+        return [tokens]
+    starts = np.linspace(0, len(tokens) - BLOCK, MOST // BLOCK, dtype=np.int64)
+    return [tokens[start : start + BLOCK] for start in starts]
+
+
+def encode(tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return a number for each token, without those whose number is 0, uint64 (n,).
+
+    Ids outside the vocabulary, which the doctor reports, count as the nearest symbol.
+    """
+    numbers = np.take(values, tokens, mode="clip")
+    return np.asarray(numbers[numbers != 0])
+
+
+def train_windows(tokens: np.ndarray, values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the hashes of all windows of train, in pieces."""
+    end = np.zeros(0, np.uint64)
+    for start in range(0, len(tokens), PIECE):
+        piece = np.append(end, encode(tokens[start : start + PIECE], values))
+        yield window_hashes(piece)
+        end = piece[-(WINDOW - 1) :]
+
+
+def window_hashes(numbers: np.ndarray) -> np.ndarray:
+    """Return the hash of each window, sum of numbers[i + j] * BASE**j modulo 2**64 for j < WINDOW.
+
+    It is a difference of two sums from the start (Karp and Rabin 1987). (n,) to (n - WINDOW + 1,),
+    uint64; there are none of fewer than WINDOW numbers.
+    """
+    count, largest = len(numbers), max(MOST, PIECE + WINDOW)
+    sums = np.append(np.uint64(0), np.cumsum(numbers * powers(BASE, largest)[:count]))
+    # Inverse powers make a hash independent of where its window begins.
+    inverses = powers(pow(BASE, -1, 1 << 64), largest)[: max(count - WINDOW + 1, 0)]
+    return np.asarray((sums[WINDOW:] - sums[:-WINDOW]) * inverses)
+
+
+@cache
+def powers(base: int, count: int) -> np.ndarray:
+    """Return the powers of a number modulo 2**64, from the zeroth on, uint64 (count,)."""
+    return np.append(np.uint64(1), np.cumprod(np.full(count - 1, base, np.uint64)))
+
+
+def find(wanted: np.ndarray, pieces: Iterable[np.ndarray]) -> np.ndarray:
+    """Return which of some sorted hashes are in one of the pieces, bool (wanted,)."""
+    shift = np.uint64(64 - KEY_BITS)
+    has_key = np.zeros(1 << KEY_BITS, bool)
+    has_key[wanted >> shift] = True
+    is_present = np.zeros(len(wanted), bool)
+    for hashes in pieces:
+        hashes = hashes[has_key[hashes >> shift]]
+        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        is_present[at[wanted[at] == hashes]] = True
+    return is_present

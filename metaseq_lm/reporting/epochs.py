@@ -1,0 +1,80 @@
+"""How many times runs see the words of the train split of their data, for `metaseq-lm doctor`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.doctor.findings import ERROR, OK, WARNING, Finding
+from metaseq_lm.data.storage.manifest import corpus_fingerprint, train_words
+from metaseq_lm.reporting.runs import Run
+
+ENDED = ("finished", "diverged")
+
+
+def epochs(folders: Sequence[Path], runs: Sequence[Run]) -> Iterator[Finding]:
+    """Yield for each run how often it has seen, or will see, the words of train.
+
+    Args:
+        folders: The data folders that runs may have been trained on.
+        runs: The runs.
+    """
+    hashes: dict[Path, str | None] = {}
+    for folder in filter(Path.is_dir, folders):
+        try:
+            hashes[folder] = corpus_fingerprint(folder)
+        except MetaseqError as error:
+            yield Finding(ERROR, str(error))
+    for run in runs:
+        trained_on = [x for x, corpus in hashes.items() if is_of(run, x, corpus)]
+        if not trained_on:
+            names = " or ".join(map(str, folders))
+            text = f"{run.name}: its data, {run.values.get('data')}, are not {names} as it is now"
+            yield Finding(ERROR, f"{text}; name the data folder of this run, or leave it out")
+        else:
+            yield epochs_of(run, train_words(trained_on[0]))
+
+
+def is_of(run: Run, folder: Path, corpus: str | None) -> bool:
+    """Return whether a run was trained on a data folder with the hash `corpus`.
+
+    One without results has no hash: the path in its config decides.
+    """
+    stored = (run.results or {}).get("corpus")
+    if stored is not None:
+        return bool(stored == corpus)
+    return Path(run.values.get("data") or "").resolve() == folder.resolve()
+
+
+def epochs_of(run: Run, words: int | None) -> Finding:
+    """Return how often a run has seen, or will see, the words of train; `words` are in it."""
+    if not words:
+        reason = "the data do not say how many words train has; preprocess the text again"
+        return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")
+    is_over = run.status in ENDED
+    seen = run.costs["words"] if is_over else words_at_end(run)
+    if seen is None:
+        reason = "it counted no words" if is_over else "no words are logged, nor is there a limit"
+        return Finding(WARNING, f"{run.name}: epochs are not known: {reason}")
+    verb = "saw" if is_over else "will see, by its limits,"
+    text = f"{run.name}: {verb} the {words:,} words of train {seen / words:.2f} times"
+    if seen <= words:
+        return Finding(OK, text)
+    remedy = "more text, or fewer updates: the order of objectives may change where text repeats"
+    return Finding(WARNING, f"{text}; {remedy}")
+
+
+def words_at_end(run: Run) -> float | None:
+    """Return how many words an unfinished run will have seen at its end; None if it cannot be told.
+
+    It goes on as far as the first of its limits in updates, words and seconds lets it at its
+    present rate; a limit in FLOPs may end it earlier.
+    """
+    updates, counts = run.series("train.words_seen")
+    limit = float(run.values.get("trainer.max_words") or 0)
+    if not updates or not counts[-1]:
+        return limit or None
+    _, seconds = run.series("train.seconds")
+    spent = {"max_update": updates[-1], "max_words": counts[-1], "max_seconds": seconds[-1]}
+    limits = {name: float(run.values.get(f"trainer.{name}") or 0) for name in spent}
+    share = max((spent[name] / limit for name, limit in limits.items() if limit), default=0.0)
+    return counts[-1] / min(share, 1.0) if share else None
