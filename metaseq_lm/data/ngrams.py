@@ -17,7 +17,8 @@ class NGram:
     tokens after h, h' is h without its first token, and below the unigram is 1/V.
 
     Args:
-        tokens: The sequences that it counts, (T,).
+        tokens: The sequences that it counts, (T,); an id that is none of a symbol counts as the
+            nearest one.
         sizes: The tokens of each sequence, (N,).
         n_symbols: The number of symbols, V.
         order: n; contexts reach over the beginning of a sequence, which is a symbol of its own.
@@ -38,7 +39,7 @@ class NGram:
 
     def _grams(self, tokens: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Return the tokens, and those that stand 1, 2, ... before them, `order` times (T,)."""
-        tokens = tokens.astype(np.int64)
+        tokens = tokens.astype(np.int64).clip(0, self.n_symbols - 1)
         position = np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         grams = [tokens]
         for distance in range(1, self.order):

@@ -99,7 +99,8 @@ def trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarr
     """
     ngram = NGram(*sequences_of(train), len(is_text))
     tokens, sizes = sequences_of(valid)
-    losses = -ngram.token_log_probs(tokens, sizes)[is_text[tokens]]
+    is_target = is_text[tokens.clip(0, len(is_text) - 1)]
+    losses = -ngram.token_log_probs(tokens, sizes)[is_target]
     return float(losses.mean()) if len(losses) else 0.0
 
 

@@ -49,6 +49,13 @@ def test_nothing_counted_is_uniform() -> None:
     np.testing.assert_allclose(model.token_log_probs(TOKENS, SIZES), -np.log(4))
 
 
+def test_damaged_ids_count_as_the_nearest_symbol() -> None:
+    damaged, repaired = np.array([0, 9, -1, 1]), np.array([0, 2, 0, 1])
+    models = [NGram(tokens, np.array([4]), n_symbols=3) for tokens in (damaged, repaired)]
+    scores = [model.token_log_probs(damaged, np.array([4])) for model in models]
+    np.testing.assert_array_equal(*scores)
+
+
 def test_of_a_large_corpus_every_nth_sequence_is_counted(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "train", np.uint16) as writer:
         for i in range(10):
