@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.league.cells import signed
+from metaseq_lm.league.curves import bounds_of
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladders import (
     Crossover,
@@ -63,9 +64,9 @@ def ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
 def curve_intervals(standings: Standings, objective: str) -> dict[float, tuple[float, float]]:
     """Return the interval of the mean at each budget of an objective that has two seeds there."""
     ladder = ladder_of(standings, objective, has_number)
-    intervals = {}
+    bounds, intervals = bounds_of(standings.primary, ladder.scores), {}
     for budget, draws in zip(ladder.budgets, ladder.draws(np.random.default_rng(0)).T):
-        if ends := interval(draws, standings.rule.level):
+        if ends := interval(draws, standings.rule.level, bounds):
             intervals[budget] = ends
     return intervals
 
