@@ -90,6 +90,28 @@ def test_a_finished_run_scores_what_is_missing(data: Path, tmp_path: Path) -> No
     assert (run / "suites/pairs/update_000000003.json").stat().st_mtime_ns == first
 
 
+def test_results_of_other_code_stay_and_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert train(data, run, ENTRIES) == 0
+    capsys.readouterr()
+    assert train(data, run, ENTRIES) == 0
+    assert "other code" not in capsys.readouterr().err
+    results = results_in(run)
+    monkeypatch.setattr(suites, "code_hash", lambda user_dir: "0123")
+    assert train(data, run, ENTRIES) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "other code" in line]
+    folders = [str(run / "suites" / name) for name in ("pairs", "far")]
+    assert "pairs, far." in line and f"delete {' '.join(folders)} and" in line
+    assert results_in(run) == results
+    shutil.rmtree(folders[0])
+    assert train(data, run, ENTRIES) == 0
+    assert "scored by other code: far." in capsys.readouterr().err
+    again = results_in(run)
+    assert again["pairs"]["facts"]["code"] == "0123" and again["far"] == results["far"]
+
+
 def test_an_interrupted_run_scores_the_rest_when_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
