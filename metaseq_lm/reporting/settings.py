@@ -386,7 +386,13 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     Of a mean those of all of its parts. Options that results of an earlier version lack are not
     told apart.
     """
-    return differing_facts(metric, runs, lambda s: {"suite": s.suite, "data": s.data, **s.options})
+    return differing_facts(metric, runs, scored_as)
+
+
+def scored_as(results: SuiteResults) -> dict[str, Any]:
+    """Return suite, data and options of results; those of earlier versions skipped no items."""
+    earlier = {"skip": 0} if "first" in results.options else {}
+    return {"suite": results.suite, "data": results.data, **earlier, **results.options}
 
 
 def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
+from metaseq_lm.evaluation.file_parts import is_apart
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     PREDICTIONS,
@@ -332,6 +333,21 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     )
 
 
+def chooses_by_reported(config: RunConfig, metric: str) -> bool:
+    """Return whether a metric is of items of a final suite that reports show, too.
+
+    It is not if its suite scores a part of the items, and no other final suite has that part.
+    """
+    requests = {request.name: request for request in final_suites(config)}
+    chosen = requests.pop(metric.partition(".")[0], None)
+    if chosen is None:
+        return False
+    options, source = chosen.suite.config, (chosen.suite.name, chosen.folder)
+    is_part = bool(getattr(options, "first", 0)) or getattr(options, "split", "test") == "valid"
+    others = [r for r in requests.values() if (r.suite.name, r.folder) == source]
+    return not is_part or not all(is_apart(options, other.suite.config) for other in others)
+
+
 def check_final_suites(
     config: RunConfig, task: Task | None = None, model: nn.Module | None = None
 ) -> None:
@@ -408,10 +424,11 @@ def is_answer(
     precision = str(result.options.get("precision"))
     options = json.loads(to_json(request.options(precision)))
     # Results of earlier versions lack what was not an option then.
-    recorded = {"pll": ORIGINAL} | dict(result.options) if "pll" in options else result.options
+    earlier = {"pll": ORIGINAL, **asdict(type(request.suite.config)())}
+    recorded = {key: earlier[key] for key in options if key in earlier} | dict(result.options)
     return (
         (result.update, result.weights) == checkpoint
-        and (result.suite, dict(recorded)) == (request.suite.name, options)
+        and (result.suite, recorded) == (request.suite.name, options)
         and result.data == request.suite.data_hash(request.folder)
     )
 
