@@ -111,7 +111,8 @@ def look_back(objective: str, ladder: Ladder, budget: float, metric: Metric) -> 
     """
     value, below = float(ladder.at([budget]).means[0]), ladder.below(budget)
     rng, form, naive = np.random.default_rng(0), form_of(metric), naive_predictions(below, budget)
-    if form is None or len(below.budgets) <= form.parameters:
+    has_logits = form is not LOGIT_LINE or bool(((below.means > 0) & (below.means < 1)).all())
+    if form is None or not has_logits or len(below.budgets) <= form.parameters:
         return Hindsight(objective, value, naive)
     fit = Fit.of(below, form, rng)
     ends = fit.interval(budget, LEVEL, rng)

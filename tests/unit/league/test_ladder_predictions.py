@@ -26,6 +26,8 @@ from metaseq_lm.league.ladder_tables import (
     crossover_table,
     curve_intervals,
     curves_table,
+    decision_accuracies,
+    decision_table,
     describe_crossovers,
     equal_score_table,
     ladder_tables,
@@ -451,6 +453,29 @@ def test_intervals_of_means_lie_within_the_scale():
     rows = [Entry("steep", budget, {PROBE: [0.001, 0.05, 0.002]}) for budget in BUDGETS]
     league = replace(standings(rows), metrics=[Metric(PROBE, False, True)])
     assert curve_intervals(league, "steep")[1e10][0] == 0.0
+
+
+def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
+    """At 6.4e11 steep is ahead of flat and of low, flat ahead of low, near is level with flat."""
+    league = standings(
+        entries("flat", FLAT),
+        entries("steep", STEEP),
+        entries("low", (0.61, 0.55, 0.55, 0.55)),
+        entries("near", (0.70, 0.70, 0.70, 0.661), {BUDGETS[1]: (SUITES,)}),
+    )
+    # Of six pairs all but flat and near differ; near is refused at 4e10.
+    expected = [(BUDGETS[0], 1, 5), (BUDGETS[1], 2, 3), (BUDGETS[2], 4, 5)]
+    assert [(x.budget, x.same, x.pairs) for x in decision_accuracies(league)] == expected
+    table = decision_table(league)
+    assert cells(table, "same order") == ["1 of 5", "2 of 3", "4 of 5"]
+    assert cells(table, "%") == ["20", "67", "80"] and "6.4e11" in table.title
+    sentence = "in the same order: 1.0e10 has 1 of 5, 4.0e10 has 2 of 3, 1.6e11 has 4 of 5."
+    assert sentence in terminal_text(league).replace("\n", " ")
+    # Rows that are not tested at the largest budget, and levels, decide nothing.
+    rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
+    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == []
+    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == []
+    assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
 def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():
