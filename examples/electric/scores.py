@@ -31,7 +31,7 @@ from metaseq_lm.evaluation.suites import OVERALL, build_suite
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_runs
 from metaseq_lm.training.parts import Parts
-from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.restore import open_scored
 from metaseq_lm.training.scoring import SentenceScorer
 
 LAMBDAS = parse_grid("0.05:1.0:0.05")
@@ -90,7 +90,7 @@ def main() -> None:
         if run.why_unended():
             print(f"left out: {run.name}, {run.why_unended()}")
             continue
-        parts = open_run(str(run.path), overrides=["engine.device=cpu", "engine.threads=1"])
+        parts = open_scored(str(run.path), overrides=["engine.device=cpu", "engine.threads=1"])
         scores = {"pairs": score_pairs(parts, pairs), "lists": score_lists(parts, sets)}
         metrics = {**run.results["metrics"], **scores}
         scored.append(replace(run, results={**run.results, "metrics": metrics}))

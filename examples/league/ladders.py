@@ -33,7 +33,6 @@ from metaseq_lm.league.curves import (
     Form,
     form_of,
     naive_predictions,
-    obstacle,
     rejection,
 )
 from metaseq_lm.league.entries import Standings
@@ -70,7 +69,7 @@ class Hindsight:
         objective: Its name.
         value: The mean.
         naive: What the rules without a curve expect, see `curves.naive_predictions`.
-        expected: By the curve; None if the form needs more budgets.
+        expected: By the curve; None if the budgets are no more than its parameters.
         ends: The interval.
         p: That of the misfit.
     """
@@ -105,10 +104,15 @@ class Hindsight:
 
 
 def look_back(objective: str, ladder: Ladder, budget: float, metric: Metric) -> Hindsight:
-    """Return what the smaller budgets of a ladder predict, all of them, whether they may or not."""
+    """Return what the smaller budgets of a ladder predict, all of them, whether they may or not.
+
+    One more than the curve has parameters is enough here: `league predict` asks for two more, and
+    this is what says why.
+    """
     value, below = float(ladder.at([budget]).means[0]), ladder.below(budget)
     rng, form, naive = np.random.default_rng(0), form_of(metric), naive_predictions(below, budget)
-    if form is None or obstacle(below, form, budget):
+    has_logits = form is not LOGIT_LINE or bool(((below.means > 0) & (below.means < 1)).all())
+    if form is None or not has_logits or len(below.budgets) <= form.parameters:
         return Hindsight(objective, value, naive)
     fit = Fit.of(below, form, rng)
     ends = fit.interval(budget, LEVEL, rng)
@@ -323,7 +327,7 @@ def simulations() -> Iterator[Line]:
     for slope, seeds in product((1.0, 2.0, 4.0), (5, 8)):
         yield simulate_equal_score(slope, seeds)
     for name, seeds in product(TRUTHS, (3, 8)):
-        fewest = TRUTHS[name][0].rungs
+        fewest = TRUTHS[name][0].parameters + 1  # one less than `league predict` takes
         for rungs in range(fewest, fewest + 3):
             yield simulate_predictions(name, rungs, seeds)
 

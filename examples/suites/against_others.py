@@ -25,8 +25,8 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics
 from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.runs.manifests import resolve
+from metaseq_lm.training.restore import open_scored
 from metaseq_lm.training.scoring import PLL_RULES, SentenceScorer
-from metaseq_lm.training.suites import open_scored
 
 
 def pairs_of(folder: Path, first: int) -> list[MinimalPair]:
@@ -37,7 +37,7 @@ def pairs_of(folder: Path, first: int) -> list[MinimalPair]:
 
 def package_scores(checkpoint: Path, pairs: list[MinimalPair], pll: str) -> np.ndarray:
     """Return metaseq-lm's scores of the sentences of pairs, (pairs, 2)."""
-    scorer = SentenceScorer(open_scored(checkpoint), pll=pll)
+    scorer = SentenceScorer(open_scored(str(checkpoint)), pll=pll)
     sentences = [text for pair in pairs for text in (pair.good, pair.bad)]
     return np.array([score.pll for score in scorer.score(sentences)]).reshape(-1, 2)
 

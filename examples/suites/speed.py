@@ -10,16 +10,15 @@ from pathlib import Path
 
 from metaseq_lm import plugins
 from metaseq_lm.evaluation.suites import OVERALL, build_suite
-from metaseq_lm.runs.manifests import resolve
+from metaseq_lm.training.restore import open_scored
 from metaseq_lm.training.scoring import PLL_RULES, SentenceScorer
-from metaseq_lm.training.suites import open_scored
 
 
 def main() -> None:
     """Score and print a line for each rule."""
     run, name, folder, *options = sys.argv[1:]
     plugins.load_all(None)
-    suite, parts = build_suite(name, options), open_scored(resolve(run, prefer="best"))
+    suite, parts = build_suite(name, options), open_scored(run)
     for pll in PLL_RULES:
         scorer = SentenceScorer(parts, too_long="skip", pll=pll)
         started = time.process_time()

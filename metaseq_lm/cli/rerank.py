@@ -164,10 +164,10 @@ def score_run(
     from metaseq_lm.core.files import write_atomic
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.evaluation.nbest import score_lines
-    from metaseq_lm.training.restore import open_run
+    from metaseq_lm.training.restore import open_scored
     from metaseq_lm.training.scoring import SentenceScorer
 
-    opened = open_run(source, options.data, options.user_dir, overrides)
+    opened = open_scored(source, options.data, options.user_dir, overrides)
     scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     texts = sets["dev"].texts | sets["test"].texts
     sentences = [Sentence(text, utterance) for text, utterance in texts.items()]

@@ -157,10 +157,10 @@ def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
         invalid += bad
     plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
-    from metaseq_lm.training.restore import open_run
+    from metaseq_lm.training.restore import open_scored
     from metaseq_lm.training.scoring import SentenceScorer
 
-    opened = open_run(options.run_path, options.data, options.user_dir, overrides)
+    opened = open_scored(options.run_path, options.data, options.user_dir, overrides)
     scorer = SentenceScorer(opened, options.batch_tokens, options.too_long, options.pll)
     if options.pairs:
         output, skipped = score_pairs(scorer, items)

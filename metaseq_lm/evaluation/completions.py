@@ -16,6 +16,7 @@ from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.text_files import BAD_UTF8
+from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
 from metaseq_lm.evaluation.minimal_pairs import records_of
 from metaseq_lm.evaluation.suites import (
@@ -51,10 +52,9 @@ class Choice:
 
 
 @dataclass
-class CompletionsConfig:
+class CompletionsConfig(FilePart):
     """Which items are scored."""
 
-    first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 
 
@@ -86,18 +86,19 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
         self.choice, self.metrics = choice, metrics
 
     def read(self, folder: Path) -> list[Choice]:
-        return [choice for file in self.files(folder) for choice in self._read_file(file)]
+        choices: list[Choice] = []
+        for file in self.files(folder):
+            choices += self.config.of(self._read_file(file), file)
+        return choices
 
     def _read_file(self, file: Path) -> Iterator[Choice]:
-        count = 0
+        is_empty = True
         for where, fields, is_bad in records_of(str(file), self.config.on_bad_utf8):
             if is_bad and self.config.on_bad_utf8 == "skip":
                 continue
-            count += 1
+            is_empty = False
             yield self.choice(Record(fields, where), group_value(file.stem))
-            if count == self.config.first:
-                return
-        if not count:
+        if is_empty:
             raise MetaseqError(f"{file}: holds no item")
 
     def score(self, items: list[Choice], probabilities: SentenceProbabilities) -> Results:

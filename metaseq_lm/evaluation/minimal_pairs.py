@@ -21,6 +21,7 @@ from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
 from metaseq_lm.data.worlds.measures import CHANCE
+from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.grouping import (
     Groups,
     check_groups,
@@ -54,7 +55,7 @@ class MinimalPair:
 
 
 @dataclass
-class PairsConfig:
+class PairsConfig(FilePart):
     """How pairs are grouped."""
 
     groups: tuple[str, ...] = option(
@@ -65,7 +66,6 @@ class PairsConfig:
         "the sum over all tokens, or over those in which the sentences of a pair differ",
         choices=("sentences", "changed"),
     )
-    first: int = option(0, "only the first pairs of each file (0 = all)", at_least=0)
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 
 
@@ -101,7 +101,7 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
         pairs = []
         for file in self.files(folder):
             in_file, _ = read_pairs(str(file), self.config.groups, self.config.on_bad_utf8)
-            pairs += in_file[: self.config.first or None]
+            pairs += self.config.of(in_file, file)
         if isinstance(self.config, BlimpConfig) and self.config.phenomena == "paper":
             for i, pair in enumerate(pairs):
                 groups = tuple(PAPER_TERMS.get(group, group) for group in pair.groups)

@@ -22,6 +22,7 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
+from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.formulas import Formula, Region
 from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
 from metaseq_lm.evaluation.suites import (
@@ -66,10 +67,9 @@ class PredictedItem:
 
 
 @dataclass
-class SyntaxGymConfig:
+class SyntaxGymConfig(FilePart):
     """Which items are scored."""
 
-    first: int = option(0, "only the first items of each suite (0 = all)", at_least=0)
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 
 
@@ -100,7 +100,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
         items = suite.records("items")
         if not items or not formulas:
             raise MetaseqError(f"{file}: holds no item with a prediction")
-        for item in items[: self.config.first or None]:
+        for item in self.config.of(items, file):
             conditions = dict(map(read_condition, item.records("conditions")))
             for number, formula in enumerate(formulas, 1):
                 check_regions(formula, conditions, f"{file}: {item.name}")

@@ -325,13 +325,17 @@ def predict_rung(
 ) -> Registered:
     """Return the prediction of an objective at a budget of which it has no runs.
 
-    Raises UsageError if it has some, and where nothing can be predicted, or was already.
+    Raises UsageError if it has some, if it was predicted, whatever runs came since, and where
+    nothing can be predicted.
     """
     if league.of_rung(objective, budget):
         raise UsageError("there are runs of it")
+    for item in league.predictions:
+        earlier = item.prediction
+        if (earlier.objective, earlier.budget) == (objective.name, budget):
+            value = standings.primary.text(earlier.value)
+            raise UsageError(f"predicted already, {value} at {item.time}; the first one counts")
     prediction = predict(standings, objective.name, budget)
-    if prediction in [item.prediction for item in league.predictions]:
-        raise UsageError("written down already")
     return Registered(prediction, present_time(), league.contents.plan.hash, code_hash(None))
 
 

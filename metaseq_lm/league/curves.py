@@ -10,18 +10,19 @@ rejected: its error would not be that of seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from scipy.special import expit, logit
 
-from metaseq_lm.league.ladders import Ends, Ladder, interval
+from metaseq_lm.league.ladders import UNBOUNDED, Ends, Ladder, interval
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
 DRAWS = 2_000
 FEWEST_SEEDS = 3  # of a budget
+LEAST_SPAN = 30.0  # the last budget over the first: 1.5 decades
 EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
 POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
 ROUNDS, STEPS = 8, 11  # of further rounds, each between the neighbours of the best
@@ -121,8 +122,12 @@ class Form:
 
     @property
     def rungs(self) -> int:
-        """The least number of budgets: one more than parameters, so that a misfit shows."""
-        return self.parameters + 1
+        """The least number of budgets: two more than parameters.
+
+        Of one more the misfit has a single degree of freedom, and three budgets of a handful of
+        seeds before a change of phase pass for a line.
+        """
+        return self.parameters + 2
 
 
 LOGIT_LINE = Form("logit linear in log C", 2, (0.0, 1.0), logit_inside, expit, solve_line, line_at)
@@ -136,6 +141,18 @@ def form_of(metric: Metric) -> Form | None:
     if metric.percent:
         return LOGIT_LINE
     return POWER_LAW if metric.lower_is_better else None
+
+
+def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:
+    """Return the bounds of the form of a metric; none without one, and where scores leave them.
+
+    A loss may be below zero, such as one of cosines.
+    """
+    form = form_of(metric)
+    if form is None:
+        return UNBOUNDED
+    low, high = form.bounds
+    return form.bounds if all(((low <= x) & (x <= high)).all() for x in scores) else UNBOUNDED
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +216,7 @@ class Fit:
         scatter = (self.means - self.ladder.means)[
             rng.permutation(rows), rng.integers(columns, size=rows)
         ]
-        return interval(np.clip(self.form.unscale(values) + scatter, *self.form.bounds), level)
+        return interval(self.form.unscale(values) + scatter, level, self.form.bounds)
 
     @cached_property
     def misfit_p(self) -> float:
@@ -215,18 +232,24 @@ class Fit:
 def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
     """Return why a form cannot be fitted to a ladder and predict a budget above it, "" if it can.
 
-    Too few budgets or seeds, a mean at the end of a scale, or too far a budget.
+    Too few budgets or seeds, too short a span, a mean at the end of a scale, or too far a budget.
     """
     if (count := len(ladder.budgets)) < form.rungs:
         return f"{count} budget{'s' * (count != 1)}; {form.name} needs {form.rungs}"
+    first, last = ladder.budgets[0], ladder.budgets[-1]
+    if last < LEAST_SPAN * first * (1 - 1e-9):
+        return (
+            f"{flops_text(first)} to {flops_text(last)} is a factor of {last / first:.3g}; a "
+            f"prediction needs {LEAST_SPAN:g}, 1.5 decades"
+        )
     if ladder.least_seeds < FEWEST_SEEDS:
         return f"a budget with fewer than {FEWEST_SEEDS} seeds"
     if form is LOGIT_LINE and not ((ladder.means > 0) & (ladder.means < 1)).all():
         return "a mean at 0 or 1 has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
         return (
-            f"{flops_text(budget)} is further above {flops_text(ladder.budgets[-1])} than that is "
-            f"above {flops_text(ladder.budgets[0])}"
+            f"{flops_text(budget)} is further above {flops_text(last)} than that is above "
+            f"{flops_text(first)}"
         )
     return ""
 

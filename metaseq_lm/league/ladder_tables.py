@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.league.cells import signed
+from metaseq_lm.league.curves import bounds_of
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladders import (
     Crossover,
@@ -26,6 +27,7 @@ from metaseq_lm.league.rungs import (
     ladder_of,
     objectives_of,
 )
+from metaseq_lm.league.verdict import difference_p
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 from metaseq_lm.reporting.significance import holm
 from metaseq_lm.reporting.table import Cell, Table
@@ -38,7 +40,7 @@ def ladder_tables(standings: Standings) -> list[Table]:
     tables = []
     if len(standings.budgets) > 1:
         tables += [curves_table(standings), equal_score_table(standings)]
-        tables.append(crossover_table(standings))
+        tables += [crossover_table(standings), decision_table(standings)]
     if standings.predictions:
         tables.append(predictions_table(standings))
     return [table for table in tables if table.rows]
@@ -63,9 +65,9 @@ def ends_text(ends: tuple[float, float] | None, metric: Metric) -> str:
 def curve_intervals(standings: Standings, objective: str) -> dict[float, tuple[float, float]]:
     """Return the interval of the mean at each budget of an objective that has two seeds there."""
     ladder = ladder_of(standings, objective, has_number)
-    intervals = {}
+    bounds, intervals = bounds_of(standings.primary, ladder.scores), {}
     for budget, draws in zip(ladder.budgets, ladder.draws(np.random.default_rng(0)).T):
-        if ends := interval(draws, standings.rule.level):
+        if ends := interval(draws, standings.rule.level, bounds):
             intervals[budget] = ends
     return intervals
 
@@ -279,6 +281,86 @@ def describe_crossovers(standings: Standings) -> list[str]:
                 f"({low} to {high})."
             )
     return sentences
+
+
+# ---------------------------------------------------------------- decision accuracy
+
+
+@dataclass(frozen=True)
+class DecisionAccuracy:
+    """How many pairs of objectives a budget has in the order of the largest budget.
+
+    Attributes:
+        budget: The smaller budget.
+        same: The pairs in the same order.
+        pairs: All that both budgets have and that differ at the largest one.
+    """
+
+    budget: float
+    same: int
+    pairs: int
+
+    @property
+    def text(self) -> str:
+        """The count of pairs in the same order, and of all."""
+        return f"{self.same} of {self.pairs}"
+
+
+def decision_accuracies(standings: Standings) -> list[DecisionAccuracy]:
+    """Return how far each smaller budget decides as the largest one (Magnusson et al. 2025).
+
+    Of the pairs whose difference at the largest budget is beyond chance, after Holm's correction
+    for all pairs that are tested there with two seeds or more. Budgets without one are left out.
+    """
+    if len(standings.budgets) < 2:
+        return []
+    *smaller, top = standings.budgets
+    ladders = [ladder_of(standings, name, is_compared) for name in objectives_of(standings)]
+    at_top = [x for x in ladders if top in x.budgets and len(x.scores[-1]) > 1]
+    pairs = list(combinations(at_top, 2))
+    corrected = holm([difference_p(one.scores[-1], other.scores[-1]) for one, other in pairs])
+    level = standings.rule.level
+    decided = [pair for pair, p in zip(pairs, corrected) if p < level]
+    accuracies = []
+    for budget in smaller:
+        # Of each pair the difference at the budget, and at the largest one.
+        differences = [
+            (one.at([budget, top]).means - other.at([budget, top]).means)
+            for one, other in decided
+            if budget in one.budgets and budget in other.budgets
+        ]
+        if differences:
+            same = sum(first * last > 0 for first, last in differences)
+            accuracies.append(DecisionAccuracy(budget, int(same), len(differences)))
+    return accuracies
+
+
+def decision_table(standings: Standings) -> Table:
+    """Return how many pairs of objectives each smaller budget has in the order of the largest."""
+    rows = []
+    for accuracy in decision_accuracies(standings):
+        share = f"{100 * accuracy.same / accuracy.pairs:.0f}"
+        rows.append([Cell(x) for x in (flops_text(accuracy.budget), accuracy.text, share)])
+    top = flops_text(standings.budgets[-1])
+    note = (
+        f"Of the pairs of objectives that differ at {top} FLOPs, with p below "
+        f"{standings.rule.level:g} after Holm's correction for all pairs there. Guessing has half "
+        "of them. Pairs share objectives, so they are fewer than they seem."
+    )
+    title = f"Decision accuracy: {standings.primary.title}, pairs in the order of {top} FLOPs"
+    return Table(title, ["FLOPs", "same order", "%"], rows, [note])
+
+
+def describe_decisions(standings: Standings) -> list[str]:
+    """Return a sentence on the decision accuracy of the smaller budgets, [] without pairs."""
+    texts = [f"{flops_text(x.budget)} has {x.text}" for x in decision_accuracies(standings)]
+    if not texts:
+        return []
+    top = flops_text(standings.budgets[-1])
+    return [
+        f"Of the pairs of objectives that differ at {top} FLOPs, in the same order: "
+        f"{', '.join(texts)}."
+    ]
 
 
 # ---------------------------------------------------------------- predictions

@@ -20,6 +20,7 @@ from metaseq_lm.league.verdict import checked, difference_p
 
 DRAWS = 10_000
 Ends = tuple[float, float]
+UNBOUNDED: Ends = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +84,12 @@ def draw_means(scores: np.ndarray, rng: np.random.Generator, count: int = DRAWS)
     return stretched
 
 
-def interval(draws: np.ndarray, level: float) -> Ends | None:
-    """Return the 1 - `level` interval of draws; None if more than `level` / 2 of them are NaN."""
-    known = draws[~np.isnan(draws)]
+def interval(draws: np.ndarray, level: float, bounds: Ends = UNBOUNDED) -> Ends | None:
+    """Return the 1 - `level` interval of draws; None if more than `level` / 2 of them are NaN.
+
+    It lies within `bounds`, which draws of scores leave: they are stretched, or added to a curve.
+    """
+    known = np.clip(draws[~np.isnan(draws)], *bounds)
     if len(draws) - len(known) > level / 2 * len(draws):
         return None
     low, high = np.quantile(known, [level / 2, 1 - level / 2])

@@ -19,7 +19,7 @@ from metaseq_lm.league.standings import (
 )
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number
-from metaseq_lm.reporting.settings import differing_suite_options, show
+from metaseq_lm.reporting.settings import differing_suite_code, differing_suite_options, show
 
 PARITY = 0.02  # share of the budget by which FLOPs may differ from it
 UPDATES = "trainer.max_update"
@@ -86,13 +86,22 @@ def corpus_hashes(row: Row) -> list[str]:
 
 
 def same_suites(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs were scored with other items or options of a suite than those of the baseline."""
+    """Runs were scored with other items or options of a suite than those of the baseline.
+
+    By other code is a note: what scores may have stayed as it was.
+    """
     base = context.baseline_of(row) or row
+    codes: dict[str, str] = {}
     for metric in context.metrics:
-        differing = differing_suite_options(metric, [*base.scored, *row.scored])
+        runs = [*base.scored, *row.scored]
+        differing = differing_suite_options(metric, runs)
+        codes |= differing_suite_code(metric, runs)
         if differing:
             values = "; ".join(f"{key}: {value}" for key, value in differing.items())
             yield Finding("suites", REFUSE, f"{metric} is of other suites ({values})", metric)
+    if codes:
+        values = "; ".join(f"{key}: {value}" for key, value in codes.items())
+        yield Finding("suites", NOTE, f"its suites were scored by other code ({values})")
 
 
 def same_code(row: Row, context: Context) -> Iterator[Finding]:

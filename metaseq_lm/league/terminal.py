@@ -10,7 +10,11 @@ from metaseq_lm.league.cells import gain_text, interval_title, signed_texts
 from metaseq_lm.league.describe import describe_origins
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
-from metaseq_lm.league.ladder_tables import describe_crossovers, describe_predictions
+from metaseq_lm.league.ladder_tables import (
+    describe_crossovers,
+    describe_decisions,
+    describe_predictions,
+)
 from metaseq_lm.league.page import summaries
 from metaseq_lm.league.parts import (
     DOUBT,
@@ -31,11 +35,16 @@ Lines = list[str]
 
 def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     """Return standings as a terminal shows them; `paths` are the files with all of it."""
+    of_ladders = [
+        *describe_crossovers(standings),
+        *describe_decisions(standings),
+        *describe_predictions(standings),
+    ]
     parts = [
         [clean(f"{standings.title}: {standings.primary.title}")],
         *main_table(standings),
         [*findings(standings), *rule(standings), *levels(standings), *about_parts(standings)],
-        wrapped(" ".join([*describe_crossovers(standings), *describe_predictions(standings)])),
+        wrapped(" ".join(of_ladders)),
         wrapped(" ".join([*describe_origins(standings), *standings.remarks])),
         *other_metrics(standings),
         where(paths),

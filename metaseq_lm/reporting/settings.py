@@ -8,7 +8,7 @@ no best is marked, tested, chosen or drawn among them; `differing_functions` tel
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import words_of
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
+from metaseq_lm.runs.suite_results import SuiteResults
 
 # Values of options that did not exist when a run was made.
 EARLIER_VALUES = {
@@ -385,10 +386,32 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
     Of a mean those of all of its parts. Options that results of an earlier version lack are not
     told apart.
     """
+    return differing_facts(metric, runs, scored_as)
+
+
+def scored_as(results: SuiteResults) -> dict[str, Any]:
+    """Return suite, data and options of results; those of earlier versions skipped no items."""
+    earlier = {"skip": 0} if "first" in results.options else {}
+    return {"suite": results.suite, "data": results.data, **earlier, **results.options}
+
+
+def differing_suite_code(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Return the hashes of the code that scored the suite that a metric is of, if they differ.
+
+    Of a mean those of all of its parts. Results that do not record it are not told apart. Other
+    code is no other function, as it may well compute the same: a reason for a note.
+    """
+    return differing_facts(metric, runs, lambda s: {"code": s.code} if s.code else {})
+
+
+def differing_facts(
+    metric: str, runs: Sequence[Run], facts_of: Callable[[SuiteResults], Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the facts that differ between the results of the suites of a metric, with values."""
     differing = {}
     for part in dict.fromkeys(part for run in runs for part in run.parts_of(metric)):
         suites = [suite for run in runs if (suite := run.suite_of(part)) is not None]
-        facts = [{"suite": s.suite, "data": s.data, **s.options} for s in suites]
+        facts = list(map(facts_of, suites))
         for key in dict.fromkeys(key for values in facts for key in values):
             values = distinct(f[key] for f in facts if key in f)
             if len(values) > 1:

@@ -20,6 +20,7 @@ from metaseq_lm.reporting.runs import Run, identity, is_number
 from metaseq_lm.reporting.settings import (
     Setting,
     describe,
+    differing_suite_code,
     distinct,
     group_by,
     hidden_keys,
@@ -372,6 +373,13 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
         lines.append(
             f"{describe(metric.name, differing)}: no best is marked and nothing is tested between "
             f"them; {remedy(differing)}."
+        )
+    scored = [run for setting in settings for run in setting.scored(metric.name)]
+    if differing := differing_suite_code(metric.name, scored):
+        codes = "; ".join(f"{key}: {values}" for key, values in differing.items())
+        lines.append(
+            f"{metric.name} was scored by other code in some of these ({codes}); 'metaseq-lm "
+            "score' scores again what other code has scored."
         )
     for same in repeated(settings):
         *others, last = (setting.name for setting in same)

@@ -74,6 +74,12 @@ class SuiteResults:
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
+    def code(self) -> str | None:
+        """The hash of the code that scored it, None if it is not recorded."""
+        code = self.facts.get("code")
+        return code if isinstance(code, str) else None
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The metrics as reports name them: `NAME.METRIC` of all items, `NAME.GROUP.METRIC`."""
         flat: dict[str, float] = {}

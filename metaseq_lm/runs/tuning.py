@@ -42,7 +42,7 @@ def write_tuning(folder: Path, record: Mapping[str, Any]) -> None:
     """Record in a run folder, which is made, how its options were chosen and what that cost.
 
     The form is TUNING_FORM: FLOPs and number of all trials, the metric that chose, the values, and
-    the options whose value lies at an end of its range, with that end.
+    the options whose value lies at an end of its range, or list of numbers, with that end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / TUNING_FILE, record)

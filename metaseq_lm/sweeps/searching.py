@@ -170,6 +170,8 @@ class Searched:
             f"seeds); in all {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process without "
             f"validations, {seconds / 3600 / parallel:.2g} with --max-parallel {parallel}"
         )
+        for note in self.notes():
+            show(note)
 
     def require_same(self, folder: SweepFolder) -> None:
         """Raise UsageError if the folder holds another search, or a sweep without one.
@@ -294,7 +296,7 @@ class Searched:
         Raises MetaseqError if no trial of a setting finished.
         """
         studies, chosen = self.studies(), []
-        show("\n".join(search_lines(studies)))
+        show("\n".join([*search_lines(studies), *self.notes()]))
         for name, values in zip(self.names, self.values):
             best = studies.best(name)
             if best is None:
@@ -304,12 +306,30 @@ class Searched:
                 )
             for key, end in self.edges(best).items():
                 show(
-                    f"warning: {name}: {key}={best.values[key]} lies at the {end} end of its range "
+                    f"warning: {name}: {key}={best.values[key]} lies at the {end} end of "
                     f"{self.search.space[key].as_json()}; the best value may be outside: search a "
                     "wider range, of all settings, into another --out"
                 )
             chosen.append({**values, **best.values})
         return chosen
+
+    def notes(self) -> list[str]:
+        """Return that the metric chooses by items that reports show, [] if it does not."""
+        from metaseq_lm.training.suites import chooses_by_reported
+
+        runs = [runs[0] for _, runs in self.corner_runs()]
+        metric = self.search.metric
+        if not any(
+            chooses_by_reported(config, metric)
+            for _, _, config in composed(runs, self.definition, self.check)
+        ):
+            return []
+        return [
+            f"note: {metric} chooses values by items on which reports compare the runs, so their "
+            "scores are too good. Choose by others: a suite in trainer.final_suites twice, such as "
+            "'blimp blimp name=dev first=200' with --search-metric dev.accuracy, and 'blimp blimp "
+            "skip=200' for reports"
+        ]
 
     def edges(self, best: Trial) -> dict[str, str]:
         """Return the searched options whose best value is at an end of its range, and the end."""

@@ -82,7 +82,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values of which one is drawn, without an order."""
+    """Values of which one is drawn."""
 
     values: tuple[Any, ...]
 
@@ -92,8 +92,12 @@ class Choice:
         return self.values
 
     def edge_of(self, value: Any) -> str:
-        """Return "": choices have no ends."""
-        return ""
+        """Return the end of a list of numbers that a value is, "" within and for other choices."""
+        if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in self.values):
+            return ""
+        if value <= min(self.values):
+            return "lower"
+        return "upper" if value >= max(self.values) else ""
 
     def as_json(self) -> list[Any]:
         """Return the choices as they are written."""

@@ -17,6 +17,7 @@ from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
+PRECISION = "engine.precision"
 # Options that change what the weights compute but not their shapes.
 SHAPELESS = (
     *("encoder_attention_heads", "encoder_normalize_before", "norm_eps", "gate", "norm"),
@@ -51,6 +52,18 @@ def open_run(
     check_labels(stored, parts, folder)
     checkpoint.read_weights(parts.model, stored)
     return parts
+
+
+def open_scored(
+    path: str, data: str | None = None, user_dir: str | None = None, overrides: Sequence[str] = ()
+) -> Parts:
+    """Return what `open_run` does, in float32 unless the overrides name a precision.
+
+    Every run whose sentences or states are scored is opened here: in bfloat16 close scores become
+    ties.
+    """
+    # Of two values of an option the later one counts.
+    return open_run(path, data, user_dir, [f"{PRECISION}=fp32", *overrides])
 
 
 def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:

@@ -41,7 +41,12 @@ from metaseq_lm.training.parts import (
 from metaseq_lm.training.price import resolve_budget
 from metaseq_lm.training.run_log import RunLog
 from metaseq_lm.training.start import initialise
-from metaseq_lm.training.suites import check_final_suites, missing_suites, score_final_suites
+from metaseq_lm.training.suites import (
+    check_final_suites,
+    describe_other_code,
+    missing_suites,
+    score_final_suites,
+)
 from metaseq_lm.training.trainer import Trainer
 from metaseq_lm.training.words import check_words
 
@@ -104,6 +109,8 @@ class TrainingRun:
                 if not altered:
                     self.folder.write_results(results)
                 show(f"{folder} is finished already ({results['updates']} updates)")
+                if note := describe_other_code(self.config):
+                    say(note)
             return
         messages = trainer.resume(self.reset)
         if 0 < self.config.trainer.max_update <= trainer.update:
@@ -169,6 +176,8 @@ class TrainingRun:
 
     def _score_suites(self) -> None:
         """Score the checkpoint that the run ended with with `trainer.final_suites`."""
+        if self.folder is not None and (note := describe_other_code(self.config)):
+            self.log.message(note)
         try:
             for results in score_final_suites(self.config, train_run):
                 if self.folder is not None:

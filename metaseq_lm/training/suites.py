@@ -7,7 +7,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
+from metaseq_lm.evaluation.file_parts import is_apart
 from metaseq_lm.evaluation.ngram_probabilities import NGRAM, ngrams_of
 from metaseq_lm.evaluation.suites import (
     OVERALL,
@@ -38,11 +39,10 @@ from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
 from metaseq_lm.training.finetuning import FineTuner, Train
 from metaseq_lm.training.parts import Parts
-from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.restore import PRECISION, open_run, open_scored
 from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
 from metaseq_lm.training.states import EncoderStates
 
-PRECISION = "engine.precision"
 OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is the default
 ENTRY = (
     "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [pll=original|within_word_l2r] "
@@ -132,7 +132,7 @@ def score_suite(
         _, rows = run.score(suite.config.split)
         results = checked(suite, suite.score(items, suite.from_predictions(rows)))
     else:
-        run = run or open_scored(checkpoint, user_dir, request.overrides)
+        run = run or open_scored(str(checkpoint), None, user_dir, request.overrides)
         if suite.takes == TUNING:
             results, cost = score_tuning(request, items, run, checkpoint, train)
         else:
@@ -194,23 +194,12 @@ def stored_results(
     for result in suite_results.read_all(folder)[0] if folder else ():
         if (
             (result.name, result.update) == (request.name, known[0])
-            and result.facts.get("code") == code_hash(user_dir)
+            and result.code == code_hash(user_dir)
             and result.options.get("precision") == precision
             and is_answer(result, request, known)
         ):
             return result
     return None
-
-
-def open_scored(
-    checkpoint: Path, user_dir: str | None = None, overrides: Sequence[str] = ()
-) -> Parts:
-    """Return the run of a checkpoint in float32, unless the overrides name a precision.
-
-    In bfloat16 close scores become ties.
-    """
-    # Of two values of an option the later one counts.
-    return open_run(str(checkpoint), None, user_dir, [f"{PRECISION}=fp32", *overrides])
 
 
 def score_sentences(
@@ -367,6 +356,21 @@ def parse_entry(entry: str, data: Path) -> SuiteRequest:
     )
 
 
+def chooses_by_reported(config: RunConfig, metric: str) -> bool:
+    """Return whether a metric is of items of a final suite that reports show, too.
+
+    It is not if its suite scores a part of the items, and no other final suite has that part.
+    """
+    requests = {request.name: request for request in final_suites(config)}
+    chosen = requests.pop(metric.partition(".")[0], None)
+    if chosen is None:
+        return False
+    options, source = chosen.suite.config, (chosen.suite.name, chosen.folder)
+    is_part = bool(getattr(options, "first", 0)) or getattr(options, "split", "test") == "valid"
+    others = [r for r in requests.values() if (r.suite.name, r.folder) == source]
+    return not is_part or not all(is_apart(options, other.suite.config) for other in others)
+
+
 def check_final_suites(
     config: RunConfig, task: Task | None = None, model: nn.Module | None = None
 ) -> None:
@@ -404,15 +408,36 @@ def missing_suites(config: RunConfig) -> list[SuiteRequest]:
 
     Results of the same name do not count if they are of other data or with other options.
     """
+    answers = final_answers(config)
+    return [request for request in final_suites(config) if request.name not in answers]
+
+
+def final_answers(config: RunConfig) -> dict[str, SuiteResults]:
+    """Return the results of final suites, by name, that a run folder has, see `missing_suites`."""
     run = Path(config.save_dir)
     current = suite_results.current_checkpoint(run)
+    if current is None:
+        return {}
     scored = {(result.name, result.update): result for result in suite_results.read_all(run)[0]}
-    missing = []
+    answers = {}
     for request in final_suites(config):
-        result = None if current is None else scored.get((request.name, current[0]))
-        if result is None or not is_answer(result, request, current):
-            missing.append(request)
-    return missing
+        result = scored.get((request.name, current[0]))
+        if result and is_answer(result, request, current):
+            answers[request.name] = result
+    return answers
+
+
+def describe_other_code(config: RunConfig) -> str:
+    """Return which final suites were scored by other code, and how to score them again; or ""."""
+    code = code_hash(config.user_dir)
+    others = [name for name, result in final_answers(config).items() if result.code != code]
+    if not others:
+        return ""
+    folders = " ".join(str(Path(config.save_dir) / suite_results.FOLDER / x) for x in others)
+    return (
+        f"scored by other code: {', '.join(others)}. The results stay; to score again delete "
+        f"{folders} and give this command again"
+    )
 
 
 def is_answer(
@@ -422,10 +447,11 @@ def is_answer(
     precision = str(result.options.get("precision"))
     options = json.loads(to_json(request.options(precision)))
     # Results of earlier versions lack what was not an option then.
-    recorded = {"pll": ORIGINAL} | dict(result.options) if "pll" in options else result.options
+    earlier = {"pll": ORIGINAL, **asdict(type(request.suite.config)())}
+    recorded = {key: earlier[key] for key in options if key in earlier} | dict(result.options)
     return (
         (result.update, result.weights) == checkpoint
-        and (result.suite, dict(recorded)) == (request.suite.name, options)
+        and (result.suite, recorded) == (request.suite.name, options)
         and result.data == request.suite.data_hash(request.folder)
     )
 
@@ -443,7 +469,7 @@ def score_final_suites(config: RunConfig, train: Train) -> Iterator[SuiteResults
         process_group.stop_if_signalled("before a suite")
         checkpoint = manifests.resolve(config.save_dir, prefer="best")
         if run is None and request.suite.takes != PREDICTIONS:
-            run = open_scored(checkpoint, config.user_dir)
+            run = open_scored(str(checkpoint), None, config.user_dir)
         if request.is_optional:
             try:
                 task, model = (run.task, run.model) if run else (None, None)

@@ -166,3 +166,10 @@ def with_suite(name: str, group: str, **changes: Any) -> Callable[[Run], Run]:
         return replace(run, suites=(*others, new))
 
     return edit
+
+
+def with_scoring_code(code: str) -> Callable[[Run], Run]:
+    """Return an edit that replaces the code by which all suites were scored."""
+    return lambda run: replace(
+        run, suites=tuple(replace(results, facts={"code": code}) for results in run.suites)
+    )

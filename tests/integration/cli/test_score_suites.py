@@ -74,6 +74,34 @@ def test_results_are_printed_kept_and_reported(
     assert again.metrics == run.metrics and again.suites == run.suites
 
 
+def test_a_run_in_bf16_is_scored_in_float32_by_every_command(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = place / "low", place / "pairs" / "near.jsonl"
+    make_run(place / "data", run, 5, "engine.precision=bf16")
+    assert score(place, run="low") == 0
+    (results,) = read_run(run).suites
+    near = results.groups["near"]["metrics"]
+
+    def pairs_scored(*words: str) -> dict[str, float]:
+        capsys.readouterr()
+        assert main(["score", str(run), "--pairs", "--input", str(file), *words]) == 0
+        metrics = json.loads(capsys.readouterr().out)["overall"]
+        return {name: metrics[name] for name in near}
+
+    assert pairs_scored() == near != pairs_scored("engine.precision=bf16")
+    (place / "text").write_text("the cat sleeps here\n")
+    lists = {"u": {"ref": "the cat", "hyp_1": {"score": 0.0, "text": "the cat sleeps here"}}}
+    (place / "lists.json").write_text(json.dumps(lists))
+    plls = [tmp_path / name / "1" / "plls.tsv" for name in ("own", "low")]
+    for out, words in zip(plls, ([], ["engine.precision=bf16"])):
+        files = [f"--{split}={place}/lists.json" for split in ("dev", "test")]
+        assert main(["rerank", str(run), *files, "--out", str(out.parents[1]), *words]) == 0
+    capsys.readouterr()
+    assert main(["score", str(run), "--input", str(place / "text"), "engine.precision=fp32"]) == 0
+    assert plls[0].read_text() == capsys.readouterr().out != plls[1].read_text()
+
+
 def test_references_are_kept_and_old_results_have_none(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +173,35 @@ def test_changed_and_damaged_results(place: Path) -> None:
         file.write_text(damaged)
         with pytest.raises(MetaseqError, match=r"update_000000060.json.*score the run again"):
             read_run(place / "run")
+
+
+def test_results_of_other_code_are_named_below_the_table(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(place / "data", place / "second", 30, "label=second", "seed=2")
+    assert score(place) == score(place, run="second") == 0
+    command = ["report", str(place / "run"), str(place / "second"), "--metric", "pairs.accuracy"]
+    capsys.readouterr()
+    assert main(command) == 0
+    same = capsys.readouterr().out
+    assert "other code" not in same
+    (file,) = (place / "second" / "suites" / "pairs").iterdir()
+    record = json.loads(file.read_text())
+    record.pop("checksum")
+    code = record["facts"]["code"]
+    record["facts"]["code"] = "0123"
+    file.write_text(json.dumps(record))
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    start = "pairs.accuracy was scored by other code in some of these (suites.pairs.code: "
+    assert shown.partition(start)[2].partition(")")[0].split(", ") == [code, "0123"]
+    # Other code may compute the same: the table is as before.
+    assert shown.startswith(same.partition("\n\n")[0])
+    # Unlike other options, a result that does not record its code is not told apart.
+    del record["facts"]["code"]
+    file.write_text(json.dumps(record))
+    assert main(command) == 0
+    assert "other code" not in capsys.readouterr().out
 
 
 def test_no_best_is_marked_between_other_data_or_options(

@@ -6,11 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from agreement import make_data, make_pairs
 from real_runs import Started
 from sweeping import TINY, processes, start_sweep, states_of, sweep, wait_until
 
 pytest.importorskip("optuna")
 
+from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.sweeps import searching
 from metaseq_lm.sweeps.folder import SweepFolder
 
@@ -104,6 +106,52 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
     third: Started = start_sweep(tmp_path / "third.txt", *command)
     assert third.wait(600) == 0 and "nothing to launch" in third.text()
     assert sweep(moons, "--out", out, *BUDGET, *TINY) == 2
+
+
+def test_a_part_of_a_suite_chooses_and_the_rest_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    data, out = make_data(tmp_path, valid=20), tmp_path / "out"
+    (data / "pairs").mkdir()
+    make_pairs(data / "pairs" / "near.jsonl", 30, 7)
+    entries = ["pairs pairs name=dev first=10", "pairs pairs skip=10"]
+    search = ["--search", "optimizer.lr=1e-3,1e-1", "--search-flops", f"{2.1 * RUN:.0f}", *BUDGET]
+    search += ["--search-prune", "none", *TINY, "--seeds", "1"]
+
+    def searched(metric: str, suites: list[str], *more: str) -> str:
+        words = ["--search-metric", metric, f"trainer.final_suites={json.dumps(suites)}"]
+        assert sweep(data, "--out", out, *search, *words, *more) == 0
+        return capsys.readouterr().out
+
+    dry = ["--dry-run", "--rate", "1e9"]
+    for metric, suites in (
+        ("pairs.soft_accuracy", entries[1:]),
+        ("pairs.soft_accuracy", entries),
+        ("dev.soft_accuracy", [entries[0], "pairs pairs skip=9"]),
+    ):
+        note = f"note: {metric} chooses values by items on which reports compare the runs"
+        assert note in searched(metric, suites, *dry)
+    assert "note:" not in searched("dev.soft_accuracy", entries[:1], *dry)
+    assert "note:" not in searched("valid.loss", entries[1:], *dry)
+    assert "note:" not in searched("dev.soft_accuracy", entries, *dry)
+
+    shown = searched("dev.soft_accuracy", entries)
+    trials = [file.parent for file in sorted(out.glob("search/all/*/trial.json"))]
+    records = [json.loads((trial / "trial.json").read_text()) for trial in trials]
+    assert len(trials) == 2 and {r["metric"] for r in records} == {"dev.soft_accuracy"}
+    for trial, record in zip(trials, records):
+        assert record["score"] == read_run(trial).metrics["dev.soft_accuracy"]
+    best = max(records, key=lambda record: record["score"])
+    (run,) = SweepFolder(out).runs()
+    assert run.values == best["values"]
+    final = read_run(out / run.name)
+    assert final.metrics["dev.n"] == 10 and final.metrics["pairs.n"] == 20
+    # Of two numbers each is an end.
+    rate = best["values"]["optimizer.lr"]
+    end = "lower" if rate == 1e-3 else "upper"
+    assert final.tuning["edges"] == {"optimizer.lr": end}
+    assert f"optimizer.lr={rate} lies at the {end} end of [0.001, 0.1]" in shown
+    assert "note:" not in shown
 
 
 def updates(folder: Path) -> int:

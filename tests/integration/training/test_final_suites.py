@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.distributed import signals
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.reporting.runs import BOOKKEEPING
+from metaseq_lm.reporting.settings import differing_suite_options
 from metaseq_lm.training import suites
 from metaseq_lm.training.suites import final_suites
 
@@ -88,6 +90,49 @@ def test_a_finished_run_scores_what_is_missing(data: Path, tmp_path: Path) -> No
     assert train(data, run, [ENTRIES[0], "pairs pairs/near.jsonl name=far first=11"]) == 0
     assert results_in(run)["far"]["groups"]["near"]["n"] == 11
     assert (run / "suites/pairs/update_000000003.json").stat().st_mtime_ns == first
+
+
+def test_results_from_before_an_option_are_an_answer_for_its_default(
+    data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train(data, run, ENTRIES[:1]) == 0
+    file = run / "suites/pairs/update_000000003.json"
+    record = json.loads(file.read_text())
+    assert record["options"].pop("skip") == 0 and record.pop("checksum")
+    file.write_text(json.dumps(record))
+    assert train(data, run, ENTRIES[:1]) == 0
+    assert json.loads(file.read_text()) == record
+    # With another value they are none, and reports tell the two apart.
+    (old,) = read_run(run).suites
+    assert train(data, run, ["pairs pairs compare=changed skip=1"]) == 0
+    (new,) = read_run(run).suites
+    assert new.groups["overall"]["n"] == old.groups["overall"]["n"] - 2
+    runs = [replace(read_run(run), suites=(results,)) for results in (old, new)]
+    differing = differing_suite_options("pairs.accuracy", runs)
+    assert differing == {"suites.pairs.skip": "0, 1"}
+
+
+def test_results_of_other_code_stay_and_are_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert train(data, run, ENTRIES) == 0
+    capsys.readouterr()
+    assert train(data, run, ENTRIES) == 0
+    assert "other code" not in capsys.readouterr().err
+    results = results_in(run)
+    monkeypatch.setattr(suites, "code_hash", lambda user_dir: "0123")
+    assert train(data, run, ENTRIES) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "other code" in line]
+    folders = [str(run / "suites" / name) for name in ("pairs", "far")]
+    assert "pairs, far." in line and f"delete {' '.join(folders)} and" in line
+    assert results_in(run) == results
+    shutil.rmtree(folders[0])
+    assert train(data, run, ENTRIES) == 0
+    assert "scored by other code: far." in capsys.readouterr().err
+    again = results_in(run)
+    assert again["pairs"]["facts"]["code"] == "0123" and again["far"] == results["far"]
 
 
 def test_an_interrupted_run_scores_the_rest_when_it_goes_on(

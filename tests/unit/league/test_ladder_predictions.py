@@ -24,7 +24,10 @@ from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
 from metaseq_lm.league.ladder_tables import (
     crossover_table,
+    curve_intervals,
     curves_table,
+    decision_accuracies,
+    decision_table,
     describe_crossovers,
     equal_score_table,
     ladder_tables,
@@ -53,6 +56,7 @@ from metaseq_lm.reporting.runs import Run
 PROBE = "probe.accuracy"
 NOISE = 0.01 * np.array([-1.2, -0.7, -0.3, 0.0, 0.1, 0.4, 0.6, 1.1])
 BUDGETS = (1e10, 4e10, 1.6e11, 6.4e11)
+FIFTH = 2.56e12
 STEEP, FLAT = (0.50, 0.60, 0.70, 0.78), (0.60, 0.62, 0.64, 0.66)
 UNTRAINED = Finding("untrained", FLAG, "not above the untrained model", PROBE)
 EDGE = Finding("edge of the grid", FLAG, "the largest value")
@@ -63,7 +67,7 @@ def entries(name, means, findings=()):
     findings = dict(findings)
     return [
         Entry(name, budget, {PROBE: list(mean + NOISE)}, findings=findings.get(budget, ()))
-        for budget, mean in zip(BUDGETS, means)
+        for budget, mean in zip((*BUDGETS, FIFTH), means)
     ]
 
 
@@ -93,34 +97,34 @@ def cells(table, column):
 
 
 def test_a_budget_is_predicted_from_smaller_ones_only():
-    league = standings(entries("flat", FLAT), entries("steep", STEEP))
-    made = predict(league, "steep", BUDGETS[3])
-    assert made.rungs == BUDGETS[:3]
+    league = standings(entries("flat", FLAT), entries("steep", (*STEEP, 0.99)))
+    made = predict(league, "steep", FIFTH)
+    assert made.rungs == BUDGETS
     low, high = made.interval
-    assert low < made.value < high and made.value == pytest.approx(0.785, abs=0.01)
-    assert made.naive == pytest.approx({"last": 0.7 + NOISE.mean(), "line": 0.8 + NOISE.mean()})
+    assert low < made.value < high and made.value == pytest.approx(0.847, abs=0.01)
+    assert made.naive == pytest.approx({"last": 0.78 + NOISE.mean(), "line": 0.86 + NOISE.mean()})
 
 
-@pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 3")])
+@pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 4")])
 def test_rows_that_are_not_tested_or_not_above_the_untrained_model_are_left_out(finding, reason):
-    rows = entries("steep", STEEP, {BUDGETS[0]: (finding,)})
+    rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (finding,)})
     league = standings(entries("flat", FLAT), rows)
-    assert predict(league, "steep", 2e12).rungs == BUDGETS[1:]
-    with pytest.raises(UsageError, match=f"^2 budgets.*{reason}"):
-        predict(league, "steep", BUDGETS[3])
+    assert predict(league, "steep", 1e13).rungs == (*BUDGETS[1:], FIFTH)
+    with pytest.raises(UsageError, match=f"^3 budgets.*{reason}"):
+        predict(league, "steep", FIFTH)
 
 
 def test_what_lies_on_no_curve_is_not_predicted():
-    league = standings(entries("steep", (0.5, 0.5, 0.9, 0.9)))
+    league = standings(entries("steep", (0.5, 0.5, 0.5, 0.9)))
     with pytest.raises(UsageError, match="do not lie on"):
-        predict(league, "steep", BUDGETS[3])
+        predict(league, "steep", FIFTH)
 
 
 def test_a_metric_without_a_form_is_not_predicted():
     league = standings(entries("steep", STEEP))
     league = replace(league, metrics=[Metric(PROBE, percent=False, lower_is_better=False)])
     with pytest.raises(UsageError, match="no form"):
-        predict(league, "steep", BUDGETS[3])
+        predict(league, "steep", FIFTH)
 
 
 # ---------------------------------------------------------------- the file
@@ -262,13 +266,13 @@ def test_archived_predictions_that_were_changed_or_are_of_another_plan_are_refus
         read_archived(contents)
 
 
-LADDER = [1e7 * 4**i for i in range(5)]
+LADDER = [1e7 * 4**i for i in range(6)]
 
 
 def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     tmp_path, monkeypatch, capsys
 ):
-    """Losses of the power law 1 + C^-.5, with C in 1e7 FLOPs, of four budgets, then of five."""
+    """Losses of the power law 1 + C^-.5, with C in 1e7 FLOPs, of five budgets, then of six."""
     lines = {"masked": {"options": ["task.mask_prob=0.15"], "grid": {}}}
     content = plan_with(objectives=lines, budgets=LADDER, usual_budgets=LADDER, seeds=[1, 2, 3])
     content["tuning"]["budgets"], content["controls"] = LADDER[:1], {"untrained": False}
@@ -285,24 +289,31 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
             results = {**made.results, "metrics": metrics, "flops": LADDER[i], "updates": 100}
             runs.append(replace(made, results=results))
 
-    for i in range(3):
+    for i in range(4):
         measure(i, None)
     assert main(["league", "predict", str(folder.path)]) == 2
-    assert "3 budgets; E + K C^-g needs 4" in capsys.readouterr().err
+    assert "4 budgets; E + K C^-g needs 5" in capsys.readouterr().err
     assert not (folder.path / FILE).exists()
-    measure(3, None)
+    measure(4, None)
     assert main(["league", "predict", str(folder.path), "--name", "x"]) == 2
     assert main(["league", "predict"]) == 2
-    assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[3]:g}"]) == 2
+    assert main(["league", "predict", str(folder.path), "--budgets", f"{LADDER[4]:g}"]) == 2
     assert "there are runs of it" in capsys.readouterr().err
     assert main(["league", "predict", str(folder.path)]) == 0
     assert "open" in capsys.readouterr().out
     (made,) = read_predictions(folder.path)
     assert (made.plan, len(made.code)) == (plan.hash, 16)
-    assert made.prediction.value == pytest.approx(1 + 2.0**-4, abs=0.002)
-    assert main(["league", "predict", str(folder.path)]) == 2
-    assert "written down already" in capsys.readouterr().err
-    measure(4, "2126-11-28T03:00:00+00:00")
+    assert made.prediction.value == pytest.approx(1 + 2.0**-5, abs=0.002)
+    # A further seed below changes the prediction; the rung is predicted once, all the same.
+    for further in (False, True):
+        if further:
+            runs.append(replace(runs[0], values={**runs[0].values, "seed": 4}))
+        assert main(["league", "predict", str(folder.path)]) == 2
+        message = f"predicted already, 1.031 at {made.time}; the first one counts"
+        assert message in capsys.readouterr().err
+    del runs[-1]
+    assert read_predictions(folder.path) == [made]
+    measure(5, "2126-11-28T03:00:00+00:00")
     assert main(["league", "report", str(folder.path)]) == 0
     assert "Of 1 prediction that was made before the runs, 1 has" in capsys.readouterr().out
     text = (folder.path / "report" / "standings.txt").read_text()
@@ -318,7 +329,7 @@ def test_the_command_predicts_before_the_runs_and_the_report_scores_it_after(
     (row,) = csv.DictReader((out / "predictions.csv").read_text().splitlines())
     assert float(row["predicted"]) == made.prediction.value
     assert (row["objective"], row["made"], row["inside"]) == ("masked", made.time, "True")
-    assert float(row["mean"]) == pytest.approx(1 + 2.0**-4) and row["unscored"] == ""
+    assert float(row["mean"]) == pytest.approx(1 + 2.0**-5) and row["unscored"] == ""
 
 
 # ---------------------------------------------------------------- the page
@@ -426,6 +437,47 @@ def test_a_crossover_needs_a_leader_that_has_learnt():
     league = standings(entries("flat", FLAT, nothing), entries("steep", STEEP))
     assert cells(crossover_table(league), "budgets") == ["1.0e10 to 6.4e11"]
     assert cells(crossover_table(league), "the order changes") == ["not established"]
+
+
+def test_intervals_of_means_lie_within_the_scale():
+    near_one = (0.93, 0.99, 0.999, 0.95, 0.999)
+    rows = [Entry("steep", budget, {PROBE: list(near_one)}) for budget in BUDGETS]
+    league = standings(entries("flat", FLAT), rows)
+    low, high = curve_intervals(league, "steep")[BUDGETS[0]]
+    assert 0.9 < low < 0.95 and high == 1.0
+    assert "to 100.00)" in cells(curves_table(league), "1.0e10")[1]
+    # A score that is no fraction, and a loss below zero, as of cosines, have no such bounds.
+    for metric in (Metric(PROBE, False, False), Metric(PROBE, False, True)):
+        scores = near_one if metric.lower_is_better is False else [-x / 100 for x in near_one]
+        rows = [Entry("steep", budget, {PROBE: list(scores)}) for budget in BUDGETS]
+        low, high = curve_intervals(replace(standings(rows), metrics=[metric]), "steep")[1e10]
+        assert high > 1.0 or low < high < 0
+    rows = [Entry("steep", budget, {PROBE: [0.001, 0.05, 0.002]}) for budget in BUDGETS]
+    league = replace(standings(rows), metrics=[Metric(PROBE, False, True)])
+    assert curve_intervals(league, "steep")[1e10][0] == 0.0
+
+
+def test_decision_accuracy_counts_pairs_that_differ_at_the_largest_budget():
+    """At 6.4e11 steep is ahead of flat and of low, flat ahead of low, near is level with flat."""
+    league = standings(
+        entries("flat", FLAT),
+        entries("steep", STEEP),
+        entries("low", (0.61, 0.55, 0.55, 0.55)),
+        entries("near", (0.70, 0.70, 0.70, 0.661), {BUDGETS[1]: (SUITES,)}),
+    )
+    # Of six pairs all but flat and near differ; near is refused at 4e10.
+    expected = [(BUDGETS[0], 1, 5), (BUDGETS[1], 2, 3), (BUDGETS[2], 4, 5)]
+    assert [(x.budget, x.same, x.pairs) for x in decision_accuracies(league)] == expected
+    table = decision_table(league)
+    assert cells(table, "same order") == ["1 of 5", "2 of 3", "4 of 5"]
+    assert cells(table, "%") == ["20", "67", "80"] and "6.4e11" in table.title
+    sentence = "in the same order: 1.0e10 has 1 of 5, 4.0e10 has 2 of 3, 1.6e11 has 4 of 5."
+    assert sentence in terminal_text(league).replace("\n", " ")
+    # Rows that are not tested at the largest budget, and levels, decide nothing.
+    rows = entries("steep", STEEP, {BUDGETS[3]: (EDGE,)})
+    assert decision_accuracies(standings(entries("flat", FLAT), rows)) == []
+    assert decision_accuracies(standings(entries("flat", FLAT[:1]))) == []
+    assert decision_table(standings(entries("flat", FLAT), rows)).rows == []
 
 
 def test_a_page_without_a_second_budget_or_predictions_has_no_ladders():

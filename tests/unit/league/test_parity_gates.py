@@ -140,6 +140,10 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
         ),
         *("suites", REFUSE, "pairs.data"),
     ),
+    "scored by other code": (
+        lambda row: make.change(row, make.with_scoring_code("c2"), [3]),
+        *("suites", NOTE, "suites.pairs.code: c1, c2"),
+    ),
     "a stage that ignores the seeds": (
         lambda row: replace(
             row, runs=tuple(make.with_values(seed=i)(row.runs[0]) for i in range(8))

@@ -51,7 +51,11 @@ def test_what_is_no_distribution_is_refused(text: str, problem: str) -> None:
 def test_the_edge_is_measured_on_the_scale_that_is_uniform(value: float, end: str) -> None:
     assert Range(1e-4, 1e-2, log=True).edge_of(value) == end
     assert Range(1, 4).edge_of(4) == "upper" and Range(1, 4).edge_of(2) == ""
-    assert Choice(("a", "b")).edge_of("a") == ""
+    # Of a list of numbers, in any order, the ends; other choices have none.
+    rates = Choice((1e-3, 1e-4, 3e-4))
+    assert [rates.edge_of(x) for x in (1e-4, 3e-4, 1e-3)] == ["lower", "", "upper"]
+    for values in (("a", "b"), (1e-4, "inherit"), (False, True)):
+        assert [Choice(values).edge_of(x) for x in values] == ["", ""]
 
 
 SPACE = {"space": {"optimizer.lr": "log 1e-4..1e-2"}, "flops": 4.0}
