@@ -130,7 +130,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 scored.append(item.groups)
                 outcomes.append(item.formula(partial(surprisal_of, surprisals)))
         check_groups([item.groups for item in items], scored)
-        return results_by_group(scored, np.array(outcomes, float), item_metrics, "accuracy")
+        return results_by_suite(scored, np.array(outcomes, float))
 
     def references(self, items: list[PredictedItem], folder: Path) -> References:
         chances: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -141,11 +141,23 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 chances[key] = chance_of(item.formula, tuple(item.conditions))
             values.append([chances[key], 0.0])
         groups = [item.groups for item in items]
-        results = results_by_group(groups, np.array(values), item_metrics, "accuracy")
+        results = results_by_suite(groups, np.array(values))
         return {
             name: {"accuracy": {"chance": group.metrics["accuracy"]}}
             for name, group in results.items()
         }
+
+
+def results_by_suite(items: Sequence[Groups], outcomes: np.ndarray) -> Results:
+    """Return the metrics of items by suite and prediction, with the mean over suites.
+
+    A suite with several predictions weighs no more than another.
+
+    Args:
+        items: The groups of each item, the suite first.
+        outcomes: Of each whether its formula holds and compares equal values, (items, 2).
+    """
+    return results_by_group(items, outcomes, item_metrics, "accuracy", of_widest=True)
 
 
 def item_metrics(outcomes: np.ndarray) -> dict[str, float]:
