@@ -1,15 +1,17 @@
 """Results of items in nested groups, such as the paradigms of a phenomenon."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, Results
+from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, References, Results
 
 SEPARATOR = "/"  # between the name of a group and that of a group in it
 MACRO = "_macro"
+STRICT, TIES = "strict_", "ties"  # what the names of metrics begin with, and end with: a number
 
 # The groups of an item, the widest first.
 Groups = tuple[str, ...]
@@ -74,3 +76,16 @@ def results_by_group(
             mean = np.mean([results[group].metrics[metric] for group in sorted(inner)])
             results[name].metrics[metric + MACRO] = float(mean)
     return results
+
+
+def chance_references(results: Results) -> References:
+    """Return the results of a guess as what metrics are compared with, but those without a value.
+
+    A guess has no ties: strict accuracies and numbers of ties are left out.
+    """
+    references: References = {}
+    for group, content in results.items():
+        for metric, value in content.metrics.items():
+            if not (metric.startswith(STRICT) or metric.endswith(TIES) or math.isnan(value)):
+                references.setdefault(group, {})[metric] = {"chance": value}
+    return references
