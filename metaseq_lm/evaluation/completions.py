@@ -16,7 +16,14 @@ from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.text_files import BAD_UTF8
-from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.grouping import (
+    TIES,
+    Groups,
+    chance_references,
+    check_groups,
+    group_value,
+    results_by_group,
+)
 from metaseq_lm.evaluation.minimal_pairs import records_of
 from metaseq_lm.evaluation.suites import (
     References,
@@ -26,7 +33,7 @@ from metaseq_lm.evaluation.suites import (
     register_suite,
 )
 
-ACCURACY, TIES = "accuracy", "ties"  # what the names of metrics end with; ties are numbers
+ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
 
 
 @dataclass(frozen=True)
@@ -134,14 +141,7 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
     def references(self, items: list[Choice], folder: Path) -> References:
         ties = [self.metrics(np.zeros(len(item.completions))) for item in items]
         results = self._results([item.groups for item in items], ties)
-        return {
-            name: {
-                metric: {"chance": value}
-                for metric, value in group.metrics.items()
-                if is_accuracy(metric)
-            }
-            for name, group in results.items()
-        }
+        return chance_references(results)
 
 
 def is_accuracy(metric: str) -> bool:

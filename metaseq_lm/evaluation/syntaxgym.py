@@ -179,12 +179,15 @@ def results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Re
         items: The items, one of which counts at least.
         outcomes: Of each whether its formula holds and compares equal values, (items, 2).
     """
-    counted = [i for i, item in enumerate(items) if item.counts]
-    groups = [items[i].groups for i in counted]
-    results = results_by_group(groups, outcomes[counted], item_metrics, "accuracy", of_widest=True)
-    for groups in dict.fromkeys(item.groups for item in items if not item.counts):
-        holds = [outcomes[i, 0] for i, item in enumerate(items) if item.groups == groups]
-        results[groups[0]] = GroupMetrics(len(holds), {EQUALITY: float(np.mean(holds))})
+    counts = np.array([item.counts for item in items])
+    counted = [item.groups for item in items if item.counts]
+    results = results_by_group(counted, outcomes[counts], item_metrics, "accuracy", of_widest=True)
+    holds: dict[str, list[float]] = {}
+    for item, (outcome, _) in zip(items, outcomes):
+        if not item.counts:
+            holds.setdefault(item.groups[0], []).append(float(outcome))
+    for name, values in holds.items():
+        results[name] = GroupMetrics(len(values), {EQUALITY: float(np.mean(values))})
     return results
 
 

@@ -62,7 +62,7 @@ def test_comps_scores_the_property_only(tmp_path: Path) -> None:
     assert results["comps_base"].n == 3
     suite = build_suite("comps")
     references = suite.references(suite.read(tmp_path), tmp_path)
-    assert references["comps_wugs"] == {"accuracy": {"chance": 0.5}}
+    assert references["comps_wugs"]["accuracy"] == {"chance": 0.5}
 
 
 def test_ewok_by_context_and_by_target(tmp_path: Path) -> None:
@@ -78,6 +78,17 @@ def test_ewok_by_context_and_by_target(tmp_path: Path) -> None:
     assert (half["target_ties"], half["context_ties"]) == (1, 0)
     one = scored("ewok", tmp_path, table | {"D. |u": -3.0})[OVERALL].metrics
     assert one["context_accuracy"] == 0.5
+
+
+def test_chance_of_means_of_ewok(tmp_path: Path) -> None:
+    item = {"Context1": "C.", "Context2": "D.", "Target1": "t", "Target2": "u"}
+    file = write(tmp_path / "all.jsonl", item | {"Domain": "a"}, item | {"Domain": "b"})
+    suite = build_suite("ewok")
+    references = suite.references(suite.read(file), file)
+    kinds = [f"{kind}_accuracy" for kind in ("context", "target")]
+    for name in (*kinds, *(f"{kind}_macro" for kind in kinds)):
+        assert references[OVERALL][name] == {"chance": 0.5}
+    assert not {name for name in references["a"] if "strict" in name or "ties" in name}
 
 
 def test_entity_tracking_by_operations(tmp_path: Path) -> None:
@@ -96,8 +107,11 @@ def test_entity_tracking_by_operations(tmp_path: Path) -> None:
     assert results[OVERALL].metrics["accuracy_macro"] == pytest.approx((1 + 1 + 1 / 3) / 3)
     suite = build_suite("entity_tracking", ["first=1"])
     items = suite.read(tmp_path)
-    chance = suite.references(items, tmp_path)[OVERALL]["accuracy"]["chance"]
-    assert len(items) == 2 and chance == pytest.approx(1 / 3)
+    references = suite.references(items, tmp_path)
+    assert len(items) == 2
+    for name in ("accuracy", "accuracy_macro"):
+        assert references[OVERALL][name]["chance"] == pytest.approx(1 / 3)
+        assert references["regular"][name]["chance"] == pytest.approx(1 / 3)
     with pytest.raises(UsageError, match="'ambiref' is empty.*longer rows"):
         scored("entity_tracking", tmp_path, table)
 
@@ -119,6 +133,12 @@ def test_wug_is_a_rank_correlation(tmp_path: Path) -> None:
     table = {"a": math.log(3), "b": 0.0, "c": 0.0, "d": math.log(3), "e": 1.0, "f": 1.0}
     results = scored("wug", file, table)
     assert results["wug"].metrics == {"spearman": pytest.approx(1)} and results[OVERALL].n == 3
+    suite = build_suite("wug")
+    guess = {"chance": 0.0}
+    assert suite.references(suite.read(file), file) == {
+        OVERALL: {"spearman": guess, "spearman_macro": guess},
+        "wug": {"spearman": guess},
+    }
     # Probabilities are compared within an item only.
     higher = table | {"c": 10.0, "d": 10 + math.log(3)}
     assert scored("wug", file, higher)[OVERALL].metrics["spearman"] == pytest.approx(1)
