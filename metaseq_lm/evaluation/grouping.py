@@ -11,7 +11,8 @@ from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, References, Resu
 
 SEPARATOR = "/"  # between the name of a group and that of a group in it
 MACRO = "_macro"
-STRICT, TIES = "strict_", "ties"  # what the names of metrics begin with, and end with: a number
+# What the names of metrics begin with, and what numbers of ties end with.
+STRICT, SOFT, TIES = "strict_", "soft_", "ties"
 
 # The groups of an item, the widest first.
 Groups = tuple[str, ...]

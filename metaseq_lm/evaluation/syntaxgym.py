@@ -127,7 +127,7 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             conditions = dict(map(read_condition, item.records("conditions")))
             for number, formula in enumerate(formulas, 1):
                 check_regions(formula, conditions, f"{file}: {item.name}")
-                groups = (name, str(number)) if len(formulas) > 1 else (name,)
+                groups: Groups = (name, str(number)) if len(formulas) > 1 else (name,)
                 counts = self.config.equalities or not formula.has_equality
                 groups = groups if counts else tuple(names_of(groups)[-1:])
                 yield PredictedItem(conditions, formula, groups, counts)

@@ -15,6 +15,7 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.text_files import BAD_UTF8
 from metaseq_lm.evaluation.classification import spearman
+from metaseq_lm.evaluation.completions import share_of_first
 from metaseq_lm.evaluation.grouping import (
     Groups,
     chance_references,
@@ -78,7 +79,7 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
             plls = [score.pll for score in of_item if score is not None]
             if len(plls) == len(of_item):
                 groups.append(item.groups)
-                values.append((np.exp(plls[0] - np.logaddexp.reduce(plls)), item.ratio))
+                values.append((share_of_first(plls), item.ratio))
         check_groups([item.groups for item in items], groups)
         return results_by_group(groups, np.array(values), correlation, SPEARMAN)
 

@@ -1,9 +1,11 @@
 """Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.loss_gates import by_share, number
 from metaseq_lm.league.standings import (
@@ -18,8 +20,10 @@ from metaseq_lm.league.standings import (
 )
 from metaseq_lm.reporting.runs import Run
 
-TIES = 0.01  # share of the items
-ROUNDING = 1e-6  # mean soft accuracy minus a half of margins that are rounding errors
+MOST_TIES = 0.01  # share of the items
+ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
+# The last part of the name of an accuracy, such as soft_context_accuracy or context_accuracy_macro.
+ACCURACY = re.compile(rf"(?:{STRICT}|{SOFT})?(?P<kind>.*)accuracy(?:{MACRO})?")
 RANK = ".last.effective_rank"  # metrics of the suite probe
 FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
@@ -29,6 +33,15 @@ FEWEST = 3  # seeds that show a spread
 def sibling(metric: str, name: str) -> str:
     """Return another metric of the group of items of a metric: pairs.copy.ties."""
     return f"{metric.rpartition('.')[0]}.{name}"
+
+
+def kind_of(metric: str) -> str:
+    """Return which of several accuracies of a group a metric is: "context_", "" of the only one.
+
+    Beside context_accuracy and its mean over groups stand context_ties and soft_context_accuracy.
+    """
+    match = ACCURACY.fullmatch(metric.rpartition(".")[2])
+    return match["kind"] if match else ""
 
 
 def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
@@ -46,17 +59,22 @@ def values_of(runs: Sequence[Run], metric: str) -> list[float]:
 def ties(row: Row, context: Context) -> Iterator[Finding]:
     """More than one item in a hundred is a tie."""
     for metric, part in parts_of(row, context):
-        count, n = (values_of(row.scored, sibling(part, name)) for name in ("ties", "n"))
+        names = kind_of(part) + TIES, "n"
+        count, n = (values_of(row.scored, sibling(part, name)) for name in names)
         share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
-        if share > TIES:
+        if share > MOST_TIES:
             yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
 
 
 def constant(row: Row, context: Context) -> Iterator[Finding]:
-    """All items are ties but for rounding: the model gives every sentence the same score."""
+    """All items are ties but for rounding: the model gives every sentence the same score.
+
+    Its soft accuracy is chance, 1/2 of two sentences.
+    """
     for metric, part in parts_of(row, context):
-        soft = values_of(row.scored, sibling(part, "soft_accuracy"))
-        flat = sum(abs(value - 0.5) < ROUNDING for value in soft)
+        name = sibling(part, f"{SOFT}{kind_of(part)}accuracy")
+        soft, chance = values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
+        flat = sum(abs(value - chance) < ROUNDING for value in soft)
         reason = f"{part} comes from ties, up to rounding: the outputs are constant"
         for finding in by_share("constant", flat, len(soft), (VOID, FLAG), reason):
             yield Finding(finding.gate, finding.action, finding.reason, metric)

@@ -11,7 +11,8 @@ import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import Sentence
-from metaseq_lm.evaluation.completions import first_is_best
+from metaseq_lm.evaluation.completions import first_is_best, world_knowledge
+from metaseq_lm.evaluation.minimal_pairs import pair_metrics
 from metaseq_lm.evaluation.suites import OVERALL, Results, SentenceScore, build_suite
 
 
@@ -86,7 +87,7 @@ def test_chance_of_means_of_ewok(tmp_path: Path) -> None:
     suite = build_suite("ewok")
     references = suite.references(suite.read(file), file)
     kinds = [f"{kind}_accuracy" for kind in ("context", "target")]
-    for name in (*kinds, *(f"{kind}_macro" for kind in kinds)):
+    for name in kinds + [f"{kind}_macro" for kind in kinds] + [f"soft_{kind}" for kind in kinds]:
         assert references[OVERALL][name] == {"chance": 0.5}
     assert not {name for name in references["a"] if "strict" in name or "ties" in name}
 
@@ -122,8 +123,27 @@ def test_a_tie_of_k_best_counts_one_kth() -> None:
     assert first_is_best(np.array([2.0, 1.0, 1.0])) == {
         "accuracy": 1,
         "strict_accuracy": 1,
+        "soft_accuracy": pytest.approx(math.e / (math.e + 2)),
         "ties": 0,
     }
+
+
+def test_soft_accuracies_are_shares_of_the_right_one() -> None:
+    """Of two that is the sigmoid of the margin, as of a minimal pair; scores may be large."""
+    for margin in (-3.0, 0.25, 900.0):
+        soft = first_is_best(np.array([margin - 1e3, -1e3]))["soft_accuracy"]
+        assert soft == pytest.approx(pair_metrics(np.array([margin]))["soft_accuracy"])
+    assert first_is_best(np.zeros(5))["soft_accuracy"] == pytest.approx(1 / 5)
+    # Target 1 and 2 in context 1, then in context 2.
+    metrics = world_knowledge(np.array([math.log(3), 0.0, 0.0, 0.0]))
+    assert metrics["soft_target_accuracy"] == pytest.approx(3 / 4)
+    assert metrics["soft_context_accuracy"] == pytest.approx((3 / 4 + 1 / 2) / 2)
+
+
+def test_ties_of_ewok_are_items() -> None:
+    assert world_knowledge(np.zeros(4))["context_ties"] == 1
+    assert world_knowledge(np.array([1.0, 0, 0, 0]))["context_ties"] == 1
+    assert world_knowledge(np.array([1.0, 0, 0, 1]))["context_ties"] == 0
 
 
 def test_wug_is_a_rank_correlation(tmp_path: Path) -> None:

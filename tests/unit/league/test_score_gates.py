@@ -11,6 +11,7 @@ from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, stand
 from metaseq_lm.league import score_gates
 from metaseq_lm.league.gates import Gate, examine
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Finding, Row
+from metaseq_lm.reporting.runs import Run
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
 RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
@@ -49,6 +50,44 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
         *(BRACKETS, "left out", FLAG, "480 of 500 items"),
     ),
 }
+
+
+EWOK = "ewok.social.context_accuracy"
+BOXES = "boxes.accuracy_macro"
+
+
+def choices(**metrics: float) -> Callable[[Run], Run]:
+    """Return an edit that adds results with two kinds of accuracies, and of five options."""
+    values = {"context_accuracy": 0.9, "soft_context_accuracy": 0.8, "context_ties": 2}
+    values |= {"target_accuracy": 0.6, "soft_target_accuracy": 0.55, "target_ties": 30}
+    values |= {"accuracy": 0.6, "accuracy_macro": 0.6, "soft_accuracy": 0.5, "ties": 1}
+    of_ewok = make.suite("ewok", "social", n=500, **values | metrics)
+    of_boxes = make.suite("boxes", "regular", n=500, **values | metrics)
+    of_boxes = replace(of_boxes, references={"soft_accuracy": {"chance": 0.2}})
+    return lambda run: replace(run, suites=(*run.suites, of_ewok, of_boxes))
+
+
+def gates_of_choices(baseline: Row, row: Row, metric: str, **metrics: float) -> dict[str, Finding]:
+    rows = (make.change(each, choices(**metrics)) for each in (baseline, row))
+    return {f.gate: f for f in standing(*rows, metrics=(metric,)).findings}
+
+
+def test_ties_and_constant_outputs_of_one_of_several_accuracies(baseline: Row, row: Row) -> None:
+    gates = gates_of_choices(baseline, row, EWOK)
+    assert "ties" not in gates and "constant" not in gates
+    gates = gates_of_choices(baseline, row, EWOK, context_ties=20)
+    assert f"4% of the items of {EWOK} are ties" in gates["ties"].reason
+    assert "ties" in gates_of_choices(baseline, row, "ewok.target_accuracy_macro")
+    gates = gates_of_choices(baseline, row, EWOK, soft_context_accuracy=0.5 - 1e-8)
+    assert gates["constant"].action == VOID
+
+
+def test_constant_outputs_are_told_by_chance_of_any_number_of_options(
+    baseline: Row, row: Row
+) -> None:
+    assert "constant" not in gates_of_choices(baseline, row, BOXES, soft_accuracy=0.5)
+    gates = gates_of_choices(baseline, row, BOXES, soft_accuracy=0.2 + 1e-8)
+    assert gates["constant"].action == VOID
 
 
 @pytest.mark.parametrize("fault", RUN_FAULTS)
