@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
-from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.control_gates import SYNTAXGYM, references
 from metaseq_lm.league.loss_gates import by_share, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -49,6 +49,18 @@ def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
     for metric in context.metrics:
         for part in row.parts(metric):
             yield metric, part
+
+
+def said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
+    """Yield what `parts_of` does for what is said of all rows at once, which is of the first row.
+
+    Each part comes once, of a metric of the plan with itself.
+    """
+    if row is context.rows[0]:
+        of_part: dict[str, str] = {}
+        for metric, part in parts_of(row, context):
+            of_part[part] = part if part in context.metrics else metric
+        yield from ((metric, part) for part, metric in of_part.items())
 
 
 def values_of(runs: Sequence[Run], metric: str) -> list[float]:
@@ -109,15 +121,9 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
     """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
 
-    The suite `probe` records the layer that it chose, 0 being the embedding layer. It is said once
-    of each metric, of the first row; of a part that is no metric of the plan, of its mean.
+    The suite `probe` records the layer that it chose, 0 being the embedding layer.
     """
-    if row is not context.rows[0]:
-        return
-    of_part: dict[str, str] = {}
-    for metric, part in parts_of(row, context):
-        of_part[part] = part if part in context.metrics else metric
-    for part, metric in of_part.items():
+    for metric, part in said_once(row, context):
         layers = []
         for other in context.rows:
             layers += values_of(other.scored, sibling(part, "layer"))
@@ -128,6 +134,29 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
                 NOTE,
                 f"{part} is read from the embedding layer in {count / len(layers):.0%} of the runs "
                 "of all rows: it tells nothing of the layers above",
+                metric,
+            )
+
+
+def reach(row: Row, context: Context) -> Iterator[Finding]:
+    """Surprisals of SyntaxGym see what follows a region in some rows, and not in others.
+
+    Results of earlier versions do not tell.
+    """
+    for metric, part in said_once(row, context):
+        objectives: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
+        for other in context.rows:
+            for suite in (run.suite_of(part) for run in other.scored):
+                if suite and suite.suite == SYNTAXGYM and suite.facts.get("reach") in objectives:
+                    objectives[suite.facts["reach"]][other.objective] = None
+        before, both = (", ".join(names) for names in objectives.values())
+        if before and both:
+            yield Finding(
+                "reach",
+                NOTE,
+                f"{part} is of surprisals given what stands before a region in the rows of "
+                f"{before}, and given what follows it, too, in those of {both}: what is compared "
+                "is how well formulas hold, not surprisals of one kind",
                 metric,
             )
 

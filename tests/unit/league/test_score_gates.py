@@ -109,7 +109,7 @@ def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> Non
     assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
 
 
-SEEN_BELOW = ("transition", "embedding_layer")
+SEEN_BELOW = ("transition", "embedding_layer", "reach")
 
 
 @pytest.mark.parametrize("gate", gates_of(score_gates), ids=lambda gate: gate.__name__)
@@ -190,3 +190,27 @@ def test_a_part_in_transition_is_told_of_a_primary_mean(baseline: Row, row: Row)
     assert finding.metric == "both" and f"{TOPIC} spreads" in finding.reason
     (finding,) = transitions(baseline, row, metrics=(BRACKETS, "both"))
     assert "both spreads" in finding.reason
+
+
+def with_formulas(row: Row, name: str = "syntaxgym", **facts: str) -> Row:
+    """Return a row with results of formulas over surprisals, with these facts."""
+    results = replace(make.suite("formulas", "npz", accuracy=0.5), suite=name, facts=facts)
+    return make.change(row, lambda run: replace(run, suites=(*run.suites, results)))
+
+
+def test_surprisals_of_two_kinds_are_told_once(baseline: Row, row: Row) -> None:
+    def findings(*rows: Row) -> list[Finding]:
+        context = make.make_context(*rows, metrics=("formulas.accuracy",))
+        return [f for result in examine(context) for f in result.findings if f.gate == "reach"]
+
+    before = with_formulas(baseline, reach="causal")
+    (finding,) = findings(before, with_formulas(row, reach="both"))
+    assert (finding.action, finding.metric) == (NOTE, "formulas.accuracy")
+    assert "before a region in the rows of causal, and" in finding.reason
+    assert "in those of mine:" in finding.reason
+    # Rows of one kind, results that do not tell, and a suite that compares whole sentences.
+    assert not findings(before, with_formulas(row, reach="causal"))
+    assert not findings(before, with_formulas(row))
+    assert not findings(
+        with_formulas(baseline, "pairs", reach="causal"), with_formulas(row, "pairs", reach="both")
+    )
