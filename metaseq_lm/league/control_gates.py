@@ -25,8 +25,8 @@ from metaseq_lm.league.standings import (
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
-GUESSES = ("chance", "majority")  # references that no model is needed for
 SYNTAXGYM = "syntaxgym"  # the suite
+GUESSES = ("chance", "majority")  # references that no model is needed for
 COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
 
 
