@@ -6,7 +6,8 @@ python examples/league/controls.py L                                   # of a le
 For each metric of the plan and each objective: untrained models, the runs of each budget, and
 whether these are above (+) or below (-) the untrained ones by the screen of the gates. Then the
 difference from the baseline, and the true one that as many seeds would show in 80 % of cases if it
-were the only comparison.
+were the only comparison; and the difference of the gains over untrained models, with p, since
+objectives may be apart before any training.
 """
 
 import sys
@@ -18,11 +19,13 @@ from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.differences import compare
+from metaseq_lm.league.gains import Gain, gain_contrast
 from metaseq_lm.league.plan import named_plan
 from metaseq_lm.league.standings import Row, metric_of, seed_scores
 from metaseq_lm.league.verdict import detectable, difference_of, pooled_sd
 from metaseq_lm.reporting.formats import to_text
-from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise
+from metaseq_lm.reporting.significance import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
 
 SIGNS = {1: " +", 0: "", -1: " -"}
@@ -71,7 +74,20 @@ def beside_baseline(rows: list[Row], baseline: str, metric: Metric) -> Iterator[
         reach = detectable(count, sd)
         seen = "never" if reach is None else metric.text(reach, 2)
         difference = metric.text(difference_of(*samples), 2)
-        yield [metric.name, row.objective, flops_text(row.budget), str(count), difference, seen]
+        row_of_table = [metric.name, row.objective, flops_text(row.budget), str(count)]
+        yield [*row_of_table, difference, seen, *beside_gain(row, base, metric)]
+
+
+def beside_gain(row: Row, base: Row, metric: Metric) -> tuple[str, str]:
+    """Return the difference of the gains over untrained models, and its p, uncorrected."""
+    gains = []
+    for side in (row, base):
+        untrained = seed_scores(side.untrained, metric.name)
+        if not untrained:
+            return "-", "-"
+        gains.append(Gain(side.scores(metric.name), untrained))
+    contrast = gain_contrast(*gains, LEVEL)
+    return metric.text(contrast.difference, 2), p_text(contrast.p)
 
 
 def main() -> None:
@@ -88,7 +104,7 @@ def main() -> None:
     lines = [line for metric in metrics for line in beside_untrained(league, rows, metric)]
     show(table_of(f"{league.contents.title}: beside untrained models", head, lines))
     baseline = league.plan.comparison.baseline
-    head = ["metric", "objective", "FLOPs", "seeds", "difference", "to be seen"]
+    head = ["metric", "objective", "FLOPs", "seeds", "difference", "to be seen", "of gains", "p"]
     lines = [line for metric in metrics for line in beside_baseline(rows, baseline, metric)]
     show(table_of(f"beside {baseline}", head, lines))
 

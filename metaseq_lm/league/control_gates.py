@@ -27,7 +27,7 @@ from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
 SYNTAXGYM = "syntaxgym"  # the suite
 GUESSES = ("chance", "majority")  # references that no model is needed for
-COUNTS = ("ngram", "word", "bag_of_words")  # references of counted words
+COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
 
 
 def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:

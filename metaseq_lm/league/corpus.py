@@ -10,6 +10,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.doctor.likeness import FOREIGN, Likeness, compare, token_counts
+from metaseq_lm.data.ngrams import NGram, sequences_of
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -23,6 +24,8 @@ class Corpus:
         vocabulary: The number of symbols, V. A uniform guess has a cross-entropy of ln V.
         unigram: The cross-entropy of the valid split under the counts of the train split, in nats a
             token: what a model can reach that ignores context.
+        trigram: The same under the trigrams of train, see `NGram`: what a causal language model has
+            to beat; None in archives of earlier versions.
         words: The words of the train split; None if its manifest does not say.
         valid: How the valid split compares with train; None in archives of earlier versions.
         shifted: Whether that is meant to be of another domain.
@@ -30,6 +33,7 @@ class Corpus:
 
     vocabulary: int
     unigram: float
+    trigram: float | None = None
     words: int | None = None
     valid: Likeness | None = None
     shifted: bool = False
@@ -58,8 +62,9 @@ def from_about(about: Mapping[str, str]) -> Corpus | None:
 def read_corpus(data: Path, shifted: bool = False) -> Corpus:
     """Return what there is to know of a data folder of a corpus.
 
-    In the cross-entropy one is added to each symbol's count, so that a symbol that training does
-    not have costs no infinite loss. Special symbols do not count: they are no targets.
+    In the unigram's cross-entropy one is added to each symbol's count, so that a symbol that
+    training does not have costs no infinite loss. Special symbols are no targets: they do not
+    count.
 
     Args:
         data: The folder, with `dict.txt` and the token files of train and valid.
@@ -77,10 +82,25 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
     return Corpus(
         len(vocabulary),
         float(-(counted @ log_shares) / max(counted.sum(), 1)),
+        trigram_loss(train, valid, is_text),
         words_of(data),
         compare(train, valid, vocabulary),
         shifted,
     )
+
+
+def trigram_loss(train: IndexedDataset, valid: IndexedDataset, is_text: np.ndarray) -> float:
+    """Return the cross-entropy of valid under the trigrams of train, in nats a token.
+
+    Args:
+        train: The split whose trigrams are counted, those of some sequences if it is large.
+        valid: The other split, of which as many tokens at most are scored.
+        is_text: Which symbols count, bool (V,).
+    """
+    ngram = NGram(*sequences_of(train), len(is_text))
+    tokens, sizes = sequences_of(valid)
+    losses = -ngram.token_log_probs(tokens, sizes)[is_text[tokens]]
+    return float(losses.mean()) if len(losses) else 0.0
 
 
 def words_of(data: Path) -> int | None:

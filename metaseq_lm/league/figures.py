@@ -262,7 +262,8 @@ def draw_predictions(
         look: Any = {"markersize": 7, "markerfacecolor": "none", "color": style.colour}
         (y,) = scaled([prediction.value], metric)
         axes.plot([x], [y], style.marker, **look)
-        mark(axes, x, y, f"{y:.4g} predicted", f"{flops_text(prediction.budget)} FLOPs")
+        at = f"{flops_text(prediction.budget)} FLOPs"
+        mark(axes, x, y, f"{y:.4g}", at, f"{objective}, predicted")
 
 
 def draw_crossover(axes: "Axes", standings: Standings, pair: Meeting) -> None:

@@ -112,9 +112,10 @@ def equal_score_table(standings: Standings) -> Table:
             if math.isnan(result.ratio):
                 continue
             score = metric.text(float(ladders[name].at([budget]).ladder.means[0]))
-            texts = [flops_text(budget), name, score, other]
-            texts += ratio_texts(result, budget / ladders[other].ladder.budgets[0])
-            rows.append([Cell(text, number=False) for text in texts])
+            row = [Cell(flops_text(budget)), Cell(name, number=False)]
+            row += [Cell(score), Cell(other, number=False)]
+            row += ratio_cells(result, budget / ladders[other].ladder.budgets[0])
+            rows.append(row)
     head = ["FLOPs", "objective", "its score", "reached by", "times fewer FLOPs"]
     notes = [
         "Below 1 it takes more FLOPs. At least: the first budget is enough, and less might be. "
@@ -126,13 +127,14 @@ def equal_score_table(standings: Standings) -> Table:
     return Table(title, [*head, interval_name(standings)], rows, notes)
 
 
-def ratio_texts(result: EqualScore, largest: float) -> list[str]:
+def ratio_cells(result: EqualScore, largest: float) -> list[Cell]:
     """Return the cells of a ratio and its interval; `largest` is the ratio that is a bound."""
     text = f"{'at least ' * result.is_bound}{result.ratio:.2f}"
+    ratio = Cell(text, value=result.ratio)
     if result.interval is None:
-        return [text, NONE]
+        return [ratio, Cell(NONE)]
     low, high = result.interval
-    return [text, f"{low:.2f} to {high:.2f}{' or more' * math.isclose(high, largest)}"]
+    return [ratio, Cell(f"{low:.2f} to {high:.2f}{' or more' * math.isclose(high, largest)}")]
 
 
 def equal_score_of(standings: Standings, rung: "Drawn", other: "Drawn") -> EqualScore:
@@ -238,15 +240,16 @@ def crossover_table(standings: Standings) -> Table:
         result = pair.crossover
         if result.budget is None and standings.baseline not in (pair.before, pair.after):
             continue
-        texts = [pair.before, pair.after, " to ".join(map(flops_text, pair.budgets))]
+        numbers = [" to ".join(map(flops_text, pair.budgets))]
         if result.budget and result.interval:
-            texts.append(flops_text(result.budget))
-            texts.append(" to ".join(map(flops_text, result.interval)))
+            numbers.append(flops_text(result.budget))
+            numbers.append(" to ".join(map(flops_text, result.interval)))
         else:
-            texts += ["none", NONE]
-        texts += [f"{result.none:.2f}", p_text(pair.corrected)]
-        texts.append("established" if pair.is_established else "not established")
-        rows.append([Cell(text, number=False) for text in texts])
+            numbers += ["none", NONE]
+        numbers += [f"{result.none:.2f}", p_text(pair.corrected)]
+        order = "established" if pair.is_established else "not established"
+        row = [Cell(name, number=False) for name in (pair.before, pair.after)]
+        rows.append([*row, *map(Cell, numbers), Cell(order, number=False)])
     head = ["ahead at first", "the other", "budgets", "crossover", interval_name(standings)]
     head += ["probability of none", "p (Holm)", "the order changes"]
     left = len(pairs) - len(rows)
@@ -326,13 +329,15 @@ def predictions_table(standings: Standings) -> Table:
         row = [Cell(flops_text(prediction.budget)), Cell(prediction.objective, number=False)]
         row.append(Cell(outcome.registered.time, number=False))
         rungs = ", ".join(map(flops_text, prediction.rungs))
-        row += [Cell(rungs, number=False), Cell(prediction.form, number=False)]
+        row.append(Cell(rungs, number=False, value=max(prediction.rungs)))
+        row.append(Cell(prediction.form, number=False))
         row += [Cell(metric.text(prediction.value)), Cell(ends_text((low, high), metric))]
         if value is None:
-            reason = why_unscored(standings, outcome)
-            row += [Cell(reason, number=False), *([Cell("")] * 4)]
+            row += [Cell(why_unscored(standings, outcome)), Cell("", number=False)]
+            row += [Cell("")] * 3
         else:
-            row += [Cell(metric.text(value)), Cell("yes" if low <= value <= high else "no")]
+            is_inside = "yes" if low <= value <= high else "no"
+            row += [Cell(metric.text(value)), Cell(is_inside, number=False)]
             row += [Cell(signed(x - value, metric, None)) for x in expectations(prediction)]
         rows.append(row)
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]

@@ -16,6 +16,7 @@ from metaseq_lm.reporting.runs import Run, is_number
 
 # Terms that are the mean cross-entropy of a token over the vocabulary, in nats.
 TERMS = ("mlm", "next_token", "forward", "backward")
+CAUSAL = ("next_token", "forward")  # those of tokens given the ones before
 PLATEAU = 0.05  # nats
 USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
 DETECTION, FAKES = "discriminator", "fakes"  # the term of a discriminator, and the share of fakes
@@ -115,6 +116,23 @@ def plateau(row: Row, context: Context) -> Iterator[Finding]:
         )
         count = sum(value >= level - PLATEAU for value in values)
         yield from by_share("plateau", count, len(values), (FLAG, NOTE), reason)
+
+
+def trigrams(row: Row, context: Context) -> Iterator[Finding]:
+    """The loss of a causal language model is not below that of trigrams of the same text.
+
+    A note: what is ranked are scores, and hidden states can serve them before the predictions of
+    the next token are better than counts. A model that predicts [SEP] has it in its loss, which the
+    trigrams have not; in full rows it is one target a row, and an easy one.
+    """
+    level = context.corpus.trigram if context.corpus else None
+    if level is None:
+        return
+    for term, values in best_terms(row).items():
+        if term.rpartition(".")[2] in CAUSAL and (count := sum(value >= level for value in values)):
+            reason = f"valid.{term} is {number(float(np.mean(values)))} nats at best; trigrams of "
+            reason += f"the same text reach {number(level)}"
+            yield from by_share("trigrams", count, len(values), (NOTE, NOTE), reason)
 
 
 def undetected(row: Row, context: Context) -> Iterator[Finding]:

@@ -136,6 +136,7 @@ def canvas(
             for shown in list(figure.legends):  # the page has its own, which switches series
                 shown.remove()
             figure.set_figheight(sum(heights))
+            drawing.sort_marks()
             drawing.svg = to_svg(figure, drawing)
 
 

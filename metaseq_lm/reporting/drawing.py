@@ -26,7 +26,11 @@ LISTED = 12  # series in an alternative text; all are in the table of values
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a figure with its texts, such as "400 updates" and "87.2 ± 1.1"."""
+    """A point of a figure with its texts, such as "400 updates" and "87.2 ± 1.1".
+
+    It is switched with the series `legend`, which is `series` or, for a prediction, what that is
+    of; "" for a point that no legend switches.
+    """
 
     axes: Axes = field(repr=False)
     x: float
@@ -34,6 +38,7 @@ class Mark:
     series: str
     at: str
     value: str
+    legend: str = ""
 
     @property
     def panel(self) -> str:
@@ -78,11 +83,19 @@ class Drawing:
         """The titles of the panels that have marks."""
         return list(dict.fromkeys(mark.panel for mark in self.marks))
 
+    def sort_marks(self) -> None:
+        """Put the marks of each panel and series together, from left to right."""
+        groups: dict[tuple[Axes, str], list[Mark]] = {}
+        for mark in self.marks:
+            groups.setdefault((mark.axes, mark.legend or mark.series), []).append(mark)
+        self.marks = [m for same in groups.values() for m in sorted(same, key=lambda m: m.x)]
+
     @property
     def alternative(self) -> str:
         """An alternative text: the last value of each series."""
         last = {(mark.panel, mark.series): mark for mark in self.marks}
-        texts = [f"{f'{m.panel}: ' * (len(self.panels) > 1)}{m.text}" for m in last.values()]
+        has_panels = len(self.panels) > 1
+        texts = [f"{f'{m.panel}: ' * has_panels}{m.text}" for m in last.values()]
         rest = f"; and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
         values = f". {'; '.join(texts[:LISTED])}{rest}. All values are in the table below"
         return f"{clean(self.name)}{values if texts else ''}."
@@ -146,7 +159,8 @@ def mark(axes: Axes, x: float, y: float, value: str, at: str = "", name: str = "
         name: What it is of; by default the series that is being drawn.
     """
     if (drawing := _current.get()) is not None:
-        drawing.marks.append(Mark(axes, x, y, name or drawing._series, clean(at), clean(value)))
+        legend = drawing._series
+        drawing.marks.append(Mark(axes, x, y, name or legend, clean(at), clean(value), legend))
 
 
 def describe(styles: Mapping[str, Style], caption: str) -> None:

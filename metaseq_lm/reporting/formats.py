@@ -28,7 +28,7 @@ TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
 
 def to_text(table: Table) -> str:
     """Return the table for a terminal; a star marks the best."""
-    right = numeric_columns(table)
+    right = numeric_columns(table.head, table.rows)
     columns = []
     for j, title in enumerate(table.head):
         cells = [row[j] for row in table.rows]
@@ -60,7 +60,7 @@ def text_column(title: str, cells: Sequence[Cell], is_right: bool) -> list[str]:
 
 def to_markdown(table: Table) -> str:
     """Return the table in GitHub's Markdown; the best is bold."""
-    rule = ["---:" if right else "---" for right in numeric_columns(table)]
+    rule = ["---:" if right else "---" for right in numeric_columns(table.head, table.rows)]
     lines = [[escape_markdown(title) for title in table.head], rule]
     for row in table.rows:
         texts = []
@@ -104,7 +104,8 @@ def to_document(
 
 def to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
-    columns = "".join("r" if right else "l" for right in numeric_columns(table))
+    right = numeric_columns(table.head, table.rows)
+    columns = "".join("r" if is_right else "l" for is_right in right)
     lines = []
     for row in table.rows:
         texts = []
@@ -134,11 +135,13 @@ def tex_line(cells: Sequence[str]) -> str:
     return "    " + " & ".join(cells) + r" \\"
 
 
-def numeric_columns(table: Table) -> list[bool]:
-    """Return which columns are aligned right."""
-    numeric = [True] * len(table.head)
-    for row in table.rows:
-        numeric = [n and cell.number for n, cell in zip(numeric, row)]
+def numeric_columns(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
+    """Return which columns are numbers, and aligned right, whatever stands for absent values."""
+    numeric = []
+    for j in range(len(head)):
+        column = [row[j] for row in rows]
+        present = [cell for cell in column if not cell.is_absent]
+        numeric.append(all(cell.number for cell in present or column))
     return numeric
 
 

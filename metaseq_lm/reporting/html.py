@@ -15,19 +15,6 @@ from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.significance import LEVEL, Significance
 from metaseq_lm.reporting.table import Cell, Table
 
-# Columns of the table of runs, and which of them are numbers.
-RUN_COLUMNS = {
-    "setting": False,
-    "seed": True,
-    "status": False,
-    "score": True,
-    "updates": True,
-    "FLOPs": True,
-    "time": True,
-    "data": False,
-    "code": False,
-    "folder": False,
-}
 NAMES = 3  # of folders in a title
 
 
@@ -177,20 +164,21 @@ def run_table(settings: Sequence[Setting], metric: Metric) -> HtmlTable:
             score, seconds = run.metrics.get(metric.name), run.costs["own_seconds"]
             rows.append(
                 [
-                    Cell(setting.name),
+                    Cell(setting.name, number=False),
                     Cell(show(run.seed)),
-                    Cell(run.why_unscored(metric.name) or run.status),
+                    Cell(run.why_unscored(metric.name) or run.status, number=False),
                     Cell("-" if score is None else metric.text(score), value=score),
                     Cell(str(results.get("updates", run.last_update))),
                     Cell(flops_text(run.costs["own_flops"])),
                     Cell(seconds_text(seconds), value=seconds),
-                    Cell(str(results.get("data", "-"))),
-                    Cell(str(results.get("code", "-"))),
-                    Cell(run.name),
+                    Cell(str(results.get("data", "-")), number=False),
+                    Cell(str(results.get("code", "-")), number=False),
+                    Cell(run.name, number=False),
                 ]
             )
-    head = [metric.title if title == "score" else title for title in RUN_COLUMNS]
-    return HtmlTable(head, rows, list(RUN_COLUMNS.values()), look="small")
+    head = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
+    head += ["data", "code", "folder"]
+    return HtmlTable(head, rows, look="small")
 
 
 # ---------------------------------------------------------------- samples

@@ -21,25 +21,23 @@
   function sortable(table) {
     const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];
     const chosen = of(table.id);
-    const numbers = heads.map((head) => head.classList.contains("number"));
     const key = (row, column) => {
-      const cell = row.cells[column];
-      if (!numbers[column]) return cell.textContent.trim();
-      return cell.dataset.value === undefined ? NaN : Number(cell.dataset.value);
+      const { dataset, textContent } = row.cells[column];
+      if ("absent" in dataset) return null;
+      return dataset.value === undefined ? textContent.trim() : Number(dataset.value);
     };
+    function compare(a, b) { // numbers by size, before texts
+      if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+      return typeof a === "number" ? a - b : collator.compare(a, b);
+    }
     function sort() {
       const { column, direction } = chosen;
       heads.forEach((head, i) => head.setAttribute("aria-sort", i === column ? direction : "none"));
       const sign = direction === "descending" ? -1 : 1;
       const sorted = rows.map((row, i) => ({ row, i, key: column === undefined ? i : key(row, column) }));
       // What has no value stands last in either direction.
-      const empty = (x) => x === "" || x === "-" || Number.isNaN(x);
-      sorted.sort((a, b) => {
-        if (empty(a.key) || empty(b.key)) return empty(a.key) - empty(b.key) || a.i - b.i;
-        const order = numbers[column] || column === undefined
-          ? a.key - b.key : collator.compare(a.key, b.key);
-        return sign * order || a.i - b.i;
-      });
+      sorted.sort((a, b) => (a.key === null) - (b.key === null)
+        || (a.key !== null && sign * compare(a.key, b.key)) || a.i - b.i);
       body.append(...sorted.map((item) => item.row));
     }
     heads.forEach((head, column) => {
@@ -75,6 +73,7 @@
           /^-\D/.test(word) ? !texts[i].includes(word.slice(1)) : texts[i].includes(word));
         shown += !row.hidden;
       });
+      tools.classList.toggle("filtered", shown < rows.length);
       count.textContent = shown === rows.length ? `${shown} rows` : `${shown} of ${rows.length} rows`;
     }
     input.value = chosen.filter || "";
@@ -104,13 +103,14 @@
     const visible = () => marks.filter((mark) => !chosen.off.includes(mark.series));
     let current = null;
 
-    function show(mark) {
+    function show(mark, scrolls = false) {
       current = mark;
       tip.hidden = !mark;
       if (!mark) return ring.remove();
       ring.setAttribute("cx", mark.x);
       ring.setAttribute("cy", mark.y);
       svg.append(ring);
+      if (scrolls) ring.scrollIntoView({ block: "nearest", inline: "nearest" });
       tip.textContent = mark.text;
       const outer = figure.getBoundingClientRect(), at = ring.getBoundingClientRect();
       const left = Math.min(at.right + 6 - outer.left, outer.width - tip.offsetWidth);
@@ -132,27 +132,30 @@
     svg.addEventListener("pointerdown", (event) => show(nearest(event)));
     svg.addEventListener("pointerleave", () => show(null));
 
+    const reach = (mark) => show(mark, true);
     // Left and right along what is drawn from left to right, up and down to what is above and below.
     function step(event) {
       const shown = visible();
       if (event.key === "Escape") return show(null);
       if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key) || !shown.length) return;
       event.preventDefault();
-      if (!current || !shown.includes(current)) return show(shown[0]);
-      if (event.key === "Home") return show(shown[0]);
-      if (event.key === "End") return show(shown[shown.length - 1]);
+      if (!current || !shown.includes(current)) return reach(shown[0]);
+      if (event.key === "Home") return reach(shown[0]);
+      if (event.key === "End") return reach(shown[shown.length - 1]);
       const along = /Left|Right/.test(event.key), sign = /Right|Down/.test(event.key) ? 1 : -1;
       if (along) {
         const same = shown.filter((mark) => mark.series === current.series);
-        const next = same[same.indexOf(current) + sign];
-        return next && show(next);
+        return reach(same[same.indexOf(current) + sign] || current);
       }
       const others = shown.filter((mark) => mark.panel === current.panel && sign * (mark.y - current.y) > 0.01);
       const far = (mark) => Math.abs(mark.y - current.y) + 3 * Math.abs(mark.x - current.x);
-      if (others.length) show(others.reduce((a, b) => (far(a) <= far(b) ? a : b)));
+      reach(others.length ? others.reduce((a, b) => (far(a) <= far(b) ? a : b)) : current);
     }
     box.addEventListener("keydown", step);
-    box.addEventListener("focus", () => { if (!current && visible().length) show(visible()[0]); });
+    box.addEventListener("focus", () => {
+      // A tap gives the focus, too, and must not move what was tapped.
+      if (!current && visible().length) show(visible()[0], box.matches(":focus-visible"));
+    });
     box.addEventListener("blur", () => show(null));
     switched(figure, svg, chosen, () => show(null));
   }

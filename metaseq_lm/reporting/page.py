@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class HtmlTable:
     Attributes:
         head: The titles of the columns.
         rows: The cells.
-        right: Which columns are numbers: aligned right, and sorted as such.
         title: Above the table.
         notes: Sentences below it.
         look: "small" or "".
@@ -43,11 +42,15 @@ class HtmlTable:
 
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    right: Sequence[bool]
     title: str = ""
     notes: Sequence[str] = ()
     look: str = ""
     closed: str = ""
+
+    @cached_property
+    def right(self) -> list[bool]:
+        """Which columns are numbers: aligned right, and sorted as such."""
+        return numeric_columns(self.head, self.rows)
 
     @property
     def has_best(self) -> bool:
@@ -83,15 +86,18 @@ class Page:
 def html_table(table: Table, title: str = "", notes: Sequence[str] | None = None) -> HtmlTable:
     """Return a table for a page, with its notes or others."""
     below = table.notes if notes is None else notes
-    return HtmlTable(table.head, table.rows, numeric_columns(table), title, below)
+    return HtmlTable(table.head, table.rows, title, below)
 
 
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), **options: Any
 ) -> HtmlTable:
     """Return a table of texts; `right` names the columns that are numbers."""
-    cells = [[Cell(text) for text in row] for row in rows]
-    return HtmlTable(head, cells, [title in right for title in head], **options)
+    numbers = [title in right for title in head]
+    cells = [
+        [Cell(text, number=is_number) for text, is_number in zip(row, numbers)] for row in rows
+    ]
+    return HtmlTable(head, cells, **options)
 
 
 def render(page: Page) -> str:
@@ -140,18 +146,20 @@ def without_control_characters(value: Any) -> Any:
 def sort_value(cell: Cell) -> float | None:
     """Return the number that a cell is sorted by, None if it has none."""
     value = cell.value
-    if value is None and (match := LEADING.match(cell.text)):
+    if value is None and cell.number and (match := LEADING.match(cell.text)):
         value = float(match[1].replace(",", ""))
     return value if value is not None and math.isfinite(value) else None
 
 
 def value_table(drawing: Drawing) -> HtmlTable:
     """Return the values of a figure as a table, for those who cannot see it."""
+    marks = drawing.marks
     columns = {
-        "panel": [mark.panel for mark in drawing.marks] if len(drawing.panels) > 1 else [],
-        "series": [mark.series for mark in drawing.marks],
-        "at": [mark.at for mark in drawing.marks],
-        "value": [mark.value for mark in drawing.marks],
+        "panel": [Cell(mark.panel, number=False) for mark in marks] * (len(drawing.panels) > 1),
+        "series": [Cell(mark.series, number=False) for mark in marks],
+        # Sorted as along the axis, whether that has numbers or names.
+        "at": [Cell(mark.at, number=False, value=mark.x if mark.at else None) for mark in marks],
+        "value": [Cell(mark.value) for mark in marks],
     }
-    shown = {title: texts for title, texts in columns.items() if any(texts)}
-    return text_table(list(shown), list(zip(*shown.values())), look="small")
+    shown = {title: cells for title, cells in columns.items() if any(c.text for c in cells)}
+    return HtmlTable(list(shown), list(zip(*shown.values())), look="small")

@@ -123,8 +123,8 @@ def add_marks(root: Element, figure: Figure, drawing: Drawing) -> None:
         centre = {"cx": f"{x * width:.1f}", "cy": f"{(1 - y) * height:.1f}", "r": "4"}
         circle = SubElement(group, "circle", {"class": "mark", **centre})
         circle.set("data-panel", panels[mark.panel])
-        if mark.series in drawing.keys:
-            circle.set("data-series", str(drawing.keys[mark.series]))
+        if mark.legend in drawing.keys:
+            circle.set("data-series", str(drawing.keys[mark.legend]))
         SubElement(circle, "title").text = mark.text
 
 

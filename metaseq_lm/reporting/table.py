@@ -36,13 +36,18 @@ from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significan
 class Cell:
     """One cell: plain text, whether it is the best of its column, whether it is a number.
 
-    `value` is what a page sorts it by, None where the text begins with it.
+    `value` is what a page sorts it by; without one that is the number it begins with, or the text.
     """
 
     text: str
     best: bool = False
     number: bool = True
     value: float | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the text stands for no value."""
+        return self.text in ABSENT
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class CostColumn:
     text: Callable[[float | None], str]
 
 
+ABSENT = ("", "-", show(None))
 BEST_CHECKPOINT = "trainer.best_checkpoint_metric"
 MAXIMIZE = "trainer.maximize_best_checkpoint_metric"
 # The costs of a record, in the order of its columns.
@@ -152,10 +158,7 @@ def setting_table(
     rows, records = [], []
     for setting, summary, is_best, compared in zip(settings, summaries, marks, comparisons):
         line = record(setting, keys, metric, spread, summary, compared)
-        row = []
-        for key in keys:
-            value = setting.values[key]
-            row.append(Cell(show(value), number=is_number(value)))
+        row = [config_cell(setting.values[key]) for key in keys]
         row.append(Cell(count_text(setting, metric)))
         row.append(Cell(summary.text(metric) if summary else "-", is_best))
         row.append(Cell("-" if line["best"] is None else metric.text(line["best"])))
@@ -178,6 +181,12 @@ def setting_table(
         below + notes(settings, metric),
         records,
     )
+
+
+def config_cell(value: Any) -> Cell:
+    """Return the cell of a config value."""
+    number = float(value) if is_number(value) else None
+    return Cell(show(value), number=number is not None, value=number)
 
 
 def choose_cost_columns(settings: Sequence[Setting]) -> list[CostColumn]:
@@ -227,7 +236,7 @@ def pivot_table(
     grid = []
     for row_value in map(identity, down):
         grid.append([by_values.get((row_value, identity(value))) for value in across])
-    body = [[Cell(show(value), number=False)] for value in down]
+    body = [[replace(config_cell(value), number=False)] for value in down]
     for column in zip(*grid):
         summaries = [
             summarise(cell.scores(metric.name), spread) if cell else None for cell in column

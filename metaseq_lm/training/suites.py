@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
+from metaseq_lm.evaluation.ngram_probabilities import NGRAM, ngrams_of
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     PREDICTIONS,
@@ -150,8 +152,29 @@ def score_suite(
             "seconds": round(time.perf_counter() - started, 3),
             **facts,
         },
-        references=flat_references(suite.references(items, request.folder), results),
+        references=flat_references(references_of(request, items, run), results),
     )
+
+
+def references_of(request: SuiteRequest, items: Any, run: Parts) -> References:
+    """Return what the metrics of a suite are compared with.
+
+    To the references of a suite of sentences belongs what the n-grams of the run's corpus score on
+    those of its metrics that have another reference; but not where it brings n-grams itself, as the
+    pairs of a world do.
+    """
+    suite, references = request.suite, request.suite.references(items, request.folder)
+    groups = references.values()
+    names = {name for group in groups for levels in group.values() for name in levels}
+    if suite.takes != SENTENCES or NGRAM in names:
+        return references
+    for name, probabilities in ngrams_of(Path(run.config.data)).items():
+        results = suite.score(items, probabilities)
+        for group, levels in references.items():
+            for metric, others in levels.items():
+                value = results[group].metrics.get(metric, math.nan)
+                levels[metric] = {**others, name: value} if math.isfinite(value) else others
+    return references
 
 
 def stored_results(

@@ -84,7 +84,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
+    """Return the resident bytes of this process at their highest."""
     status = Path("/proc/self/status")
     if status.exists():
         # ru_maxrss would start from the parent's size on Linux.
@@ -106,7 +107,7 @@ def _serve(pipe: Connection, variant: Variant, warm_up: int) -> None:
         result = step()
         seconds = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
         pipe.send(result | seconds)
-    pipe.send(_peak_memory())
+    pipe.send(peak_memory())
 
 
 def paired(variants: dict[str, Variant], rounds: int, warm_up: int = 1) -> dict[str, Measured]:

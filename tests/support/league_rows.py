@@ -13,7 +13,7 @@ from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
 
 BRACKETS, TOPIC = "pairs.brackets.accuracy", "topic.accuracy"
-BUDGET, UNIGRAM, SYMBOLS = 6e10, 4.08, 106
+BUDGET, UNIGRAM, TRIGRAM, SYMBOLS = 6e10, 4.08, 2.6, 106
 RATES = (1e-3, 2e-3, 4e-3)
 UPDATES = range(40, 281, 40)
 
@@ -103,7 +103,7 @@ def make_row(name: str, mean: float, **changes: Any) -> Row:
 def make_context(*rows: Row, **changes: Any) -> Context:
     """Return the context of rows, the first of which is the baseline."""
     context = Context(
-        rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=Corpus(SYMBOLS, UNIGRAM)
+        rows, rows[0].objective, (BRACKETS, TOPIC), 8, corpus=Corpus(SYMBOLS, UNIGRAM, TRIGRAM)
     )
     return replace(context, **changes)
 

@@ -129,7 +129,7 @@ def taught(bench: Bench, soft_y: Tensor, pads: Tensor) -> Tensor:
     for row, padding in zip(soft_y, pads):
         length = int((~padding).sum())
         if kind == "shifted":
-            half = length // 2
+            row, half = row.detach(), length // 2
             row = torch.cat([row[half:length], row[:half], row[length:]])
         if kind == "flat":
             row = torch.stack([flat_row(p, bench.config.criterion.support) for p in row.detach()])

@@ -19,6 +19,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.options import option
 from metaseq_lm.data.corpus.encode import Counts
 from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.preprocess.corpus import TokenPipeline
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.pipeline import (
@@ -251,7 +252,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
     def references(self) -> dict[str, Any]:
         """Return what a perfect model, n-grams and chance score, on valid and on the sets."""
         world, valid = self.world, self._samples[VALID]
-        ngram = measures.NGram(self._samples[TRAIN].tokens, len(world.symbols))
+        ngram = NGram(*measures.sequences(self._samples[TRAIN].tokens), len(world.symbols))
         losses = measures.losses(world, ngram, valid)
         return {
             "tokens_per_document": float(valid.lengths.mean()),

@@ -1,6 +1,6 @@
 """What to compare a model of a world with: the exact values, n-grams, chance.
 
-Shapes: N documents, S tokens; all cross-entropies are in nats.
+Shapes: N documents, S positions; all cross-entropies are in nats.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.data.labelled import baselines
+from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, Documents, World
 
 CHANCE = 0.5  # of a minimal pair
@@ -36,66 +37,10 @@ class Estimate:
         return cls(float(mean), cls.of(residuals).error)
 
 
-class NGram:
-    """An n-gram model with the smoothing of Witten and Bell (1991), the baseline of a world.
-
-    p(w | h) = (c(h w) + T(h) p(w | h')) / (c(h) + T(h)), where T(h) is the number of different
-    words after h, h' is h without its first word, and below the unigram is 1/V.
-
-    Args:
-        tokens: Documents that it counts, (N, S).
-        size: The number of symbols, V.
-        order: n; contexts reach over the beginning of a document, which is a symbol of its own.
-    """
-
-    def __init__(self, tokens: np.ndarray, size: int, order: int = 3) -> None:
-        self.size, self.order = size, order
-        grams = self._grams(tokens)
-        self._counts = []
-        for length in range(1, order + 1):
-            codes, counts = np.unique(self._codes(grams, length), return_counts=True)
-            contexts, first = np.unique(codes // (size + 1), return_index=True)
-            totals = np.add.reduceat(counts, first)
-            types = np.diff(np.append(first, len(codes)))
-            self._counts.append((codes, counts, contexts, totals, types))
-
-    def _grams(self, tokens: np.ndarray) -> np.ndarray:
-        """Return each token with the `order` - 1 before it, (tokens, order)."""
-        padding = np.full((len(tokens), self.order - 1), self.size)
-        padded = np.concatenate([padding, tokens], axis=1)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self.order, axis=1)
-        return np.asarray(windows[tokens != NO_TOKEN])
-
-    def _codes(self, grams: np.ndarray, length: int) -> np.ndarray:
-        """Return a number for the last `length` tokens of each gram, (tokens,)."""
-        codes = np.zeros(len(grams), np.int64)
-        for column in range(self.order - length, self.order):
-            codes = codes * (self.size + 1) + grams[:, column]
-        return codes
-
-    def token_log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each token given those before it, end to end, (tokens,)."""
-        grams = self._grams(tokens)
-        probs = np.full(len(grams), 1 / self.size)
-        for length, (codes, counts, contexts, totals, types) in enumerate(self._counts, 1):
-            gram = self._codes(grams, length)
-            count = _look_up(codes, counts, gram)
-            total = _look_up(contexts, totals, gram // (self.size + 1))
-            kinds = _look_up(contexts, types, gram // (self.size + 1))
-            seen = total > 0
-            probs[seen] = ((count + kinds * probs) / np.maximum(total + kinds, 1))[seen]
-        return np.asarray(np.log(probs))
-
-    def log_probs(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the log-probability of each document, (N, S) to (N,)."""
-        rows = np.nonzero(tokens != NO_TOKEN)[0]
-        return np.bincount(rows, self.token_log_probs(tokens), len(tokens))
-
-
-def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Return the value of each of the queries; 0 for one that is not in the sorted `keys`."""
-    positions = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
-    return np.where(keys[positions] == queries, values[positions], 0)
+def sequences(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return documents (N, S) as their tokens end to end, (T,), and their lengths, (N,)."""
+    is_token = tokens != NO_TOKEN
+    return tokens[is_token], is_token.sum(axis=1)
 
 
 def pair_accuracy(good: np.ndarray, bad: np.ndarray) -> float:
@@ -117,7 +62,7 @@ def pair_references(
     return {
         "pairs": len(good),
         "bayes": pair_accuracy(world.log_probs(good), world.log_probs(bad)),
-        "ngram": pair_accuracy(ngram.log_probs(good), ngram.log_probs(bad)),
+        "ngram": pair_accuracy(*(ngram.log_probs(*sequences(side)) for side in pairs)),
         "chance": CHANCE,
     }
 
@@ -196,6 +141,6 @@ def losses(
         "document": Estimate.of(-log_probs),
         "token": Estimate.ratio(-log_probs, lengths),
         "unigram": Estimate.ratio(-unigrams, lengths),
-        "ngram": Estimate.ratio(-ngram.log_probs(tokens), lengths),
+        "ngram": Estimate.ratio(-ngram.log_probs(*sequences(tokens)), lengths),
         "cloze": Estimate.ratio(of_document, lengths[: len(first)]),
     }

@@ -259,13 +259,14 @@ class SoftLabels(PairCriterion):
     def taught(self, probabilities: Tensor, padding: Tensor) -> Tensor:
         """Return what the student is taught in place of the teacher's probabilities (C, B, S, V).
 
-        Only learned and shifted targets let the meta loss reach the teacher's head of targets.
+        Only learned targets let the meta loss reach the teacher's head of targets: through shifted
+        ones it would learn to predict half a row ahead, which undoes the shift.
         """
         kind = self.config.targets
         if kind == "flat":
             return flat_support(probabilities.detach(), self.config.support)
         if kind == "shifted":
-            return shifted(probabilities, padding)
+            return shifted(probabilities.detach(), padding)
         if kind == "unigram":
             assert self.frequencies is not None
             return self.frequencies.to(probabilities).expand_as(probabilities)

@@ -1,13 +1,20 @@
 """The page of a report in a browser: what a reader does with it."""
 
+import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Browser, browser
 from synthetic import make_run
 
 from metaseq_lm.cli import main
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.page import write_page
+from metaseq_lm.league.predictions import Outcome, Prediction, Registered
+from metaseq_lm.league.verdict import Rule
+from metaseq_lm.reporting.numbers import Metric
 
 pytestmark = [
     pytest.mark.browser,
@@ -41,21 +48,46 @@ def tab(tmp_path_factory: pytest.TempPathFactory):
         yield opened
 
 
-def column(tab: Browser, title: str) -> list[str]:
-    """The cells of a column of the table of scores that are shown, from the top."""
+def column(tab: Browser, title: str, table: str = TABLE) -> list[str]:
+    """The cells of a column of a table that are shown, from the top."""
     return tab(
-        f"(() => {{ const t = document.querySelector('{TABLE}'), body = [...t.tBodies[0].rows];"
+        f"(() => {{ const t = document.querySelector('{table}'), body = [...t.tBodies[0].rows];"
         f"const i = [...t.tHead.rows[0].cells].findIndex(c => c.textContent == '{title}');"
         "return body.filter(r => !r.hidden).map(r => r.cells[i].textContent); })()"
     )
 
 
-def press_head(tab: Browser, title: str) -> str:
+def press_head(tab: Browser, title: str, table: str = TABLE) -> str:
     """Click on the head of a column; returns aria-sort."""
-    find = f"[...document.querySelectorAll('{TABLE} th')].find(c => c.textContent == '{title}')"
-    tab(f"{find}.id = 'head'")
+    find = f"[...document.querySelectorAll('{table} th')].find(c => c.textContent == '{title}')"
+    tab(f"document.getElementById('head')?.removeAttribute('id'); {find}.id = 'head'")
     tab.click("#head button")
     return tab("document.getElementById('head').ariaSort")
+
+
+def sorted_by(tab: Browser, title: str, table: str) -> list[str]:
+    """The cells of a column after a click on its head: the same from below after a second one.
+
+    What has no value stands last both times.
+    """
+    assert press_head(tab, title, table) == "ascending"
+    up = column(tab, title, table)
+    assert press_head(tab, title, table) == "descending"
+    down = column(tab, title, table)
+    assert press_head(tab, title, table) == "none"
+    absent = [text for text in up if text in ("", "-", "none", "open")]
+    present = up[: len(up) - len(absent)]
+    assert up == present + absent and down == present[::-1] + absent
+    return up
+
+
+def table_of(tab: Browser, title: str) -> str:
+    """The selector of the table with a title, or of the values of a figure; its part is opened."""
+    return "#" + tab(
+        f"(() => {{ const t = document.querySelector('table[data-name^={json.dumps(title)}]');"
+        "for (const part of document.querySelectorAll('details')) part.open = part.contains(t);"
+        "return t.id; })()"
+    )
 
 
 def test_no_script_of_a_label_runs_and_the_console_is_empty(page: Path, tab: Browser) -> None:
@@ -85,6 +117,106 @@ def test_a_column_is_sorted_by_click_and_by_keyboard(page: Path, tab: Browser) -
     assert press_head(tab, "label") == "ascending"
     names = [label for label in column(tab, "label") if "<" not in label]
     assert names == ["causal", "electric", "hard", "hybrid", "masked", "soft"]
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of rates and one without, of negative scores and one that is missing."""
+    folder = tmp_path_factory.mktemp("unequal")
+    rows = [(1e-5, 2.5e11, -0.3), (0.02, 1e12, 0.05), (None, 2e10, -0.02), (0.001, 6e9, None)]
+    for i, (rate, flops, score) in enumerate(rows):
+        metrics = {"test": {} if score is None else {"mcc": score}}
+        results = {"flops": flops, "metrics": metrics}
+        for seed in (1, 2):
+            make_run(
+                folder / "runs" / f"{i}{seed}",
+                results=results,
+                optimizer={"lr": rate},
+                seed=seed,
+            )
+    options = ["--metric", "test.mcc", "--out", str(folder), "--format", "html"]
+    assert main(["report", str(folder / "runs"), *options]) == 0
+    return folder / "report.html"
+
+
+def test_numbers_of_a_report_are_sorted_by_size(unequal: Path, tab: Browser) -> None:
+    tab.open(unequal)
+    assert sorted_by(tab, "optimizer.lr", TABLE) == ["1e-05", "0.001", "0.02", "none"]
+    assert sorted_by(tab, "best", TABLE) == ["-0.3000", "-0.02000", "0.05000", "-"]
+    assert sorted_by(tab, "FLOPs", TABLE) == ["2.0e10", "2.5e11", "1.0e12", "-"]
+    values = table_of(tab, "score by flops")
+    assert sorted_by(tab, "at", values) == ["2.0e10 FLOPs", "2.5e11 FLOPs", "1.0e12 FLOPs"]
+    scores = [text.partition(" ")[0] for text in sorted_by(tab, "value", values)]
+    assert scores == ["-0.3000", "-0.02000", "0.05000"]
+
+
+@pytest.fixture(scope="module")
+def league(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a league of three objectives with untrained models and three predictions."""
+    metric, noise = "probe.accuracy", 0.01 * np.array([-1.2, -0.7, -0.3, 0.0, 0.1, 0.4, 0.6, 1.1])
+    budgets = (2e10, 6e10, 2.5e11, 1e12)
+    rows = []
+    for name, means in {
+        "flat": (0.60, 0.62, 0.64, 0.66),
+        "steep": (0.50, 0.60, 0.70, 0.78),
+        "slow": (0.50, 0.55, 0.63, 0.70),
+        "low": (0.40, 0.41, 0.42, 0.43),
+    }.items():
+        for budget, mean in zip(budgets, means):
+            rows.append(
+                Entry(name, budget, {metric: list(mean + noise)}, {metric: list(0.45 + noise)})
+            )
+    outcomes = []
+    for value, budget in ((0.9, 1e12), (0.7, 2.5e11), (0.695, 2.5e11), (0.8, 4e12)):
+        naive = {"last": 0.6, "line": 0.9}
+        ends = (value - 0.01, value + 0.01)
+        prediction = Prediction("steep", budget, metric, "E", budgets[:2], value, ends, naive)
+        registered = Registered(prediction, "2026-11-28T03:00:00+00:00", "0123", "c1")
+        outcomes.append(Outcome(registered, budget > 1e12, True))
+    metrics = [Metric.of(metric, [0.5])]
+    standings = Standings("Ladder", metrics, "flat", Rule(0.02), rows, predictions=outcomes)
+    folder = tmp_path_factory.mktemp("league")
+    write_page(standings.decided(), folder)
+    return folder / "standings.html"
+
+
+def test_numbers_of_a_league_are_sorted_by_size(league: Path, tab: Browser) -> None:
+    tab.open(league)
+    table = table_of(tab, "FLOPs at equal score")
+    budgets = sorted_by(tab, "FLOPs", table)
+    assert list(dict.fromkeys(budgets)) == ["2.0e10", "6.0e10", "2.5e11", "1.0e12"]
+    ratios = sorted_by(tab, "times fewer FLOPs", table)
+    numbers = [float(text.removeprefix("at least ")) for text in ratios]
+    assert numbers == sorted(numbers) and numbers[0] < 1 and numbers[-1] > 10
+    assert any(text.startswith("at least") for text in ratios)
+    crossings = sorted_by(tab, "crossover", table_of(tab, "Crossovers"))
+    assert crossings[-1] == "none" and "e11" in crossings[-2] and "e10" in crossings[0]
+    table = table_of(tab, "Predictions")
+    assert sorted_by(tab, "mean", table)[2:] == ["78.00", "open"]
+    assert sorted_by(tab, "error", table) == ["-0.50", "+0.00", "+12.00", ""]
+    assert sorted_by(tab, "inside", table) == ["no", "yes", "yes", ""]
+    values = table_of(tab, "ladder")
+    places = list(dict.fromkeys(sorted_by(tab, "at", values)))
+    assert [place.removesuffix(" FLOPs") for place in places] == [
+        *("no training", "2.0e10", "6.0e10", "2.5e11", "1.0e12", "4.0e12")
+    ]
+    gains = [text for text in sorted_by(tab, "value", values) if text[0] in "+-"]
+    assert gains[0].startswith("-5.00") and gains[-1].startswith("+33.00")
+
+
+def test_arrow_keys_go_along_a_ladder(league: Path, tab: Browser) -> None:
+    """From untrained models through the budgets, to what is predicted."""
+    tab.open(league)
+    ladder = "#figure-2-2"
+    tab(f"document.querySelector('{ladder} .scroll').focus()")
+    tip = f"document.querySelector('{ladder} .tip').textContent"
+    texts = [tab(tip)]
+    for _ in range(4):
+        tab.press("ArrowRight")
+        texts.append(tab(tip))
+    assert [text.partition(" at ")[2] for text in texts] == [
+        *("no training", "2.0e10 FLOPs", "6.0e10 FLOPs", "2.5e11 FLOPs", "1.0e12 FLOPs")
+    ]
 
 
 def test_rows_are_filtered_by_words(page: Path, tab: Browser) -> None:
@@ -156,6 +288,21 @@ def test_a_narrow_page_does_not_scroll_sideways(page: Path, tab: Browser) -> Non
     assert tab(f"{box}.scrollWidth > {box}.clientWidth && {box}.tabIndex == 0")
 
 
+def test_arrow_keys_scroll_to_the_mark_on_a_narrow_page(page: Path, tab: Browser) -> None:
+    tab.open(page, width=NARROW)
+    box = f"document.querySelector('{COSTS} .scroll')"
+    tab(f"{box}.focus()")
+    for far in ("0", f"{box}.scrollWidth") * 8:
+        tab(f"{box}.scrollLeft = {far}")
+        tab.press("ArrowDown")
+        left, ring, right = tab(
+            f"(() => {{ const b = {box}.getBoundingClientRect();"
+            f"const r = document.querySelector('{COSTS} .ring').getBoundingClientRect();"
+            "return [b.left, (r.left + r.right) / 2, b.right]; })()"
+        )
+        assert left <= ring <= right
+
+
 def test_a_watched_page_reloads_with_sort_filter_and_switches(page: Path, tab: Browser) -> None:
     watched = page.with_name("watched.html")
     watched.write_text(page.read_text().replace('lang="en"', 'lang="en" data-watch="1"'))
@@ -185,4 +332,12 @@ def test_print_shows_the_tables_whole(page: Path, tab: Browser, tmp_path: Path) 
     tab.call("Emulation.setEmulatedMedia", media="print")
     box = f"document.querySelector('{TABLE}').closest('.wide')"
     assert tab(f"getComputedStyle({box}).overflow") == "visible"
-    assert tab("getComputedStyle(document.querySelector('.tools')).display") == "none"
+    tools = f"document.querySelector('{TABLE}-filter').parentNode"
+    assert tab(f"getComputedStyle({tools}).display") == "none"
+    tab.call("Emulation.setEmulatedMedia", media="")
+    tab.click(f"{TABLE}-filter")
+    tab.call("Input.insertText", text="hard")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert column(tab, "label") == ["hard"]
+    assert tab(f"getComputedStyle({tools}).display") != "none"
+    assert "1 of 8 rows" in tab(f"{tools}.innerText")

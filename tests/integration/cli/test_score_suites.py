@@ -12,6 +12,8 @@ from metaseq_lm.cli import main
 from metaseq_lm.cli.score import reference_columns
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.evaluation.ngram_probabilities import ngrams_of
+from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.runs import manifests, suite_results
@@ -83,7 +85,18 @@ def test_references_are_kept_and_old_results_have_none(
     (results,) = read_run(place / "run").suites
     kinds = ("accuracy", "soft_accuracy")
     names = [f"{group}{kind}" for group in ("", "near.", "far.") for kind in kinds]
-    assert results.references == {name: {"chance": 0.5} for name in (*names, "accuracy_macro")}
+    assert results.facts["reach"] == "both"
+    assert results.references.keys() == {*names, "accuracy_macro"}
+    for levels in results.references.values():
+        assert levels["chance"] == 0.5 and levels.keys() == {"chance", "unigram", "ngram"}
+    # Of the corpus of the run, by the suite's own rule.
+    suite = build_suite("pairs")
+    pairs = suite.read(place / "pairs")
+    expected = suite.score(pairs, ngrams_of(place / "data")["ngram"])
+    for name in results.references:
+        group, _, metric = name.rpartition(".")
+        level = expected[group or "overall"].metrics[metric]
+        assert results.references[name]["ngram"] == level
     archive.write(place / "runs.jsonl", [read_run(place / "run")])
     assert archive.read(place / "runs.jsonl")[0].suites[0].references == results.references
     record = json.loads(file.read_text())

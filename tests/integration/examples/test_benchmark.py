@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from imported import imported
 
+from metaseq_lm.reporting.folders import find_runs
+
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "scripts" / "benchmarks"
 VOCABULARY = 200
@@ -134,6 +136,43 @@ def test_families_of_tiny_models(
     for figure in figures:
         assert figure["spread"][0] <= figure["ratio"] <= figure["spread"][1]
         assert figure["ours"] > 0 and figure["reference"] > 0
+
+
+def test_reports_are_measured_in_processes_of_their_own(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of folders that have what their archive has."""
+    report = importlib.import_module("report_speed")
+    archive = ROOT / "examples" / "cvt" / "measured" / "elmo.jsonl"
+    metric = "test.f1"
+    monkeypatch.setattr(report, "METRIC", metric)
+    folders = tmp_path / "runs"
+    count = report.write_folders(archive, folders)
+    written = [run.metrics[metric] for run in find_runs([folders])]
+    archived = [run.metrics[metric] for run in find_runs([archive])]
+    assert len(written) == count and sorted(written) == sorted(archived)
+    out = tmp_path / "out"
+    ours = report.measure(["report", str(folders), "--metric", metric, "--out", str(out)], 1)
+    assert (out / "report.html").exists()
+    (measured,) = ours.rounds
+    assert measured["cpu"] > 0.5 and ours.peak > 50_000_000
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        report.measure(["report", str(tmp_path / "none")], 1)
+
+
+@pytest.mark.parametrize(
+    "seconds, peak, reached",
+    [(9.9, 299e6, [True, True]), (10.1, 299e6, [False, True]), (9.9, 301e6, [True, False])],
+)
+def test_reports_have_limits(
+    seconds: float, peak: float, reached: list[bool], benchmarks: None
+) -> None:
+    report, timing = (importlib.import_module(name) for name in ("report_speed", "timing"))
+    ours = timing.Measured([{"amount": 1, "cpu": seconds, "wall": 30.0}], int(peak))
+    time_taken, memory = report.against_limits("x", ours, "500 runs")
+    assert [time_taken.reached, memory.reached] == reached
+    assert (time_taken.ours, time_taken.reference) == (pytest.approx(seconds), 10)
+    assert (memory.ours, memory.reference, memory.unit) == (peak / 1e6, 300, "MB")
 
 
 def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:

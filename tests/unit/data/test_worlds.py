@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds import measures
 from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, World, build_world, words_of
 from metaseq_lm.data.worlds.clauses import balanced
@@ -276,17 +277,6 @@ def test_minimal_pairs_differ_in_one_token_and_only_one_is_possible(kind: str) -
             assert misleads == (kind == "agreement_attractor")
 
 
-def test_ngram_is_witten_bell_and_sums_to_one() -> None:
-    tokens = np.array([[0, 1, 0], [0, 1, NO_TOKEN]])
-    model = measures.NGram(tokens, size=3, order=2)
-    # Unigram: counts 3, 2, 0 with two types; after 0: 1 twice, one type.
-    unigram = (np.array([3, 2, 0]) + 2 / 3) / 7
-    after = (np.array([0, 2, 0]) + unigram) / 3
-    probs = [model.token_log_probs(np.array([[0, word]]))[1] for word in range(3)]
-    np.testing.assert_allclose(np.exp(probs), after)
-    assert np.exp(probs).sum() == pytest.approx(1)
-
-
 def test_baselines_of_labelled_sets() -> None:
     world = build_world("quad", 11)
     documents = world.sample(world.keys("baselines", 0, 1200))
@@ -316,7 +306,7 @@ def test_full_world_has_the_expected_constants() -> None:
     for seed in range(6):
         world = build_world("quad", seed)
         documents = world.sample(world.keys("constants", 0, 1500))
-        ngram = measures.NGram(documents.tokens[:500], len(world.symbols))
+        ngram = NGram(*measures.sequences(documents.tokens[:500]), len(world.symbols))
         losses = measures.losses(world, ngram, documents, gaps=3000)
         accuracy = {}
         for name in world.label_sets:

@@ -23,6 +23,11 @@ def test_the_cross_entropy_of_counts_with_one_added(tmp_path: Path) -> None:
     known = read_corpus(tmp_path)
     assert known.vocabulary == x + 3
     assert known.unigram == pytest.approx(-(np.log(4 / 7) + np.log(1 / 7)) / 2, abs=1e-12)
+    # Of Witten and Bell: x after the beginning, and z after that and x; both contexts occur once.
+    base = 1 / known.vocabulary
+    first = (1 + (1 + (3 + 2 * base) / 6) / 2) / 2
+    second = (2 * (2 * base / 6) / 5) / 2
+    assert known.trigram == pytest.approx(-(np.log(first) + np.log(second)) / 2, abs=1e-12)
 
 
 def test_the_unigram_of_a_world(tmp_path: Path) -> None:
@@ -33,3 +38,6 @@ def test_the_unigram_of_a_world(tmp_path: Path) -> None:
     known = read_corpus(tmp_path / "quad")
     # That of the manifest has the counts of the split itself, so it is a little less.
     assert 0 < known.unigram - estimate["mean"] < 0.03
+    # The same trigrams, but for the symbols that are no words, which share 1/V.
+    losses = Manifest.load(tmp_path / "quad").details["world"]["constants"]["losses"]
+    assert known.trigram == pytest.approx(losses["ngram"]["mean"], abs=1e-3)

@@ -45,6 +45,8 @@ from metaseq_lm.league.standings import FLAG, REFUSE, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting.archive import read, read_about, write
+from metaseq_lm.reporting.drawing import collect
+from metaseq_lm.reporting.formats import numeric_columns
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
 
@@ -460,3 +462,50 @@ def test_the_ladder_has_intervals_crossovers_and_open_predictions(tmp_path, monk
     bars = [(xs, ys) for xs, ys, _ in lines if len(xs) == 2 and xs[0] < 5.7e10 < xs[1]]
     assert len(bars) == 1 and bars[0][1] == pytest.approx([62.5] * 2, abs=0.3)
     assert axes.get_xlim()[1] > 2e12
+
+
+def test_the_ladder_has_its_trained_scores_in_its_alternative_text(tmp_path):
+    """Of each objective that of the largest budget, whatever was drawn after it."""
+    untrained = {PROBE: list(0.45 + NOISE)}
+    rows = [replace(e, untrained=untrained) for e in entries("steep", STEEP)]
+    outcomes = [
+        Outcome(registered(budget=2e12), True),
+        Outcome(registered(value=0.7, budget=1.6e11), False, True),
+    ]
+    league = standings(entries("flat", FLAT), rows, predictions=outcomes)
+    with collect() as drawings:
+        draw_ladder(league, tmp_path / "ladder.png")
+    (drawing,) = drawings
+    text = drawing.alternative
+    assert "steep: 78.00 ± 0.73 at 6.4e11 FLOPs" in text
+    assert "steep, predicted: 80 at 2.0e12 FLOPs" in text and "no training" not in text
+    # Arrow keys go through the marks of a series, with what is predicted of it, as they stand.
+    steep = [m for m in drawing.marks if m.legend == "steep" and m.axes is drawing.marks[0].axes]
+    assert [(m.series, m.at) for m in steep] == [
+        ("steep", "no training"),
+        *(("steep", f"{at} FLOPs") for at in ("1.0e10", "4.0e10", "1.6e11")),
+        ("steep, predicted", "1.6e11 FLOPs"),
+        ("steep", "6.4e11 FLOPs"),
+        ("steep, predicted", "2.0e12 FLOPs"),
+    ]
+    for m in steep:
+        assert f"<title>{m.text}</title>" in drawing.svg
+    key = drawing.keys["steep"]
+    assert drawing.svg.count(f'data-panel="0" data-series="{key}"') == len(steep)
+
+
+def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
+    """Also where a prediction has no mean yet, and where two objectives do not cross."""
+    league = standings(entries("flat", FLAT), entries("steep", STEEP), entries("low", [0.5] * 4))
+    outcomes = [Outcome(registered(), False, True), Outcome(registered(budget=2e12), True)]
+    tables = ladder_tables(replace(league, predictions=outcomes))
+    texts = [
+        [title for title, number in zip(t.head, numeric_columns(t.head, t.rows)) if not number]
+        for t in tables
+    ]
+    assert texts == [
+        ["objective"],
+        ["objective", "reached by"],
+        ["ahead at first", "the other", "the order changes"],
+        ["objective", "made", "from", "curve", "inside"],
+    ]

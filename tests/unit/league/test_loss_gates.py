@@ -16,6 +16,7 @@ from metaseq_lm.league.loss_gates import (
     best_detection,
     diverged,
     still_falling,
+    trigrams,
     undetected,
 )
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Row
@@ -53,6 +54,10 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
             make.with_values(task__objectives=["causal_lm weight=[1,0]", "masked_lm name=easy"]),
         ),
         *("plateau", FLAG, "valid.easy.mlm is 3.75 nats at best; word frequencies and the copying"),
+    ),
+    "no better than trigrams": (
+        lambda row: make.change(row, make.with_logged(next_token=2.7)),
+        *("trigrams", NOTE, "next_token is 2.7 nats at best; trigrams of the same text reach 2.6"),
     ),
     "the share of fakes alone": (
         lambda row: make.change(row, make.with_logged(discriminator=0.43, fakes=0.15)),
@@ -104,6 +109,17 @@ def test_faults_of_losses_are_caught(fault: str, baseline: Row, row: Row) -> Non
 def test_every_gate_of_loss_gates_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
     faulty = [fault[0](row) for fault in (*FAULTS.values(),)]
     assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
+
+
+@pytest.mark.parametrize("term", ["next_token", "causal_lm.next_token", "mlm", "backward"])
+@pytest.mark.parametrize("loss", [2.59, 2.61])
+def test_what_sees_only_the_tokens_before_is_compared_with_trigrams(
+    term: str, loss: float, row: Row
+) -> None:
+    edit = make.with_values(task__objectives=["causal_lm", "masked_lm"])
+    row = make.change(make.change(row, edit), make.with_logged(**{term: loss}))
+    findings = list(trigrams(row, make.make_context(row)))
+    assert len(findings) == (term.endswith("next_token") and loss > make.TRIGRAM)
 
 
 FULL, MASKED = 0.75 * np.log(4 / 3) + 0.25 * np.log(4), np.log(2)

@@ -10,7 +10,7 @@ from metaseq_lm.reporting.drawing import collect, thinned
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.html import Report, title_of
 from metaseq_lm.reporting.page import Page as Content
-from metaseq_lm.reporting.page import render, sort_value
+from metaseq_lm.reporting.page import html_table, render, sort_value, value_table
 from metaseq_lm.reporting.plots import Pictures, draw_costs, draw_curves
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import compare
@@ -218,6 +218,36 @@ def test_curves_have_few_marks_with_the_last_point(count):
 )
 def test_what_a_cell_is_sorted_by(text, value, number):
     assert sort_value(Cell(text, value=value)) == number
+
+
+def test_a_text_has_no_number_to_be_sorted_by():
+    assert sort_value(Cell("10 points", number=False)) is None
+    assert sort_value(Cell("ten points", number=False, value=10.0)) == 10.0
+
+
+def test_an_absent_value_leaves_a_column_of_numbers(tmp_path):
+    """A key that one of the runs does not set, and a score that one does not have."""
+    for i, (rate, score) in enumerate([(1e-5, 0.5), (0.02, None), (None, 0.7)]):
+        metrics = {"test": {} if score is None else {"accuracy": score}}
+        make_run(tmp_path / str(i), optimizer={"lr": rate}, results={"metrics": metrics})
+    settings = group(find_runs([tmp_path]))
+    table = html_table(setting_table(settings, choose_metric(find_runs([tmp_path]), None)))
+    numbers = [title for title, right in zip(table.head, table.right) if right]
+    assert numbers == [title for title in table.head if title != "label"]
+    cells = {row[1].text: row[1] for row in table.rows}
+    assert cells["1e-05"].value == 1e-5 and cells["none"].is_absent
+
+
+def test_values_of_a_figure_are_sorted_along_its_axis(tmp_path):
+    for i, flops in enumerate((2e10, 2.5e11, 1e12)):
+        label = "abc"[i]
+        make_run(tmp_path / "runs" / label, 0.5 + i / 10, label=label, results={"flops": flops})
+    _, costs = drawings_of(tmp_path)
+    table = value_table(costs)
+    cells = {title: [row[i] for row in table.rows] for i, title in enumerate(table.head)}
+    assert [sort_value(cell) for cell in cells["at"]] == pytest.approx([2e10, 2.5e11, 1e12])
+    assert [sort_value(cell) for cell in cells["value"]] == [50.0, 60.0, 70.0]
+    assert table.right == [False, False, True]
 
 
 def test_the_title_names_the_sweeps(tmp_path):

@@ -1,0 +1,81 @@
+"""The probabilities that n-grams of a run's corpus give sentences, as references of its scores."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.data.corpus.encode import encode_texts
+from metaseq_lm.data.labelled.files import Sentence
+from metaseq_lm.data.ngrams import NGram, sequences_of
+from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.evaluation.suites import SentenceScore
+
+NGRAM = "ngram"
+ORDERS = {"unigram": 1, NGRAM: 3}  # the name of a reference, and its n
+
+
+class NGramProbabilities:
+    """The log-probabilities of the tokens of sentences given those before, as a suite takes them.
+
+    Args:
+        tokenizer: Makes tokens of sentences.
+        ngram: The n-grams of such tokens.
+        order: The n of which it is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ngram: NGram, order: int) -> None:
+        self.tokenizer, self.ngram, self.order = tokenizer, ngram, order
+
+    def score(self, sentences: Sequence[Sentence]) -> list[SentenceScore]:
+        """Return the score of each sentence."""
+        values, sizes = encode_texts(self.tokenizer, [sentence.text for sentence in sentences])
+        log_probs = self.ngram.token_log_probs(values, sizes, self.order)
+        ends = np.cumsum(sizes)[:-1]
+        return list(map(SentenceScore, np.split(values, ends), np.split(log_probs, ends)))
+
+    def score_changed(
+        self, pairs: Sequence[tuple[Sentence, Sentence]]
+    ) -> list[tuple[SentenceScore, SentenceScore]]:
+        """Return the scores of the tokens in which the sentences of each pair differ."""
+        scores = self.score([sentence for pair in pairs for sentence in pair])
+        changed = []
+        for pair in zip(scores[::2], scores[1::2]):
+            differs = pair[0].tokens != pair[1].tokens
+            good, bad = (SentenceScore(x.tokens[differs], x.log_probs[differs]) for x in pair)
+            changed.append((good, bad))
+        return changed
+
+    def score_parts(
+        self, sentences: Sequence[Sentence], parts: Sequence[Sequence[tuple[int, int]]]
+    ) -> list[np.ndarray]:
+        """Return the summed log-probabilities of each part of each sentence, float64 (parts,)."""
+        sums = []
+        for sentence, score, spans in zip(sentences, self.score(sentences), parts):
+            starts = np.array(self.tokenizer.encode_with_offsets(sentence.text)[1], np.int64)
+            inside = [(starts >= first) & (starts < end) for first, end in spans]
+            sums.append(np.array([score.log_probs[choice].sum() for choice in inside]))
+        return sums
+
+
+@lru_cache(maxsize=1)
+def ngrams_of(data: Path) -> dict[str, NGramProbabilities]:
+    """Return the probabilities by n-grams of the train split of a corpus, by name of ORDERS.
+
+    {} for a folder that holds no such split.
+
+    Args:
+        data: The data folder, with the tokenizer.
+
+    Raises:
+        MetaseqError: A file is damaged.
+    """
+    if not all(prefix_path(data / "train", ending).is_file() for ending in (".idx", ".bin")):
+        return {}
+    tokenizer = load_tokenizer(data)
+    tokens, sizes = sequences_of(IndexedDataset(data / "train"))
+    ngram = NGram(tokens, sizes, len(tokenizer.vocabulary))
+    return {name: NGramProbabilities(tokenizer, ngram, n) for name, n in ORDERS.items()}
