@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from metaseq_lm import plugins
-from metaseq_lm.evaluation.suites import OVERALL, build_suite
+from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.training.restore import open_scored
 from metaseq_lm.training.scoring import PLL_RULES, SentenceScorer
 
@@ -22,10 +22,11 @@ def main() -> None:
     for pll in PLL_RULES:
         scorer = SentenceScorer(parts, too_long="skip", pll=pll)
         started = time.process_time()
-        results = suite.score(suite.read(Path(folder)), scorer)
+        items = suite.read(Path(folder))
+        suite.score(items, scorer)
         cost, seconds = scorer.cost, time.process_time() - started
         print(
-            f"{Path(run).name} {name} {pll}: {results[OVERALL].n} items, {cost.sentences} sentences"
+            f"{Path(run).name} {name} {pll}: {len(items)} items, {cost.sentences} sentences"
             f", {cost.forward_tokens / cost.row_tokens:.1f} passes of each token, {seconds:.1f} s"
         )
 

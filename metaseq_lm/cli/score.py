@@ -23,6 +23,7 @@ examples:
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -329,7 +330,7 @@ def reference_columns(results: "SuiteResults") -> dict[str, tuple[str, dict[str,
         for metric in content["metrics"]:
             for reference, value in results.references.get(prefix + metric, {}).items():
                 _, values = columns.setdefault(reference, (metric, {}))
-                if values.setdefault(group, value) != value:
+                if not math.isclose(values.setdefault(group, value), value):
                     columns.setdefault(f"{reference} {metric}", (metric, {}))[1][group] = value
     return columns
 

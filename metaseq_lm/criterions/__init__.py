@@ -51,6 +51,8 @@ class Criterion:
             by block.
         reach: What a token sees where frozen states are read, "both" sides or "causal"; None for
             what `exported` says, or both.
+        score_reach: What the score of a token depends on, in the same words; None for what it sees
+            where states are read.
     """
 
     tasks: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class Criterion:
     exported: Exported | str | None = None
     differentiates: bool = False
     reach: str | None = None
+    score_reach: str | None = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

@@ -62,6 +62,7 @@ class PrefixLM(Criterion):
         "transformers does"
     )
     tasks = ("prefix_lm",)
+    score_reach = CAUSAL
     config: PrefixLMConfig
 
     def __init__(self, config: PrefixLMConfig | None = None) -> None:

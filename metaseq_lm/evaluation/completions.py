@@ -17,7 +17,16 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.text_files import BAD_UTF8
 from metaseq_lm.evaluation.file_parts import FilePart
-from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.grouping import (
+    SOFT,
+    STRICT,
+    TIES,
+    Groups,
+    chance_references,
+    check_groups,
+    group_value,
+    results_by_group,
+)
 from metaseq_lm.evaluation.minimal_pairs import records_of
 from metaseq_lm.evaluation.suites import (
     References,
@@ -27,7 +36,7 @@ from metaseq_lm.evaluation.suites import (
     register_suite,
 )
 
-ACCURACY, TIES = "accuracy", "ties"  # what the names of metrics end with; ties are numbers
+ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
 
 
 @dataclass(frozen=True)
@@ -130,37 +139,37 @@ class Completions(Suite[list[Choice], SentenceProbabilities]):
             }
 
         values = np.array([[row[name] for name in names] for row in rows])
-        return results_by_group(groups, values, metrics, *filter(is_accuracy, names))
+        return results_by_group(groups, values, metrics, *filter(has_mean, names))
 
     def references(self, items: list[Choice], folder: Path) -> References:
         ties = [self.metrics(np.zeros(len(item.completions))) for item in items]
         results = self._results([item.groups for item in items], ties)
-        return {
-            name: {
-                metric: {"chance": value}
-                for metric, value in group.metrics.items()
-                if is_accuracy(metric)
-            }
-            for name, group in results.items()
-        }
+        return chance_references(results)
 
 
-def is_accuracy(metric: str) -> bool:
-    """Return whether a metric is an accuracy, of which ties are a part."""
-    return metric.endswith(ACCURACY) and not metric.startswith("strict")
+def has_mean(metric: str) -> bool:
+    """Return whether a metric is averaged over groups: an accuracy of which ties are a part."""
+    return metric.endswith(ACCURACY) and not metric.startswith((STRICT, SOFT))
 
 
 def first_is_best(scores: np.ndarray) -> dict[str, float]:
     """Return the metrics of a choice whose first completion is the right one.
 
     Where the best of k are equal it counts 1 / k if the first is among them; strictly not at all.
+    The soft accuracy is the share of the first.
     """
     best = scores == scores.max()
     return {
         "accuracy": float(best[0] / best.sum()),
         "strict_accuracy": float(best[0] and best.sum() == 1),
+        "soft_accuracy": share_of_first(scores),
         "ties": float(best.sum() > 1),
     }
+
+
+def share_of_first(scores: Sequence[float] | np.ndarray) -> float:
+    """Return the share of the first score in the softmax, of two the sigmoid of the difference."""
+    return float(np.exp(scores[0] - np.logaddexp.reduce(scores)))
 
 
 def comparison(first: float, second: float) -> float:
@@ -173,7 +182,8 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
 
     By "context" each target is to be likelier in its context, a mean of two comparisons (Ivanova et
     al. 2024). By "target" the first is to be likelier than the second in context 1, as in the
-    BabyLM challenges, whose files hold each item with the contexts swapped, too.
+    BabyLM challenges, whose files hold each item with the contexts swapped, too. Ties are items
+    with a tie.
     """
     target1, other2, other1, target2 = scores.tolist()
     of_context = (target1, other1), (target2, other2)
@@ -182,7 +192,9 @@ def world_knowledge(scores: np.ndarray) -> dict[str, float]:
         "target_accuracy": comparison(target1, other2),
         "strict_context_accuracy": sum(first > second for first, second in of_context) / 2,
         "strict_target_accuracy": float(target1 > other2),
-        "context_ties": float(sum(first == second for first, second in of_context)),
+        "soft_context_accuracy": sum(map(share_of_first, of_context)) / 2,
+        "soft_target_accuracy": share_of_first((target1, other2)),
+        "context_ties": float(any(first == second for first, second in of_context)),
         "target_ties": float(target1 == other2),
     }
 

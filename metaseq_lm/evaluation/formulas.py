@@ -14,7 +14,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 
 # Of "=", as in the reference implementation; surprisals are in bits.
-RTOL, ATOL = 1e-5, 1e-3
+EQUAL, RTOL, ATOL = "=", 1e-5, 1e-3
 TOKENS = re.compile(
     r"\s*(?:\(\s*(?P<region>\d+|\*)\s*;\s*%(?P<condition>[^%]+)%\s*\)"
     r"|(?P<number>\d+(?:\.\d+)?)|(?P<sign>[-+<>=&|()\[\]]))"
@@ -25,7 +25,7 @@ OPERATORS: tuple[dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]], ...]
     {
         "<": np.less,
         ">": np.greater,
-        "=": lambda left, right: np.isclose(left, right, RTOL, ATOL),
+        EQUAL: lambda left, right: np.isclose(left, right, RTOL, ATOL),
     },
     {"+": np.add, "-": np.subtract},
 )
@@ -54,6 +54,7 @@ class Formula:
 
     Attributes:
         regions: The regions it is about.
+        has_equality: Whether it has an "=", which differences hold for that are next to none.
 
     Raises:
         MetaseqError: The text is no formula, or one without a truth value.
@@ -63,6 +64,7 @@ class Formula:
         self.text, self.location = text, location
         self.regions: list[Region] = []
         self._tokens = list(self._split())
+        self.has_equality = any(sign == EQUAL for sign, _ in self._tokens)
         self._at = 0
         self._node, kind = self._operation(0)
         if self._at < len(self._tokens):

@@ -1,15 +1,18 @@
 """Results of items in nested groups, such as the paradigms of a phenomenon."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, Results
+from metaseq_lm.evaluation.suites import OVERALL, GroupMetrics, References, Results
 
 SEPARATOR = "/"  # between the name of a group and that of a group in it
 MACRO = "_macro"
+# What the names of metrics begin with, and what numbers of ties end with.
+STRICT, SOFT, TIES = "strict_", "soft_", "ties"
 
 # The groups of an item, the widest first.
 Groups = tuple[str, ...]
@@ -42,17 +45,20 @@ def results_by_group(
     values: np.ndarray,
     metrics: Callable[[np.ndarray], dict[str, float]],
     *macro: str,
+    of_widest: bool = False,
 ) -> Results:
     """Return the metrics of all items and of each group.
 
     Groups with groups in them, and all items, have metrics whose names end with MACRO, too: the
-    unweighted mean over the narrowest groups in them, however many items these have.
+    unweighted mean over the narrowest groups in them, however many items these have. With
+    `of_widest` all items alone have them, and the means are over the widest groups.
 
     Args:
         items: The groups of each item.
         values: What the metrics are of, with an entry for each item along its first axis.
         metrics: Returns the metrics of some entries, of which there is at least one.
         macro: The metrics that are averaged over groups, too.
+        of_widest: Whether the widest groups are averaged over.
     """
     members: dict[str, list[int]] = {}
     for number, groups in enumerate(items):
@@ -61,13 +67,26 @@ def results_by_group(
     results = {OVERALL: GroupMetrics(len(items), metrics(values))}
     for name in sorted(members):
         results[name] = GroupMetrics(len(members[name]), metrics(values[members[name]]))
-    narrowest: dict[str, set[str]] = {}
+    averaged: dict[str, set[str]] = {}
     for groups in set(items):
-        *wider, last = names_of(groups)
+        *wider, last = names_of(groups[:1] if of_widest else groups)
         for name in (OVERALL, *wider):
-            narrowest.setdefault(name, set()).add(last)
-    for name, inner in narrowest.items():
+            averaged.setdefault(name, set()).add(last)
+    for name, inner in averaged.items():
         for metric in macro:
             mean = np.mean([results[group].metrics[metric] for group in sorted(inner)])
             results[name].metrics[metric + MACRO] = float(mean)
     return results
+
+
+def chance_references(results: Results) -> References:
+    """Return the results of a guess as what metrics are compared with, but those without a value.
+
+    A guess has no ties: strict accuracies and numbers of ties are left out.
+    """
+    references: References = {}
+    for group, content in results.items():
+        for metric, value in content.metrics.items():
+            if not (metric.startswith(STRICT) or metric.endswith(TIES) or math.isnan(value)):
+                references.setdefault(group, {})[metric] = {"chance": value}
+    return references

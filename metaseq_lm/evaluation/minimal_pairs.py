@@ -20,10 +20,11 @@ from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
-from metaseq_lm.data.worlds.measures import CHANCE
 from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.grouping import (
+    MACRO,
     Groups,
+    chance_references,
     check_groups,
     group_value,
     results_by_group,
@@ -129,17 +130,20 @@ class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
     def references(self, items: list[MinimalPair], folder: Path) -> References:
         groups = [pair.groups for pair in items]
         results = results_by_group(groups, np.zeros(len(items)), pair_metrics, "accuracy")
-        references: dict[str, dict[str, float]] = {name: {"chance": CHANCE} for name in results}
+        references = chance_references(results)
         # Only where groups are the files of a world, read as a whole.
         world = exact_scores(folder.parent, "pairs") if not self.config.groups else {}
         narrowest = [name for name in results if name != OVERALL]
         if all(name in world and world[name]["pairs"] == results[name].n for name in narrowest):
-            for name in narrowest:
-                references[name] |= {key: world[name][key] for key in ("ngram", "bayes")}
             for key in ("ngram", "bayes"):
-                sums = [references[name][key] * results[name].n for name in narrowest]
-                references[OVERALL][key] = sum(sums) / results[OVERALL].n
-        return {name: {"accuracy": scores} for name, scores in references.items()}
+                levels = [world[name][key] for name in narrowest]
+                for name, level in zip(narrowest, levels):
+                    references[name]["accuracy"][key] = level
+                sizes = [results[name].n for name in narrowest]
+                of_all = references[OVERALL]
+                of_all["accuracy"][key] = float(np.average(levels, weights=sizes))
+                of_all["accuracy" + MACRO][key] = float(np.mean(levels))
+        return references
 
 
 def read_pairs(

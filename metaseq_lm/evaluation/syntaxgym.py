@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
@@ -24,8 +24,16 @@ from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
 from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.formulas import Formula, Region
-from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.grouping import (
+    Groups,
+    chance_references,
+    check_groups,
+    group_value,
+    names_of,
+    results_by_group,
+)
 from metaseq_lm.evaluation.suites import (
+    GroupMetrics,
     References,
     Results,
     SentenceProbabilities,
@@ -34,6 +42,7 @@ from metaseq_lm.evaluation.suites import (
 )
 
 ALL_REGIONS = "*"
+EQUALITY = "equality_accuracy"  # of predictions with "=" that do not count
 SUM = "sum"  # the metric of a region: the sum of the surprisals of its tokens
 ATTACHED = tuple(",.;:!?")  # what begins with one follows without a space
 DRAWS = 200  # of surprisals, from which the level of chance is computed
@@ -58,18 +67,26 @@ class PredictedItem:
     Attributes:
         conditions: Its sentences by the name of the condition.
         formula: What is predicted.
-        groups: The suite and, if it has several, the prediction.
+        groups: The suite and, if it has several, the prediction; of one that does not count for
+            the suite a single group that is named after both.
+        counts: Whether it counts for the scores of its suite and of all items.
     """
 
     conditions: dict[str, Condition]
     formula: Formula
     groups: Groups
+    counts: bool = True
 
 
 @dataclass
 class SyntaxGymConfig(FilePart):
     """Which items are scored."""
 
+    equalities: bool = option(
+        False,
+        "whether predictions with '=' count, as in the official scores; a model that ignores the "
+        "context satisfies them",
+    )
     on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 
 
@@ -78,13 +95,19 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
     """Suites of SyntaxGym: the share of items whose formula over surprisals of regions holds.
 
     An item with two predictions counts as two. Comparisons are strict, so that equal surprisals
-    satisfy none.
+    satisfy none. A prediction with "=" is a group of its own that no other score has in it, unless
+    `equalities` says so: it holds best for a model that does not react to the context at all.
     """
 
     patterns = ("*.json",)
 
     def read(self, folder: Path) -> list[PredictedItem]:
-        return [item for file in self.files(folder) for item in self._read_suite(file)]
+        items = [item for file in self.files(folder) for item in self._read_suite(file)]
+        if not any(item.counts for item in items):
+            raise UsageError(
+                f"{folder}: all of its predictions have an '='; equalities=true counts them"
+            )
+        return items
 
     def _read_suite(self, file: Path) -> Iterator[PredictedItem]:
         lines = [text for _, text, _ in TextFile(file, self.config.on_bad_utf8).lines()]
@@ -104,8 +127,10 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             conditions = dict(map(read_condition, item.records("conditions")))
             for number, formula in enumerate(formulas, 1):
                 check_regions(formula, conditions, f"{file}: {item.name}")
-                groups = (name, str(number)) if len(formulas) > 1 else (name,)
-                yield PredictedItem(conditions, formula, groups)
+                groups: Groups = (name, str(number)) if len(formulas) > 1 else (name,)
+                counts = self.config.equalities or not formula.has_equality
+                groups = groups if counts else tuple(names_of(groups)[-1:])
+                yield PredictedItem(conditions, formula, groups, counts)
 
     def score(self, items: list[PredictedItem], probabilities: SentenceProbabilities) -> Results:
         """Return the share of items whose formula holds, and how many compare equal values."""
@@ -127,12 +152,13 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
                 if scores is not None:
                     surprisals |= zip(scored_regions, -scores / math.log(2))
             if is_whole:
-                scored.append(item.groups)
+                scored.append(item)
                 outcomes.append(item.formula(partial(surprisal_of, surprisals)))
-        check_groups([item.groups for item in items], scored)
-        return results_by_group(scored, np.array(outcomes, float), item_metrics, "accuracy")
+        check_groups([item.groups for item in items], [item.groups for item in scored])
+        return results_by_suite(scored, np.array(outcomes, float))
 
     def references(self, items: list[PredictedItem], folder: Path) -> References:
+        """Return chance; groups with an item whose formula has an "=" have none."""
         chances: dict[tuple[str, tuple[str, ...]], float] = {}
         values = []
         for item in items:
@@ -140,12 +166,29 @@ class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
             if key not in chances:
                 chances[key] = chance_of(item.formula, tuple(item.conditions))
             values.append([chances[key], 0.0])
-        groups = [item.groups for item in items]
-        results = results_by_group(groups, np.array(values), item_metrics, "accuracy")
-        return {
-            name: {"accuracy": {"chance": group.metrics["accuracy"]}}
-            for name, group in results.items()
-        }
+        return chance_references(results_by_suite(items, np.array(values)))
+
+
+def results_by_suite(items: Sequence[PredictedItem], outcomes: np.ndarray) -> Results:
+    """Return the metrics of items by suite and prediction, with the mean over suites.
+
+    A suite with several predictions weighs no more than another. Items that do not count have a
+    metric of their own, EQUALITY.
+
+    Args:
+        items: The items, one of which counts at least.
+        outcomes: Of each whether its formula holds and compares equal values, (items, 2).
+    """
+    counts = np.array([item.counts for item in items])
+    counted = [item.groups for item in items if item.counts]
+    results = results_by_group(counted, outcomes[counts], item_metrics, "accuracy", of_widest=True)
+    holds: dict[str, list[float]] = {}
+    for item, (outcome, _) in zip(items, outcomes):
+        if not item.counts:
+            holds.setdefault(item.groups[0], []).append(float(outcome))
+    for name, values in holds.items():
+        results[name] = GroupMetrics(len(values), {EQUALITY: float(np.mean(values))})
+    return results
 
 
 def item_metrics(outcomes: np.ndarray) -> dict[str, float]:
@@ -200,8 +243,10 @@ def chance_of(formula: Formula, conditions: Sequence[str]) -> float:
 
     That is the share of orders of the conditions in which it holds, a mean over draws of normal
     surprisals: exact where it compares single regions, as 1/4 for two comparisons of two conditions
-    each.
+    each. NaN for one with an "=", which holds the more often the less a model reacts to anything.
     """
+    if formula.has_equality:
+        return math.nan
     rng = np.random.default_rng(1)
     numbers = dict.fromkeys(region.number for region in formula.regions)
     draws = {number: rng.standard_normal((DRAWS, len(conditions))) for number in numbers}

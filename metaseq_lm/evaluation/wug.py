@@ -15,16 +15,24 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.text_files import BAD_UTF8
 from metaseq_lm.evaluation.classification import spearman
-from metaseq_lm.evaluation.grouping import Groups, check_groups, group_value, results_by_group
+from metaseq_lm.evaluation.completions import share_of_first
+from metaseq_lm.evaluation.grouping import (
+    Groups,
+    chance_references,
+    check_groups,
+    group_value,
+    results_by_group,
+)
 from metaseq_lm.evaluation.minimal_pairs import records_of
 from metaseq_lm.evaluation.suites import (
-    OVERALL,
     References,
     Results,
     SentenceProbabilities,
     Suite,
     register_suite,
 )
+
+SPEARMAN = "spearman"
 
 
 @dataclass(frozen=True)
@@ -71,18 +79,19 @@ class Wug(Suite[list[Inflection], SentenceProbabilities]):
             plls = [score.pll for score in of_item if score is not None]
             if len(plls) == len(of_item):
                 groups.append(item.groups)
-                values.append((np.exp(plls[0] - np.logaddexp.reduce(plls)), item.ratio))
+                values.append((share_of_first(plls), item.ratio))
         check_groups([item.groups for item in items], groups)
-        return results_by_group(groups, np.array(values), correlation, "spearman")
+        return results_by_group(groups, np.array(values), correlation, SPEARMAN)
 
     def references(self, items: list[Inflection], folder: Path) -> References:
-        names = dict.fromkeys([OVERALL, *(name for item in items for name in item.groups)])
-        return {name: {"spearman": {"chance": 0.0}} for name in names}
+        groups = [item.groups for item in items]
+        guess = results_by_group(groups, np.zeros(len(items)), lambda _: {SPEARMAN: 0.0}, SPEARMAN)
+        return chance_references(guess)
 
 
 def correlation(values: np.ndarray) -> dict[str, float]:
     """Return the rank correlation of the columns of (items, 2); nan if one is constant."""
-    return {"spearman": spearman(values[:, 0], values[:, 1])}
+    return {SPEARMAN: spearman(values[:, 0], values[:, 1])}
 
 
 def read_item(record: Record, groups: Groups) -> Inflection:

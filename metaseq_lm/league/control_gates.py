@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.evaluation.grouping import MACRO, SEPARATOR
 from metaseq_lm.league.differences import against, compare, side
 from metaseq_lm.league.loss_gates import curve, number
 from metaseq_lm.league.standings import (
@@ -22,7 +23,9 @@ from metaseq_lm.league.standings import (
     seed_scores,
 )
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import OVERALL, SuiteResults
 
+SYNTAXGYM = "syntaxgym"  # the suite
 GUESSES = ("chance", "majority")  # references that no model is needed for
 COUNTS = ("unigram", "ngram", "word", "bag_of_words")  # references of counted words
 
@@ -36,11 +39,40 @@ def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
         levels = []
         for part in run.parts_of(metric):
             suite = run.suite_of(part)
-            levels.append({} if suite is None else suite.references.get(part.partition(".")[2], {}))
+            levels.append({} if suite is None else levels_of(suite, part.partition(".")[2]))
         if all(levels):
-            common = [name for name in levels[0] if all(name in others for others in levels)]
-            return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
+            return mean_levels(levels)
     return {}
+
+
+def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:
+    """Return the references of a metric, METRIC or GROUP.METRIC, of the results of a suite.
+
+    Results of earlier versions have none of means over groups: these are the means over the groups.
+    """
+    if metric in suite.references or not metric.endswith(MACRO):
+        return suite.references.get(metric, {})
+    group, _, name = metric.removesuffix(MACRO).rpartition(".")
+    levels = [suite.references.get(f"{inner}.{name}", {}) for inner in averaged(suite, group)]
+    return mean_levels(levels) if levels else {}
+
+
+def averaged(suite: SuiteResults, group: str) -> list[str]:
+    """Return the groups that a mean over those in a group, or "" for all, is of.
+
+    They are the narrowest ones, but SyntaxGym's are its suites, whatever their predictions.
+    """
+    names = [name for name in suite.groups if name != OVERALL]
+    if suite.suite == SYNTAXGYM:
+        return [name for name in names if SEPARATOR not in name]
+    inner = [name for name in names if not group or name.startswith(group + SEPARATOR)]
+    return [name for name in inner if not any(x.startswith(name + SEPARATOR) for x in inner)]
+
+
+def mean_levels(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means of the references that all have."""
+    common = [name for name in levels[0] if all(name in others for others in levels)]
+    return {name: math.fsum(x[name] for x in levels) / len(levels) for name in common}
 
 
 def untrained(row: Row, context: Context) -> Iterator[Finding]:

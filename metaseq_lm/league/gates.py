@@ -47,6 +47,7 @@ GATES: tuple[Gate, ...] = (
     control_gates.loss_without_score,
     score_gates.transition,
     score_gates.embedding_layer,
+    score_gates.reach,
 )
 
 # What a finding says, by the name of its gate, for a screen; its reason has the numbers.

@@ -1,10 +1,12 @@
 """Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from metaseq_lm.league.control_gates import references
+from metaseq_lm.evaluation.grouping import MACRO, SOFT, STRICT, TIES
+from metaseq_lm.league.control_gates import SYNTAXGYM, references
 from metaseq_lm.league.loss_gates import by_share, number
 from metaseq_lm.league.standings import (
     FLAG,
@@ -18,8 +20,10 @@ from metaseq_lm.league.standings import (
 )
 from metaseq_lm.reporting.runs import Run
 
-TIES = 0.01  # share of the items
-ROUNDING = 1e-6  # mean soft accuracy minus a half of margins that are rounding errors
+MOST_TIES = 0.01  # share of the items
+ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
+# The last part of the name of an accuracy, such as soft_context_accuracy or context_accuracy_macro.
+ACCURACY = re.compile(rf"(?:{STRICT}|{SOFT})?(?P<kind>.*)accuracy(?:{MACRO})?")
 RANK = ".last.effective_rank"  # metrics of the suite probe
 FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
@@ -31,11 +35,32 @@ def sibling(metric: str, name: str) -> str:
     return f"{metric.rpartition('.')[0]}.{name}"
 
 
+def kind_of(metric: str) -> str:
+    """Return which of several accuracies of a group a metric is: "context_", "" of the only one.
+
+    Beside context_accuracy and its mean over groups stand context_ties and soft_context_accuracy.
+    """
+    match = ACCURACY.fullmatch(metric.rpartition(".")[2])
+    return match["kind"] if match else ""
+
+
 def parts_of(row: Row, context: Context) -> Iterator[tuple[str, str]]:
     """Yield each metric with each metric that it is the mean of, or with itself."""
     for metric in context.metrics:
         for part in row.parts(metric):
             yield metric, part
+
+
+def said_once(row: Row, context: Context) -> Iterator[tuple[str, str]]:
+    """Yield what `parts_of` does for what is said of all rows at once, which is of the first row.
+
+    Each part comes once, of a metric of the plan with itself.
+    """
+    if row is context.rows[0]:
+        of_part: dict[str, str] = {}
+        for metric, part in parts_of(row, context):
+            of_part[part] = part if part in context.metrics else metric
+        yield from ((metric, part) for part, metric in of_part.items())
 
 
 def values_of(runs: Sequence[Run], metric: str) -> list[float]:
@@ -46,17 +71,22 @@ def values_of(runs: Sequence[Run], metric: str) -> list[float]:
 def ties(row: Row, context: Context) -> Iterator[Finding]:
     """More than one item in a hundred is a tie."""
     for metric, part in parts_of(row, context):
-        count, n = (values_of(row.scored, sibling(part, name)) for name in ("ties", "n"))
+        names = kind_of(part) + TIES, "n"
+        count, n = (values_of(row.scored, sibling(part, name)) for name in names)
         share = float(np.mean(count)) / float(np.mean(n)) if count and n else 0.0
-        if share > TIES:
+        if share > MOST_TIES:
             yield Finding("ties", FLAG, f"{share:.0%} of the items of {part} are ties", metric)
 
 
 def constant(row: Row, context: Context) -> Iterator[Finding]:
-    """All items are ties but for rounding: the model gives every sentence the same score."""
+    """All items are ties but for rounding: the model gives every sentence the same score.
+
+    Its soft accuracy is chance, 1/2 of two sentences.
+    """
     for metric, part in parts_of(row, context):
-        soft = values_of(row.scored, sibling(part, "soft_accuracy"))
-        flat = sum(abs(value - 0.5) < ROUNDING for value in soft)
+        name = sibling(part, f"{SOFT}{kind_of(part)}accuracy")
+        soft, chance = values_of(row.scored, name), references(row.scored, name).get("chance", 0.5)
+        flat = sum(abs(value - chance) < ROUNDING for value in soft)
         reason = f"{part} comes from ties, up to rounding: the outputs are constant"
         for finding in by_share("constant", flat, len(soft), (VOID, FLAG), reason):
             yield Finding(finding.gate, finding.action, finding.reason, metric)
@@ -91,15 +121,9 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
     """A probe reads the embedding layer in most runs: it says nothing of what the encoder learnt.
 
-    The suite `probe` records the layer that it chose, 0 being the embedding layer. It is said once
-    of each metric, of the first row; of a part that is no metric of the plan, of its mean.
+    The suite `probe` records the layer that it chose, 0 being the embedding layer.
     """
-    if row is not context.rows[0]:
-        return
-    of_part: dict[str, str] = {}
-    for metric, part in parts_of(row, context):
-        of_part[part] = part if part in context.metrics else metric
-    for part, metric in of_part.items():
+    for metric, part in said_once(row, context):
         layers = []
         for other in context.rows:
             layers += values_of(other.scored, sibling(part, "layer"))
@@ -110,6 +134,29 @@ def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:
                 NOTE,
                 f"{part} is read from the embedding layer in {count / len(layers):.0%} of the runs "
                 "of all rows: it tells nothing of the layers above",
+                metric,
+            )
+
+
+def reach(row: Row, context: Context) -> Iterator[Finding]:
+    """Surprisals of SyntaxGym see what follows a region in some rows, and not in others.
+
+    Results of earlier versions do not tell.
+    """
+    for metric, part in said_once(row, context):
+        objectives: dict[str, dict[str, None]] = {"causal": {}, "both": {}}
+        for other in context.rows:
+            for suite in (run.suite_of(part) for run in other.scored):
+                if suite and suite.suite == SYNTAXGYM and suite.facts.get("reach") in objectives:
+                    objectives[suite.facts["reach"]][other.objective] = None
+        before, both = (", ".join(names) for names in objectives.values())
+        if before and both:
+            yield Finding(
+                "reach",
+                NOTE,
+                f"{part} is of surprisals given what stands before a region in the rows of "
+                f"{before}, and given what follows it, too, in those of {both}: what is compared "
+                "is how well formulas hold, not surprisals of one kind",
                 metric,
             )
 

@@ -250,14 +250,15 @@ def line_width(columns: Sequence[Lines]) -> int:
 def common_references(
     standings: Standings, metrics: Sequence[Metric]
 ) -> dict[str, Mapping[str, float]]:
-    """Return the references that all metrics with any have, by their name and that of the metric.
+    """Return the references that most metrics have, by their name and that of the metric.
 
-    A mean of what is not recorded for a whole suite, such as the last layers, has none.
+    All have them in common as a rule; a suite of sentences has others than a labelled set. A mean
+    of what is not recorded for a whole suite, such as the last layers, has none.
     """
-    values = {m.name: standings.references.get(m.name, {}) for m in metrics}
-    known = {name: levels for name, levels in values.items() if levels}
+    known = {metric.name: standings.references.get(metric.name, {}) for metric in metrics}
+    counts = Counter(name for levels in known.values() for name in levels)
     common: dict[str, Mapping[str, float]] = {}
-    for name in next(iter(known.values()), {}):
-        if all(name in levels for levels in known.values()):
-            common[name] = {metric: levels[name] for metric, levels in known.items()}
+    for name, count in counts.items():
+        if count == max(counts.values()):
+            common[name] = {m: levels[name] for m, levels in known.items() if name in levels}
     return common

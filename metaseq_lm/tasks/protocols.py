@@ -297,6 +297,11 @@ def reach_of(task: Task) -> str:
     return exported.reach if isinstance(exported, Exported) else "both"
 
 
+def score_reach_of(task: Task) -> str:
+    """Return what the score of a token depends on: "both" sides, or "causal", those before it."""
+    return task.criterion.score_reach or reach_of(task)
+
+
 def layout_of_states(task: Task, tokens: Tensor, layout: Layout) -> Layout:
     """Return the layout of rows (B, S) whose states are read: the criterion's, or by `reach_of`."""
     if isinstance(task.criterion, HasLayout):

@@ -29,7 +29,7 @@ from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.protocols import (
     TokenScorer,
     comparison_scorer,
-    reach_of,
+    score_reach_of,
     task_read_as,
     token_scorer,
 )
@@ -89,6 +89,9 @@ class SentenceScorer:
         pll: What is masked when a token is predicted that is masked alone: "original", nothing
             else (Salazar et al. 2020), or "within_word_l2r", the later tokens of its word, too
             (Kauf and Ivanova 2023). Other objectives score as they do.
+
+    Attributes:
+        reach: What the score of a token depends on: "both" sides, or "causal", those before it.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class SentenceScorer:
                 raise UsageError(f"--{name} {value}: choose one of {', '.join(known)}")
         self.task = task_read_as(run.task)
         comparison_scorer(self.task)  # refuses a criterion without any, before data are read
+        self.reach = score_reach_of(self.task)
         self.run = run
         self.batch_tokens, self.too_long, self.pll = batch_tokens, too_long, pll
         self.tokenizer = load_tokenizer(run.config.data)
@@ -211,7 +215,7 @@ class SentenceScorer:
 
     def _seen(self, row: Row, choice: np.ndarray) -> tuple[Row, np.ndarray]:
         """Return a row and its scored tokens without what no score depends on."""
-        if reach_of(self.task) != "causal":
+        if self.reach != "causal":
             return row, choice
         # Nothing is seen of what follows the last of these tokens.
         last = int(choice.nonzero()[0][-1]) + 1 if choice.any() else 0

@@ -123,7 +123,7 @@ def score_suite(
     suite, started = request.suite, time.perf_counter()
     items = read_items(suite, request.folder)
     manifest = manifests.read_manifest(checkpoint)
-    cost: dict[str, int] = {}
+    facts: dict[str, Any] = {}
     if suite.takes == PREDICTIONS:
         check_predicts(request, (manifest.get("config") or {}).get("task") or {}, checkpoint)
         folder = request.folder.resolve()
@@ -134,10 +134,10 @@ def score_suite(
     else:
         run = run or open_scored(str(checkpoint), None, user_dir, request.overrides)
         if suite.takes == TUNING:
-            results, cost = score_tuning(request, items, run, checkpoint, train)
+            results, facts = score_tuning(request, items, run, checkpoint, train)
         else:
             of_items = score_states if suite.takes == STATES else score_sentences
-            results, cost = of_items(request, items, run)
+            results, facts = of_items(request, items, run)
     return SuiteResults(
         name=request.name,
         suite=suite.name,
@@ -150,7 +150,7 @@ def score_suite(
             "folder": request.folder.name,
             "code": code_hash(user_dir),
             "seconds": round(time.perf_counter() - started, 3),
-            **cost,
+            **facts,
         },
         references=flat_references(references_of(request, items, run), results),
     )
@@ -204,13 +204,16 @@ def stored_results(
 
 def score_sentences(
     request: SuiteRequest, items: Any, run: Parts
-) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that takes probabilities of sentences, and its cost."""
+) -> tuple[Results, dict[str, Any]]:
+    """Return the results of a suite that takes probabilities of sentences, and facts on them.
+
+    These are what the score of a token depends on, and the cost.
+    """
     scorer = SentenceScorer(run, request.batch_tokens, request.too_long, request.pll)
     results = checked(request.suite, request.suite.score(items, scorer))
     cost = scorer.cost
     counts = {"sentences": cost.sentences, "tokens": cost.tokens}
-    return results, {**counts, "forward_tokens": cost.forward_tokens}
+    return results, {"reach": scorer.reach, **counts, "forward_tokens": cost.forward_tokens}
 
 
 def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:

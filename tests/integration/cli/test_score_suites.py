@@ -9,6 +9,7 @@ import pytest
 from agreement import make_data, make_pairs, make_run
 
 from metaseq_lm.cli import main
+from metaseq_lm.cli.score import reference_columns
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.ngram_probabilities import ngrams_of
@@ -16,6 +17,7 @@ from metaseq_lm.evaluation.suites import build_suite
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.runs import manifests, suite_results
+from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.training.scoring import SentenceScorer
 
 
@@ -109,17 +111,20 @@ def test_references_are_kept_and_old_results_have_none(
     assert "chance" in capsys.readouterr().out
     file = place / "run" / "suites" / "pairs" / "update_000000060.json"
     (results,) = read_run(place / "run").suites
-    names = ("accuracy", "near.accuracy", "far.accuracy")
-    assert results.references.keys() == set(names)
+    kinds = ("accuracy", "soft_accuracy")
+    names = [f"{group}{kind}" for group in ("", "near.", "far.") for kind in kinds]
+    assert results.facts["reach"] == "both"
+    assert results.references.keys() == {*names, "accuracy_macro"}
     for levels in results.references.values():
         assert levels["chance"] == 0.5 and levels.keys() == {"chance", "unigram", "ngram"}
     # Of the corpus of the run, by the suite's own rule.
     suite = build_suite("pairs")
     pairs = suite.read(place / "pairs")
     expected = suite.score(pairs, ngrams_of(place / "data")["ngram"])
-    for name in names:
-        group = name.rpartition(".")[0] or "overall"
-        assert results.references[name]["ngram"] == expected[group].metrics["accuracy"]
+    for name in results.references:
+        group, _, metric = name.rpartition(".")
+        level = expected[group or "overall"].metrics[metric]
+        assert results.references[name]["ngram"] == level
     archive.write(place / "runs.jsonl", [read_run(place / "run")])
     assert archive.read(place / "runs.jsonl")[0].suites[0].references == results.references
     record = json.loads(file.read_text())
@@ -130,6 +135,17 @@ def test_references_are_kept_and_old_results_have_none(
     file.write_text(json.dumps(record | {"references": {"accuracy": {"chance": "high"}}}))
     with pytest.raises(MetaseqError, match="chance"):
         read_run(place / "run")
+
+
+def test_a_reference_has_a_column_for_each_value_but_not_for_rounding() -> None:
+    def columns(of_mean: float) -> list[str]:
+        groups = {"overall": {"n": 3, "metrics": {"accuracy": 0.5, "accuracy_macro": 0.5}}}
+        references = {"accuracy": {"ngram": 0.6}, "accuracy_macro": {"ngram": of_mean}}
+        results = SuiteResults("x", "pairs", 1, "w", "d", {}, groups, {}, references)
+        return list(reference_columns(results))
+
+    assert columns(0.6 + 1e-16) == ["ngram"]
+    assert columns(0.7) == ["ngram", "ngram accuracy_macro"]
 
 
 def test_a_run_without_suites_is_archived_as_before(place: Path) -> None:

@@ -232,6 +232,7 @@ def test_a_mixture_is_read_as_one_of_its_objectives(moons: Path, tmp_path: Path)
         assert pair is not None and changed[0].log_probs == pair[0].log_probs
         assert score.log_probs.tolist() == expected.log_probs.tolist()
         reach = "causal" if name == "causal_lm" else "both"
+        assert scorer.reach == reach
         read = EncoderStates(parts).task
         assert reach_of(read) == reach == claimed(parts.config, "run").reach
     for read, message in (("mlm", "Objectives: causal_lm, masked_lm, other"), ("other", "not tra")):

@@ -350,6 +350,7 @@ def test_scores_of_a_trained_run(name: str, moons: Path, tmp_path: Path) -> None
         model, vocabulary = parts.model.eval(), parts.task.vocabulary
         assert reach_of(parts.task) == read
         scorer = SentenceScorer(parts)
+        assert scorer.reach == ("causal" if name == PREFIX else "both")
         (score,), ((changed, _),) = scorer.score([good]), scorer.score_changed([(good, bad)])
         row = [vocabulary.cls(), *score.tokens.tolist(), vocabulary.sep]
         places = range(1, len(row) - 1)

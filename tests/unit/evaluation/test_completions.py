@@ -11,7 +11,8 @@ import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.files import Sentence
-from metaseq_lm.evaluation.completions import first_is_best
+from metaseq_lm.evaluation.completions import first_is_best, world_knowledge
+from metaseq_lm.evaluation.minimal_pairs import pair_metrics
 from metaseq_lm.evaluation.suites import OVERALL, Results, SentenceScore, build_suite
 
 
@@ -62,7 +63,7 @@ def test_comps_scores_the_property_only(tmp_path: Path) -> None:
     assert results["comps_base"].n == 3
     suite = build_suite("comps")
     references = suite.references(suite.read(tmp_path), tmp_path)
-    assert references["comps_wugs"] == {"accuracy": {"chance": 0.5}}
+    assert references["comps_wugs"]["accuracy"] == {"chance": 0.5}
 
 
 def test_ewok_by_context_and_by_target(tmp_path: Path) -> None:
@@ -78,6 +79,17 @@ def test_ewok_by_context_and_by_target(tmp_path: Path) -> None:
     assert (half["target_ties"], half["context_ties"]) == (1, 0)
     one = scored("ewok", tmp_path, table | {"D. |u": -3.0})[OVERALL].metrics
     assert one["context_accuracy"] == 0.5
+
+
+def test_chance_of_means_of_ewok(tmp_path: Path) -> None:
+    item = {"Context1": "C.", "Context2": "D.", "Target1": "t", "Target2": "u"}
+    file = write(tmp_path / "all.jsonl", item | {"Domain": "a"}, item | {"Domain": "b"})
+    suite = build_suite("ewok")
+    references = suite.references(suite.read(file), file)
+    kinds = [f"{kind}_accuracy" for kind in ("context", "target")]
+    for name in kinds + [f"{kind}_macro" for kind in kinds] + [f"soft_{kind}" for kind in kinds]:
+        assert references[OVERALL][name] == {"chance": 0.5}
+    assert not {name for name in references["a"] if "strict" in name or "ties" in name}
 
 
 def test_entity_tracking_by_operations(tmp_path: Path) -> None:
@@ -96,8 +108,11 @@ def test_entity_tracking_by_operations(tmp_path: Path) -> None:
     assert results[OVERALL].metrics["accuracy_macro"] == pytest.approx((1 + 1 + 1 / 3) / 3)
     suite = build_suite("entity_tracking", ["first=1"])
     items = suite.read(tmp_path)
-    chance = suite.references(items, tmp_path)[OVERALL]["accuracy"]["chance"]
-    assert len(items) == 2 and chance == pytest.approx(1 / 3)
+    references = suite.references(items, tmp_path)
+    assert len(items) == 2
+    for name in ("accuracy", "accuracy_macro"):
+        assert references[OVERALL][name]["chance"] == pytest.approx(1 / 3)
+        assert references["regular"][name]["chance"] == pytest.approx(1 / 3)
     with pytest.raises(UsageError, match="'ambiref' is empty.*longer rows"):
         scored("entity_tracking", tmp_path, table)
 
@@ -108,8 +123,27 @@ def test_a_tie_of_k_best_counts_one_kth() -> None:
     assert first_is_best(np.array([2.0, 1.0, 1.0])) == {
         "accuracy": 1,
         "strict_accuracy": 1,
+        "soft_accuracy": pytest.approx(math.e / (math.e + 2)),
         "ties": 0,
     }
+
+
+def test_soft_accuracies_are_shares_of_the_right_one() -> None:
+    """Of two that is the sigmoid of the margin, as of a minimal pair; scores may be large."""
+    for margin in (-3.0, 0.25, 900.0):
+        soft = first_is_best(np.array([margin - 1e3, -1e3]))["soft_accuracy"]
+        assert soft == pytest.approx(pair_metrics(np.array([margin]))["soft_accuracy"])
+    assert first_is_best(np.zeros(5))["soft_accuracy"] == pytest.approx(1 / 5)
+    # Target 1 and 2 in context 1, then in context 2.
+    metrics = world_knowledge(np.array([math.log(3), 0.0, 0.0, 0.0]))
+    assert metrics["soft_target_accuracy"] == pytest.approx(3 / 4)
+    assert metrics["soft_context_accuracy"] == pytest.approx((3 / 4 + 1 / 2) / 2)
+
+
+def test_ties_of_ewok_are_items() -> None:
+    assert world_knowledge(np.zeros(4))["context_ties"] == 1
+    assert world_knowledge(np.array([1.0, 0, 0, 0]))["context_ties"] == 1
+    assert world_knowledge(np.array([1.0, 0, 0, 1]))["context_ties"] == 0
 
 
 def test_wug_is_a_rank_correlation(tmp_path: Path) -> None:
@@ -119,6 +153,12 @@ def test_wug_is_a_rank_correlation(tmp_path: Path) -> None:
     table = {"a": math.log(3), "b": 0.0, "c": 0.0, "d": math.log(3), "e": 1.0, "f": 1.0}
     results = scored("wug", file, table)
     assert results["wug"].metrics == {"spearman": pytest.approx(1)} and results[OVERALL].n == 3
+    suite = build_suite("wug")
+    guess = {"chance": 0.0}
+    assert suite.references(suite.read(file), file) == {
+        OVERALL: {"spearman": guess, "spearman_macro": guess},
+        "wug": {"spearman": guess},
+    }
     # Probabilities are compared within an item only.
     higher = table | {"c": 10.0, "d": 10 + math.log(3)}
     assert scored("wug", file, higher)[OVERALL].metrics["spearman"] == pytest.approx(1)

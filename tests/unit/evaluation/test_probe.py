@@ -13,7 +13,7 @@ from metaseq_lm.data.labelled.baselines import class_of_word
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
 from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, inputs_of, part_of
-from metaseq_lm.evaluation.suites import OVERALL, Results, Rows, build_suite
+from metaseq_lm.evaluation.suites import OVERALL, References, Results, Rows, build_suite
 
 SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 40 --world-pairs 5"
 
@@ -160,17 +160,20 @@ def test_references_are_those_of_the_world(world: Path, name: str) -> None:
 def test_pairs_have_the_references_of_the_world(world: Path) -> None:
     constants = Manifest.load(world).details["world"]["constants"]["pairs"]
 
-    def references(*options: str) -> dict[str, dict[str, float]]:
+    def all_references(*options: str) -> References:
         suite = build_suite("pairs", options)
-        items = suite.read(world / "pairs")
-        groups = suite.references(items, world / "pairs")
-        return {group: metrics["accuracy"] for group, metrics in groups.items()}
+        return suite.references(suite.read(world / "pairs"), world / "pairs")
+
+    def references(*options: str) -> dict[str, dict[str, float]]:
+        return {group: m["accuracy"] for group, m in all_references(*options).items()}
 
     for kind, expected in constants.items():
         del expected["pairs"]
         assert references()[kind] == expected
     ngram = np.mean([expected["ngram"] for expected in constants.values()])
-    assert references()[OVERALL] == {"chance": 0.5, "ngram": pytest.approx(ngram), "bayes": 1.0}
+    of_all = {"chance": 0.5, "ngram": pytest.approx(ngram), "bayes": 1.0}
+    assert references()[OVERALL] == of_all
+    assert all_references()[OVERALL]["accuracy_macro"] == of_all
     assert references("first=3")["copy"] == {"chance": 0.5}
 
 

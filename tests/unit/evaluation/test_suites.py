@@ -112,6 +112,19 @@ def test_constant_probabilities_are_at_chance() -> None:
     assert metrics["accuracy"] == metrics["soft_accuracy"] == 0.5 and metrics["ties"] == 10
 
 
+def test_chance_of_an_accuracy_and_of_its_mean_over_groups() -> None:
+    pairs = [pair("a", "b", "binding", "one"), pair("a", "b", "binding", "two")]
+    references = build_suite("pairs", ["groups=[term,UID]"]).references(pairs, Path("none"))
+    of_one = {name: {"chance": 0.5} for name in ("accuracy", "soft_accuracy")}
+    of_several = {**of_one, "accuracy_macro": {"chance": 0.5}}
+    assert references == {
+        OVERALL: of_several,
+        "binding": of_several,
+        "binding/one": of_one,
+        "binding/two": of_one,
+    }
+
+
 def test_soft_accuracy_is_the_mean_sigmoid_and_does_not_overflow() -> None:
     margins = np.array([0.5, -2.0, 3.0])
     expected = (1 / (1 + np.exp(-margins))).mean()

@@ -146,10 +146,60 @@ def test_texts_regions_and_results(tmp_path: Path) -> None:
     # Two empty regions are equal, which no strict comparison allows.
     assert metrics["tie"] == {"accuracy": 0, "ties": 1}
     assert metrics[OVERALL]["accuracy"] == 2 / 5
-    assert metrics[OVERALL]["accuracy_macro"] == pytest.approx(1 / 3)
+    # Of the suites, of which one has two predictions.
+    assert metrics[OVERALL]["accuracy_macro"] == (0.5 + 0) / 2
+    assert "accuracy_macro" not in metrics["npz"]
     suite = build_suite("syntaxgym")
     references = suite.references(suite.read(tmp_path), tmp_path)
     assert references["npz/1"]["accuracy"]["chance"] == 0.5
+
+
+def equal_and_not(folder: Path) -> Path:
+    """Write two suites: "mixed", whose second prediction is an equality, and "plain"."""
+    texts = {"a": ["ab", "c"], "b": ["a", "d"]}
+    mixed = suite_of(texts, "(1;%a%) < (1;%b%)", "(2;%a%) = (2;%b%)", items=2)
+    (folder / "mixed.json").write_text(json.dumps(mixed))
+    plain = suite_of(texts, "(1;%a%) > (1;%b%)")
+    (folder / "plain.json").write_text(json.dumps(plain))
+    return folder
+
+
+def test_equalities_are_a_detail_unless_they_are_asked_for(tmp_path: Path) -> None:
+    """A model that ignores the context satisfies them, here one that counts letters."""
+    folder = equal_and_not(tmp_path)
+    results = scored(folder, Letters())
+    assert results["mixed/2"].metrics == {"equality_accuracy": 1}
+    assert results["mixed"].n == results["mixed/2"].n == 2 and results[OVERALL].n == 3
+    assert results["mixed"].metrics["accuracy"] == 0
+    assert results[OVERALL].metrics["accuracy"] == pytest.approx(1 / 3)
+    assert results[OVERALL].metrics["accuracy_macro"] == 0.5
+    official = scored(folder, Letters(), "equalities=true")
+    assert official["mixed/2"].metrics["accuracy"] == 1
+    assert official["mixed"].metrics["accuracy"] == 0.5
+    assert official[OVERALL].metrics["accuracy_macro"] == 0.75
+
+
+def test_no_chance_where_an_equality_counts(tmp_path: Path) -> None:
+    folder = equal_and_not(tmp_path)
+    suite = build_suite("syntaxgym")
+    chance = {"chance": 0.5}
+    means = {"accuracy": chance, "accuracy_macro": chance}
+    assert suite.references(suite.read(folder), folder) == {
+        OVERALL: means,
+        **{name: {"accuracy": chance} for name in ("mixed", "mixed/1", "plain")},
+    }
+    suite = build_suite("syntaxgym", ["equalities=true"])
+    assert suite.references(suite.read(folder), folder) == {
+        name: {"accuracy": chance} for name in ("mixed/1", "plain")
+    }
+
+
+def test_a_suite_of_equalities_alone_is_refused(tmp_path: Path) -> None:
+    content = suite_of({"a": ["a"], "b": ["b"]}, "(1;%a%) = (1;%b%)")
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="equalities=true counts them"):
+        build_suite("syntaxgym").read(tmp_path)
+    assert scored(tmp_path, Letters(), "equalities=true")[OVERALL].metrics["accuracy"] == 1
 
 
 def test_an_item_with_a_sentence_that_is_too_long_is_left_out(tmp_path: Path) -> None:

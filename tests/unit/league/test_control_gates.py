@@ -12,8 +12,11 @@ from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, stand
 from scipy import stats
 
 from metaseq_lm.league import control_gates
+from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.gates import Gate
 from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import SuiteResults
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
 MATCHED_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
@@ -228,3 +231,75 @@ def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> Non
     bad = make.change(row, make.with_references(chance=0.6))
     result = standing(*of_a_mean(baseline, bad), metrics=("both",))
     assert "part below chance" not in {f.gate for f in result.findings}
+
+
+MACRO = "blimp.accuracy_macro"
+
+
+def with_macro(row: Row, value: float, suite: str = "blimp", **recorded: float) -> Row:
+    """Return a row whose metric MACRO is about `value`, of a suite with two wide groups.
+
+    The first one has two groups in it. `recorded` are references of the mean.
+    """
+    names = ("wide/one", "wide/two", "other")
+    levels = {"wide/one": 0.2, "wide/two": 0.4, "wide": 0.3, "other": 0.6}
+
+    def edit(run: Run) -> Run:
+        noise = 0.01 * (run.values["seed"] % 3 - 1)
+        metrics = {"accuracy": value + noise, "accuracy_macro": value + noise}
+        groups = {name: {"n": 9, "metrics": metrics} for name in ("overall", "wide", *names)}
+        references = {f"{name}.accuracy": {"chance": level} for name, level in levels.items()}
+        if recorded:
+            references["accuracy_macro"] = recorded
+        new = SuiteResults("blimp", suite, 280, "w", "d", {}, groups, {}, references)
+        return replace(run, suites=(*run.suites, new))
+
+    edited = make.change(row, edit)
+    return replace(edited, untrained=tuple(map(edit, row.untrained)), control=None)
+
+
+@pytest.mark.parametrize(
+    "suite, recorded, chance",
+    [
+        ("blimp", {"chance": 0.55}, 0.55),
+        # Archives of earlier versions record none: means over the narrowest groups, or the suites.
+        ("blimp", {}, 0.4),
+        ("syntaxgym", {}, 0.45),
+    ],
+)
+def test_a_mean_over_groups_is_beside_chance(
+    suite: str, recorded: dict[str, float], chance: float, baseline: Row, row: Row
+) -> None:
+    def gates(value: float) -> dict[str, Finding]:
+        rows = [with_macro(each, value, suite, **recorded) for each in (baseline, row)]
+        return {f.gate: f for f in standing(*rows, metrics=(MACRO,)).findings}
+
+    assert f"not above chance ({chance:g})" in gates(chance)["guessing"].reason
+    assert "guessing" not in gates(chance + 0.04)
+    of_row = with_macro(row, chance, suite, **recorded)
+    assert references(of_row.runs, MACRO) == {"chance": pytest.approx(chance)}
+
+
+def test_a_mean_over_groups_below_chance_is_told_of_a_mean_with_it(baseline: Row, row: Row) -> None:
+    def both(row: Row) -> Row:
+        row = with_macro(row, 0.3)
+        return make.change(row, lambda run: replace(run, means={"both": (MACRO, BRACKETS)}))
+
+    result = standing(both(baseline), both(row), metrics=("both",))
+    finding = only(result.findings, "part below chance")
+    assert f"{MACRO} is 0.301, below chance, 0.4" in finding.reason
+
+
+def test_a_change_of_phase_of_a_mean_over_groups_is_measured_from_chance(
+    baseline: Row, row: Row
+) -> None:
+    """From the untrained models, at 0.1, the sd of 0.064 would be 7 % of the way."""
+    runs = []
+    for i, run in enumerate(with_macro(row, 0.5).runs):
+        *others, macro = run.suites
+        metrics = {"accuracy_macro": 0.5 + 0.12 * (i % 2)}
+        groups = {**macro.groups, "overall": {"n": 9, "metrics": metrics}}
+        runs.append(replace(run, suites=(*others, replace(macro, groups=groups))))
+    spread = replace(with_macro(row, 0.1), runs=tuple(runs))
+    result = standing(with_macro(baseline, 0.5), spread, metrics=(MACRO,))
+    assert "sd 11% of the way from chance" in only(result.findings, "in transition").reason

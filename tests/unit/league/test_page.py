@@ -267,6 +267,16 @@ def test_the_terminal_shows_a_screen_of_nine_objectives_at_three_budgets(large, 
     assert lines[-2].endswith(f"in {tmp_path}:") and lines[-1] == "standings.txt, standings.png"
 
 
+def test_the_terminal_has_the_references_that_most_metrics_have(large):
+    """One without them has an empty cell, and its own references have no line."""
+    references = dict(large.references)
+    references["state.accuracy"] = {"majority": 0.77}
+    text = terminal_text(replace(large, references=references))
+    levels = [line.split() for line in text.splitlines() if line.startswith(("chance ", "bayes "))]
+    assert sorted(line for line in levels) == [["bayes", *["90"] * 7], ["chance", *["25"] * 7]]
+    assert "majority" not in text and "77" not in text
+
+
 def test_the_terminal_has_verdicts_and_letters_and_no_reasons(mixed):
     text = terminal_text(mixed)
     assert "1.0e10 FLOPs, beside masked: better: causal; equivalent: hybrid; not ranked" in text
@@ -296,7 +306,7 @@ def test_every_gate_that_hides_or_flags_has_a_meaning():
         source = inspect.getsource(module)
         named |= set(re.findall(r'(?:Finding|by_share)\(\s*"([a-z ]+)"', source))
     notes = {"validations", "still falling", "loss without score", "in transition"}
-    notes |= {"shared control", "embedding layer"}
+    notes |= {"shared control", "embedding layer", "reach"}
     assert len(named) > 20 and named - notes <= gates.MEANINGS.keys()
 
 

@@ -11,6 +11,7 @@ from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, stand
 from metaseq_lm.league import score_gates
 from metaseq_lm.league.gates import Gate, examine
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Finding, Row
+from metaseq_lm.reporting.runs import Run
 
 # Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
 RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
@@ -51,6 +52,44 @@ FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
 }
 
 
+EWOK = "ewok.social.context_accuracy"
+BOXES = "boxes.accuracy_macro"
+
+
+def choices(**metrics: float) -> Callable[[Run], Run]:
+    """Return an edit that adds results with two kinds of accuracies, and of five options."""
+    values = {"context_accuracy": 0.9, "soft_context_accuracy": 0.8, "context_ties": 2}
+    values |= {"target_accuracy": 0.6, "soft_target_accuracy": 0.55, "target_ties": 30}
+    values |= {"accuracy": 0.6, "accuracy_macro": 0.6, "soft_accuracy": 0.5, "ties": 1}
+    of_ewok = make.suite("ewok", "social", n=500, **values | metrics)
+    of_boxes = make.suite("boxes", "regular", n=500, **values | metrics)
+    of_boxes = replace(of_boxes, references={"soft_accuracy": {"chance": 0.2}})
+    return lambda run: replace(run, suites=(*run.suites, of_ewok, of_boxes))
+
+
+def gates_of_choices(baseline: Row, row: Row, metric: str, **metrics: float) -> dict[str, Finding]:
+    rows = (make.change(each, choices(**metrics)) for each in (baseline, row))
+    return {f.gate: f for f in standing(*rows, metrics=(metric,)).findings}
+
+
+def test_ties_and_constant_outputs_of_one_of_several_accuracies(baseline: Row, row: Row) -> None:
+    gates = gates_of_choices(baseline, row, EWOK)
+    assert "ties" not in gates and "constant" not in gates
+    gates = gates_of_choices(baseline, row, EWOK, context_ties=20)
+    assert f"4% of the items of {EWOK} are ties" in gates["ties"].reason
+    assert "ties" in gates_of_choices(baseline, row, "ewok.target_accuracy_macro")
+    gates = gates_of_choices(baseline, row, EWOK, soft_context_accuracy=0.5 - 1e-8)
+    assert gates["constant"].action == VOID
+
+
+def test_constant_outputs_are_told_by_chance_of_any_number_of_options(
+    baseline: Row, row: Row
+) -> None:
+    assert "constant" not in gates_of_choices(baseline, row, BOXES, soft_accuracy=0.5)
+    gates = gates_of_choices(baseline, row, BOXES, soft_accuracy=0.2 + 1e-8)
+    assert gates["constant"].action == VOID
+
+
 @pytest.mark.parametrize("fault", RUN_FAULTS)
 def test_faults_of_states_are_caught(fault: str, baseline: Row, row: Row) -> None:
     plant, gate, action, reason = RUN_FAULTS[fault]
@@ -70,7 +109,7 @@ def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> Non
     assert is_ranked(result, TOPIC if metric == BRACKETS else BRACKETS)
 
 
-SEEN_BELOW = ("transition", "embedding_layer")
+SEEN_BELOW = ("transition", "embedding_layer", "reach")
 
 
 @pytest.mark.parametrize("gate", gates_of(score_gates), ids=lambda gate: gate.__name__)
@@ -151,3 +190,27 @@ def test_a_part_in_transition_is_told_of_a_primary_mean(baseline: Row, row: Row)
     assert finding.metric == "both" and f"{TOPIC} spreads" in finding.reason
     (finding,) = transitions(baseline, row, metrics=(BRACKETS, "both"))
     assert "both spreads" in finding.reason
+
+
+def with_formulas(row: Row, name: str = "syntaxgym", **facts: str) -> Row:
+    """Return a row with results of formulas over surprisals, with these facts."""
+    results = replace(make.suite("formulas", "npz", accuracy=0.5), suite=name, facts=facts)
+    return make.change(row, lambda run: replace(run, suites=(*run.suites, results)))
+
+
+def test_surprisals_of_two_kinds_are_told_once(baseline: Row, row: Row) -> None:
+    def findings(*rows: Row) -> list[Finding]:
+        context = make.make_context(*rows, metrics=("formulas.accuracy",))
+        return [f for result in examine(context) for f in result.findings if f.gate == "reach"]
+
+    before = with_formulas(baseline, reach="causal")
+    (finding,) = findings(before, with_formulas(row, reach="both"))
+    assert (finding.action, finding.metric) == (NOTE, "formulas.accuracy")
+    assert "before a region in the rows of causal, and" in finding.reason
+    assert "in those of mine:" in finding.reason
+    # Rows of one kind, results that do not tell, and a suite that compares whole sentences.
+    assert not findings(before, with_formulas(row, reach="causal"))
+    assert not findings(before, with_formulas(row))
+    assert not findings(
+        with_formulas(baseline, "pairs", reach="causal"), with_formulas(row, "pairs", reach="both")
+    )
