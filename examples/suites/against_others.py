@@ -4,13 +4,13 @@
         --masked-next runs/mntp --suite blimp=blimp --suite comps=items/comps --first 100 \
         --pipeline evaluation-pipeline-2025
 
-Needs `pip install lm_eval minicons` and a clone of github.com/babylm/evaluation-pipeline-2025, whose
-own code loads and scores the exported models. lm-eval scores the causal one, on tasks made of the
-same files, and minicons the sentences of minimal pairs by the masked one, with both rules of
+Needs `pip install lm_eval minicons` and a clone of github.com/babylm/evaluation-pipeline-2025,
+whose own code loads and scores the exported models. lm-eval scores the causal one, on tasks made
+of the same files, and minicons the sentences of minimal pairs by the masked one, with both rules of
 pseudo-log-likelihoods. A line of the output says by how much the scores of texts differ at most, in
-nats, and how many items are decided apart, where the first of equal scores is taken; the lines
-below it what the accuracies are: of metaseq-lm the one in which a tie counts 1/2 and the strict
-one, and of the other program its own, in which a tie counts as right.
+nats, and how many items are decided apart, where the first of equal scores is taken; the line below
+it what the accuracies are: of metaseq-lm the one in which a tie counts 1/2 and the strict one, and
+of the other program its own, in which a tie counts as right (of minicons, which has none, strict).
 """
 
 import argparse
@@ -102,7 +102,7 @@ def lm_eval_task(file: File, folder: Path) -> str:
     task = {
         "task": name,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"train": str(data)}},
+        "dataset_kwargs": {"data_files": {"train": str(data)}, "cache_dir": str(folder / "cache")},
         "output_type": "multiple_choice",
         "validation_split": "train",
         "doc_to_text": "answer" if contexts_differ else "text",
@@ -196,31 +196,39 @@ def minicons_scores(model: Path, completions: list[Completion], pll: str) -> np.
     return np.array(scores)
 
 
+def split(files: list[File], scores: np.ndarray) -> list[list[np.ndarray]]:
+    """Return the scores of the completions of each item of each file."""
+    rest = iter(scores)
+    return [[np.array([next(rest) for _ in item]) for item in file.items] for file in files]
+
+
+def metrics_of(files: list[File], scores: np.ndarray) -> dict[str, float]:
+    """Return the means over files of the metrics of items, ties as a share."""
+    in_files = [[first_is_best(item) for item in items] for items in split(files, scores)]
+    return {
+        name: float(np.mean([np.mean([item[name] for item in items]) for items in in_files]))
+        for name in in_files[0][0]
+    }
+
+
 def compare(
-    title: str, files: list[File], ours: np.ndarray, others: np.ndarray, accuracy: float | None
+    title: str, files: list[File], ours: np.ndarray, others: np.ndarray, accuracy: float
 ) -> None:
-    """Print how the scores of metaseq-lm and of another program differ."""
-    items = [item for file in files for item in file.items]
-    ends = np.cumsum([len(item) for item in items])[:-1]
-    choices = [np.split(scores, ends) for scores in (ours, others)]
-    apart = sum(int(a.argmax() != b.argmax()) for a, b in zip(*choices))
+    """Print how the scores of metaseq-lm and of another program, and its accuracy, differ."""
+    first, second = (
+        [int(item.argmax()) for items in split(files, scores) for item in items]
+        for scores in (ours, others)
+    )
+    apart = sum(a != b for a, b in zip(first, second))
     print(
         f"{title}: {len(ours)} texts, the scores differ by at most "
-        f"{np.abs(ours - others).max():.1e} nats; {apart} of {len(items)} items are decided apart"
+        f"{np.abs(ours - others).max():.1e} nats; {apart} of {len(first)} items are decided apart"
     )
-    metrics = [first_is_best(scores) for scores in choices[0]]
-    values = {name: [metric[name] for metric in metrics] for name in metrics[0]}
-    sizes = np.cumsum([len(file.items) for file in files])[:-1]
-    macro = {
-        name: np.mean([np.mean(p) for p in np.split(np.array(v), sizes)])
-        for name, v in values.items()
-    }
+    metrics = metrics_of(files, ours)
     print(
-        f"  metaseq-lm: accuracy {macro['accuracy']:.4f}, strict {macro['strict_accuracy']:.4f}, "
-        f"{sum(values['ties']):.0f} ties",
-        end="",
+        f"  metaseq-lm: accuracy {metrics['accuracy']:.4f}, strict {metrics['strict_accuracy']:.4f}"
+        f", ties {metrics['ties']:.4f}; the other: {accuracy:.4f}"
     )
-    print("" if accuracy is None else f"; the other: {accuracy:.4f}")
 
 
 def compare_suite(options: argparse.Namespace, files: list[File], work: Path) -> None:
@@ -243,7 +251,8 @@ def compare_suite(options: argparse.Namespace, files: list[File], work: Path) ->
             for pll in PLL_RULES:
                 ours = package_scores(run, completions, pll)
                 others = minicons_scores(model, completions, pll)
-                compare(f"{name}, minicons, {suite}, {pll}", files, ours, others, None)
+                accuracy = metrics_of(files, others)["strict_accuracy"]
+                compare(f"{name}, minicons, {suite}, {pll}", files, ours, others, accuracy)
 
 
 def main() -> None:
