@@ -1,8 +1,8 @@
 """Small made-up suites in the official forms: `python examples/suites/items.py FOLDER`.
 
 Writes the folders blimp, comps, ewok and entity_tracking, for comparisons between programs: the
-texts have several tokens a word, letters of several bytes, and punctuation, and one item in twelve
-is a tie whatever the model.
+texts have several tokens a word, letters of several bytes, and punctuation, and of some items all
+models make a tie.
 """
 
 import json
@@ -51,14 +51,12 @@ def knowledge() -> list[Item]:
 
 
 def states() -> list[Item]:
-    """Return items of entity tracking, the last of every twelve with the right option twice."""
+    """Return items of entity tracking, with two equal options where both things are the same."""
     items: list[Item] = []
     for first, second, number in product(THINGS, THINGS, (0, 1, 2)):
         moves = f"Move the contents of Box 0 to Box 1, {number} times. " * bool(number)
         before = f"Box 0 contains the {first}, Box 1 contains nothing. {moves}Box {number} contains"
-        options = [f" the {first}.", f" the {second}.", " nothing."]
-        if len(items) % 12 == 11:
-            options[1] = options[0]
+        options = [f" the {first}.", f" the {second}.", " nothing at all, it is an empty box."]
         items.append({"input_prefix": before, "options": options, "numops": number})
     return items
 
