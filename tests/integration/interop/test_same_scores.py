@@ -31,8 +31,8 @@ from hf_folders import transformers
 SUITES = ROOT / "examples" / "suites"
 NATS = 1e-4
 SIZES = [
-    "task.tokens_per_sample=128",
-    "model.max_positions=128",
+    "task.tokens_per_sample=160",
+    "model.max_positions=160",
     "model.encoder_layers=2",
     "model.encoder_embed_dim=32",
     "model.encoder_ffn_embed_dim=48",
