@@ -207,9 +207,12 @@ def property_choice(record: Record, file: str) -> Choice:
 
 
 def target_choice(record: Record, file: str) -> Choice:
-    """Return the choice of a record of EWoK: two targets in each of two contexts."""
+    """Return the choice of a record of EWoK: two targets in each of two contexts.
+
+    The space before a target is a part of it, where that is a token by itself.
+    """
     completions = tuple(
-        completed(record.text(context), record.text(target), record)
+        completed(record.text(context).rstrip(), f" {record.text(target).lstrip()}", record)
         for context in ("Context1", "Context2")
         for target in ("Target1", "Target2")
     )

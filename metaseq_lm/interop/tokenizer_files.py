@@ -36,13 +36,14 @@ def write_tokenizer(
 
     A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on
     them, with one separator between. That of a causal model says which tokens begin and end a text,
-    for programs that put the first before it themselves. Text that looks like a special symbol
-    becomes one there, as is usual. MetaseqError for a kind that the library cannot hold.
+    for programs that put the first before it themselves, and puts nothing after a text, which can
+    go on. Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a
+    kind that the library cannot hold.
     """
     library = library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
     library.add_special_tokens([vocabulary.symbols[i] for i in vocabulary.specials])
-    library.post_processor = template(vocabulary, fine_tuned=row_length > 0)
+    library.post_processor = template(vocabulary, row_length > 0, is_causal)
     tokenizer.save(folder)
     write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
     content = settings(vocabulary, model, row_length, is_causal)
@@ -70,8 +71,14 @@ def settings(
     }
 
 
-def template(vocabulary: Vocabulary, fine_tuned: bool = False) -> processors.PostProcessor:
-    """Return what puts the special symbols around one text or two, as each layout has it."""
+def template(
+    vocabulary: Vocabulary, is_fine_tuned: bool = False, is_causal: bool = False
+) -> processors.PostProcessor:
+    """Return what puts the special symbols around one text or two, as each layout has it.
+
+    That of a causal model ends no text: what generates or scores a continuation, as lm-eval, takes
+    the tokens of a text for the first ones of the longer text.
+    """
     sep = vocabulary.symbols[vocabulary.sep]
     specials = [(sep, vocabulary.sep)]
     first = "$A"
@@ -79,8 +86,10 @@ def template(vocabulary: Vocabulary, fine_tuned: bool = False) -> processors.Pos
         cls = vocabulary.symbols[vocabulary.cls()]
         specials.append((cls, vocabulary.cls()))
         first = f"{cls} $A"
+    if is_causal:
+        return processors.TemplateProcessing(first, f"{first} {sep} $B:1", specials)
     between = f"{sep} $B:1 {sep}:1"
-    if vocabulary.layout == "roberta" and not fine_tuned:
+    if vocabulary.layout == "roberta" and not is_fine_tuned:
         between = f"{sep} {sep} $B {sep}"
     return processors.TemplateProcessing(f"{first} {sep}", f"{first} {between}", specials)
 

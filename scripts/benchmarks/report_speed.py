@@ -27,7 +27,7 @@ SECONDS, PEAK = 10.0, 300_000_000
 
 def write_folders(archive: Path, folder: Path) -> int:
     """Write a folder for each run of an archive; return the number of runs."""
-    import yaml
+    from omegaconf import OmegaConf
 
     from metaseq_lm.reporting.archive import read
 
@@ -35,7 +35,8 @@ def write_folders(archive: Path, folder: Path) -> int:
     for i, run in enumerate(runs):
         run_folder = folder / str(i)
         run_folder.mkdir(parents=True)
-        (run_folder / "config.yaml").write_text(yaml.safe_dump(run.values), encoding="utf-8")
+        config = OmegaConf.to_yaml(OmegaConf.create(run.values))
+        (run_folder / "config.yaml").write_text(config, encoding="utf-8")
         # Scores of suites are in files of their own; here they are among the results.
         results = dict(run.results or {})
         if METRIC in run.metrics:

@@ -70,14 +70,14 @@ def test_ewok_by_context_and_by_target(tmp_path: Path) -> None:
     item = {"Domain": "social", "Context1": "C.", "Context2": "D.", "Target1": "t", "Target2": "u"}
     write(tmp_path / "social.jsonl", item)
     # "u" is a frequent sentence: its context tells, comparing it with "t" does not.
-    table = {"C. |t": -5.0, "D. |t": -6.0, "C. |u": -2.0, "D. |u": -1.0}
+    table = {"C.| t": -5.0, "D.| t": -6.0, "C.| u": -2.0, "D.| u": -1.0}
     metrics = scored("ewok", tmp_path, table)["social"].metrics
     assert metrics["context_accuracy"] == 1 and metrics["target_accuracy"] == 0
-    half = scored("ewok", tmp_path, table | {"D. |u": -3.0, "C. |u": -5.0})[OVERALL].metrics
+    half = scored("ewok", tmp_path, table | {"D.| u": -3.0, "C.| u": -5.0})[OVERALL].metrics
     assert half["context_accuracy"] == half["context_accuracy_macro"] == 1
     assert half["target_accuracy"] == 0.5 and half["strict_target_accuracy"] == 0
     assert (half["target_ties"], half["context_ties"]) == (1, 0)
-    one = scored("ewok", tmp_path, table | {"D. |u": -3.0})[OVERALL].metrics
+    one = scored("ewok", tmp_path, table | {"D.| u": -3.0})[OVERALL].metrics
     assert one["context_accuracy"] == 0.5
 
 
