@@ -27,12 +27,12 @@ def shared_passages(train: IndexedDataset, other: IndexedDataset, vocabulary: Vo
     values[list(vocabulary.specials)] = 0
     blocks = [encode(block, values) for block in sample(other.tokens)]
     hashes = [window_hashes(block) for block in blocks]
-    wanted = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
-    if not len(wanted):
+    distinct = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    if not len(distinct):
         return 0.0
-    is_present = find(wanted, train_windows(train.tokens, values))
+    is_present = find(distinct, train_windows(train.tokens, values))
     # A token is covered if a window that it lies in is in train.
-    hits = (is_present[np.searchsorted(wanted, block)] for block in hashes)
+    hits = (is_present[np.searchsorted(distinct, block)] for block in hashes)
     covered = sum(int(dilated(hit).sum()) for hit in hits if hit.any())
     return covered / sum(map(len, blocks))
 
@@ -90,14 +90,14 @@ def powers(base: int, count: int) -> np.ndarray:
     return np.append(np.uint64(1), np.cumprod(np.full(count - 1, base, np.uint64)))
 
 
-def find(wanted: np.ndarray, pieces: Iterable[np.ndarray]) -> np.ndarray:
-    """Return which of some sorted hashes are in one of the pieces, bool (wanted,)."""
+def find(distinct: np.ndarray, pieces: Iterable[np.ndarray]) -> np.ndarray:
+    """Return which of some sorted hashes are in one of the pieces, bool (distinct,)."""
     shift = np.uint64(64 - KEY_BITS)
     has_key = np.zeros(1 << KEY_BITS, bool)
-    has_key[wanted >> shift] = True
-    is_present = np.zeros(len(wanted), bool)
+    has_key[distinct >> shift] = True
+    is_present = np.zeros(len(distinct), bool)
     for hashes in pieces:
         hashes = hashes[has_key[hashes >> shift]]
-        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        is_present[at[wanted[at] == hashes]] = True
+        at = np.minimum(np.searchsorted(distinct, hashes), len(distinct) - 1)
+        is_present[at[distinct[at] == hashes]] = True
     return is_present
