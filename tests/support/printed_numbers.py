@@ -216,7 +216,7 @@ def reads_archives(words: list[str]) -> bool:
     """Return whether a command only reads files of results that are in the repository."""
     if any(word.split("=")[0] in ("--out", "--archive", "--check") for word in words):
         return False
-    files = [word for word in words if re.fullmatch(r"examples/[\w./-]+\.jsonl?", word)]
+    files = [word for word in words if re.fullmatch(r"examples/[\w./-]+\.jsonl?(\.gz)?", word)]
     reader = words[:2] == ["metaseq-lm", "report"] or words[0] == "python"
     return reader and bool(files) and all((ROOT / file).is_file() for file in files)
 
