@@ -206,8 +206,11 @@ def best_values(runs: Sequence[Run], term: str) -> list[float]:
 
 
 def matched_control(row: Row, context: Context) -> Iterator[Finding]:
-    """The objective is not above its matched control, or has none."""
-    if row.objective == context.baseline:
+    """The objective is not above its matched control, or has none.
+
+    Nothing is said where the control is the baseline: the verdict says it.
+    """
+    if context.baseline in (row.objective, row.control and row.control.objective):
         return
     conclusion = "a difference from the baseline is one of systems, not of objectives"
     if row.control is None:

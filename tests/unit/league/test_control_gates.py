@@ -119,6 +119,17 @@ def test_every_gate_of_control_gates_sees_a_fault_above(
     assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
 
 
+@pytest.mark.parametrize("mean", [0.5, 0.9])
+def test_a_control_that_is_the_baseline_is_left_to_the_verdict(
+    mean: float, baseline: Row, row: Row
+) -> None:
+    """Whether it wins or draws; a flag would keep an equal row from being called so."""
+    worse = replace(make.make_row("mine", mean), control=baseline)
+    assert not [f for f in standing(baseline, worse).findings if f.gate == "control"]
+    twin = make.make_row("twin", 0.95)
+    assert only(standing(baseline, replace(worse, control=twin)).findings, "control")
+
+
 def test_rows_with_the_same_untrained_models_have_one_control(baseline: Row, row: Row) -> None:
     """It is said once, of all budgets and objectives; causal models are read otherwise."""
     other = make.make_row("other", 0.8, untrained=row.untrained)
