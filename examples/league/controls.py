@@ -7,7 +7,8 @@ For each metric of the plan and each objective: untrained models, the runs of ea
 whether these are above (+) or below (-) the untrained ones by the screen of the gates. Then the
 difference from the baseline, and the true one that as many seeds would show in 80 % of cases if it
 were the only comparison; and the difference of the gains over untrained models, with p, since
-objectives may be apart before any training.
+objectives may be apart before any training. Last what needs no model: chance, the most frequent
+class, counts.
 """
 
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
+from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.differences import compare
 from metaseq_lm.league.gains import Gain, gain_contrast
 from metaseq_lm.league.plan import named_plan
@@ -90,6 +92,18 @@ def beside_gain(row: Row, base: Row, metric: Metric) -> tuple[str, str]:
     return metric.text(contrast.difference, 2), p_text(contrast.p)
 
 
+def without_models(rows: list[Row], metrics: list[Metric]) -> tuple[list[str], list[list[str]]]:
+    """Return the names of all references, and for each metric its values of them."""
+    runs = [run for row in rows for run in row.runs]
+    levels = {metric: references(runs, metric.name) for metric in metrics}
+    names = list(dict.fromkeys(name for values in levels.values() for name in values))
+    lines = []
+    for metric, values in levels.items():
+        texts = [metric.text(values[name], 2) if name in values else "-" for name in names]
+        lines.append([metric.name, *texts])
+    return names, lines
+
+
 def main() -> None:
     if len(sys.argv) != 2:
         raise UsageError("give a plan with an archive, or a league: controls.py PLAN.yaml")
@@ -107,6 +121,8 @@ def main() -> None:
     head = ["metric", "objective", "FLOPs", "seeds", "difference", "to be seen", "of gains", "p"]
     lines = [line for metric in metrics for line in beside_baseline(rows, baseline, metric)]
     show(table_of(f"beside {baseline}", head, lines))
+    names, lines = without_models(rows, metrics)
+    show(table_of("without any model", ["metric", *names], lines))
 
 
 if __name__ == "__main__":
