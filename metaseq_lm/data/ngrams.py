@@ -95,11 +95,14 @@ def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.nd
 def sequences_of(data: IndexedDataset, most: int = COUNTED) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens (T,) and the sizes (N,) of the sequences of a corpus.
 
-    Of a corpus with more than `most` tokens every second sequence, every third, and so on.
+    Of a corpus with more than `most` tokens every second sequence, every third, and so on, and of
+    these the first `most` tokens, should they still be more.
     """
     step = max(1, -(-len(data.tokens) // most))
     if step == 1:
         return data.tokens, data.sizes
     starts, sizes = data.starts[::step], data.sizes[::step]
+    before = np.cumsum(sizes) - sizes
+    sizes = np.clip(most - before, 0, sizes)
     parts = [data.tokens[start : start + size] for start, size in zip(starts, sizes)]
     return np.concatenate(parts), sizes

@@ -64,5 +64,6 @@ def test_of_a_large_corpus_every_nth_sequence_is_counted(tmp_path: Path) -> None
     tokens, sizes = sequences_of(data)
     assert sizes.tolist() == list(range(10)) and len(tokens) == 45
     tokens, sizes = sequences_of(data, most=15)
-    assert sizes.tolist() == [0, 3, 6, 9]
-    assert tokens.tolist() == [3] * 3 + [6] * 6 + [9] * 9
+    assert sizes.tolist() == [0, 3, 6, 6]
+    assert tokens.tolist() == [3] * 3 + [6] * 6 + [9] * 6
+    assert len(tokens) == 15 == sizes.sum()
