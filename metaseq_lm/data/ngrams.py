@@ -32,10 +32,11 @@ class NGram:
         self._counts = []
         for length in range(1, order + 1):
             codes, counts = np.unique(self._codes(grams, length), return_counts=True)
-            contexts, first = np.unique(codes // (n_symbols + 1), return_index=True)
+            contexts = codes // (n_symbols + 1)  # in order, as the codes are
+            first = np.flatnonzero(np.diff(contexts, prepend=-1))
             totals = np.add.reduceat(counts, first) if len(first) else counts
             types = np.diff(np.append(first, len(codes)))
-            self._counts.append((codes, counts, contexts, totals, types))
+            self._counts.append((codes, counts, contexts[first], totals, types))
 
     def _grams(self, tokens: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Return the tokens, and those that stand 1, 2, ... before them, `order` times (T,)."""
