@@ -16,9 +16,9 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.doctor.findings import (
     CHUNK,
+    COPIED,
     ERROR,
     GOLDEN,
-    LEAKED,
     MANY_SHARED,
     OK,
     WARNING,
@@ -201,7 +201,7 @@ def passages(name: str, likeness: Likeness) -> Finding:
     text = (
         f"{name}: {100 * share:.1f} % of its tokens, in passages of {WINDOW}, also stand in train"
     )
-    if share < LEAKED:
+    if share < COPIED:
         return Finding(WARNING if share > MANY_SHARED else OK, text)
     remedy = "its losses are in part those of training: leave them out of one of the splits"
     return Finding(ERROR, f"{text}; {remedy}")

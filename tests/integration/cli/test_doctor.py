@@ -170,7 +170,9 @@ def test_empty_documents_duplicates_and_overlap(data, look):
     assert has(lines, "warning", "1 of 2 documents of valid (50.0 %)", "in train")
 
 
-@pytest.mark.parametrize("share, level, code", [(0, "ok", 0), (60, "warning", 0), (90, "error", 1)])
+@pytest.mark.parametrize(
+    "share, level, code", [(0, "ok", 0), (60, "warning", 0), (440, "warning", 0), (450, "error", 1)]
+)
 def test_passages_in_both_splits(data, look, share, level, code):
     """Documents of 45 tokens, cut anew, so that no document is the same."""
     draw = np.random.default_rng(0)

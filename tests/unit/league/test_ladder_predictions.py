@@ -559,5 +559,6 @@ def test_numbers_of_ladders_and_predictions_are_columns_of_numbers():
         ["objective"],
         ["objective", "reached by"],
         ["ahead at first", "the other", "the order changes"],
+        [],  # decision accuracy
         ["objective", "made", "from", "curve", "inside"],
     ]
