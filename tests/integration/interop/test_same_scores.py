@@ -69,8 +69,7 @@ class Export:
     @property
     def processor(self) -> Any:
         """The tokenizer as the BabyLM pipeline opens it."""
-        options = {"padding_side": "right", "trust_remote_code": True}
-        return transformers.AutoProcessor.from_pretrained(self.folder, **options)
+        return transformers.AutoProcessor.from_pretrained(self.folder, padding_side="right")
 
     @property
     def scorer(self) -> SentenceScorer:
@@ -124,7 +123,7 @@ class Elsewhere:
         self.processor, self.rule = export.processor, export.rule
         causal, masked = transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM
         kind = causal if self.rule == "causal" else masked
-        self.model = kind.from_pretrained(export.folder, trust_remote_code=True).eval()
+        self.model = kind.from_pretrained(export.folder).eval()
 
     @torch.no_grad()
     def token_scores(self, text: str, first: int = 0) -> np.ndarray:

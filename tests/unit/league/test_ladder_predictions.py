@@ -98,11 +98,13 @@ def cells(table, column):
 
 def test_a_budget_is_predicted_from_smaller_ones_only():
     league = standings(entries("flat", FLAT), entries("steep", (*STEEP, 0.99)))
-    made = predict(league, "steep", FIFTH)
-    assert made.rungs == BUDGETS
-    low, high = made.interval
-    assert low < made.value < high and made.value == pytest.approx(0.847, abs=0.01)
-    assert made.naive == pytest.approx({"last": 0.78 + NOISE.mean(), "line": 0.86 + NOISE.mean()})
+    prediction = predict(league, "steep", FIFTH)
+    assert prediction.rungs == BUDGETS
+    low, high = prediction.interval
+    assert low < prediction.value < high and prediction.value == pytest.approx(0.847, abs=0.01)
+    assert prediction.naive == pytest.approx(
+        {"last": 0.78 + NOISE.mean(), "line": 0.86 + NOISE.mean()}
+    )
 
 
 @pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 4")])
