@@ -21,7 +21,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01
 # Of the tokens of a split: from so many in passages of train on it is no other split. Real texts
-# share a tenth, such as licences and tables of contents.
+# share a tenth, such as licences and tables of contents, which league's gate `leak` flags.
 COPIED = 0.5
 CHUNK = 1 << 21
 LITTLE_SPACE = 2 << 30

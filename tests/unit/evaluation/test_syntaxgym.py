@@ -159,8 +159,8 @@ def equal_and_not(folder: Path) -> Path:
     texts = {"a": ["ab", "c"], "b": ["a", "d"]}
     mixed = suite_of(texts, "(1;%a%) < (1;%b%)", "(2;%a%) = (2;%b%)", items=2)
     (folder / "mixed.json").write_text(json.dumps(mixed))
-    plain = suite_of(texts, "(1;%a%) > (1;%b%)")
-    (folder / "plain.json").write_text(json.dumps(plain))
+    comparison = suite_of(texts, "(1;%a%) > (1;%b%)")
+    (folder / "plain.json").write_text(json.dumps(comparison))
     return folder
 
 
