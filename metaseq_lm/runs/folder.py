@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import os
 import re
@@ -17,7 +16,6 @@ from typing import IO, Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
@@ -39,6 +37,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.core.loading import with_current_names
 from metaseq_lm.core.overrides import format_value, quote_path
+from metaseq_lm.core.plain_yaml import parse_yaml, yaml_problem
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 
@@ -197,23 +196,13 @@ def open_locked(path: Path) -> IO[str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Return the config.yaml of a run as plain values, unresolved; MetaseqError if no run wrote it.
-
-    YAML aliases are refused: a few of them, nested, make a large config of a small file.
-    """
+    """Return the plain, unresolved values of a config.yaml; MetaseqError if no run wrote it."""
     try:
-        text = read_bounded(file, LARGEST_CONFIG).decode("utf-8")
-        if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text):
-            events = yaml.parse(text, yaml.SafeLoader)
-            if any(isinstance(event, yaml.AliasEvent) for event in events):
-                raise ValueError("it has aliases (*name)")
-        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
-        config: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        config = parse_yaml(read_bounded(file, LARGEST_CONFIG).decode("utf-8"))
         if not isinstance(config, dict):
             raise ValueError("not a mapping of keys to values")
-    except (ValueError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        reason = str(error).split("\n")[0]
-        raise MetaseqError(f"{file}: not a readable config: {reason}") from error
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        raise MetaseqError(f"{file}: not a readable config: {yaml_problem(error)}") from error
     current: dict[str, Any] = with_current_names(config)
     return current
 

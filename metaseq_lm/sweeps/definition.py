@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import format_value, quote
+from metaseq_lm.core.plain_yaml import yaml_problem
 from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
@@ -155,17 +156,6 @@ def read_mapping(
             raise UsageError(f"{path}: {key}: {reason}")
     check_keys(content, keys, str(path))
     return {str(key): value for key, value in content.items()}
-
-
-def yaml_problem(error: Exception) -> str:
-    """Return the YAML reader's error message and its position as one line."""
-    if isinstance(error, RecursionError):
-        return "nested too deeply, or an alias (*name) refers to a node that contains it"
-    mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
-    position = (
-        f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
-    )
-    return position + (getattr(error, "problem", None) or str(error).splitlines()[0])
 
 
 def absolute(path: str, base: Path) -> str:

@@ -4,6 +4,7 @@ things may be.
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -248,11 +249,12 @@ def untrusted(source: str) -> list[str]:
         bad |= keywords.get("allow_pickle", "False") != "False"
         bad |= name == "torch.load" and keywords.get("weights_only") != "True"
         bad |= name == "numpy.load" and len(node.args) > 2
-        # Only the events of a text are read with PyYAML itself; OmegaConf's loader is a safe one.
-        bad |= name.startswith("yaml.") and name not in ("yaml.parse", "yaml.safe_load")
+        safe = name in ("yaml.parse", "yaml.safe_load") or name.startswith("yaml.SafeLoader")
+        bad |= name.startswith("yaml.") and not safe
         if bad:
             wrong.append(f"{node.lineno} {name}")
-    return wrong
+    # Readers of YAML that make objects of classes; OmegaConf's, and ours of configs, are safe ones.
+    return wrong + re.findall(r"\byaml\W+(C?(?:Full|Unsafe)?Loader)\b", source)
 
 
 def test_nothing_untrusted_is_executed() -> None:
@@ -278,6 +280,7 @@ def test_nothing_untrusted_is_executed() -> None:
         *(
             "import yaml; yaml.load(f, yaml.SafeLoader)",
             "from yaml import unsafe_load; unsafe_load(f)",
+            "import yaml; class_ = type('R', (yaml.CLoader,), {})",
         ),
         *("exec('x')", "import os; os.system('x')", "from os import popen; popen('x')"),
         *(
