@@ -6,11 +6,13 @@ finetune/ at commit bf55c11) for all sets, with its exceptions for some: AdamW w
 updates, then a cosine to a tenth of the rate, dropout of .1 in a head with a hidden layer (GELU).
 
 The pipeline chooses the epoch on the file that it reports, so that its scores are too high, the
-more so the smaller the file. By default a part of train that is not trained on chooses it here.
+more so the smaller the file. By default a part of train that is not trained on chooses it here,
+and the learning rate, where several are tried: one rate for all encoders prefers some.
 
 Beside each score stands that of a linear probe of the frozen states, on the same rows.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.options import option
+from metaseq_lm.core.overrides import format_value
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest
@@ -63,6 +66,9 @@ class FineTuneConfig:
         choices=(HELD_OUT, SCORED),
     )
     lr: float = option(3e-5, "learning rate at its peak", above=0)
+    lr_choices: tuple[float, ...] = option(
+        (), "rates in place of lr; for each encoder and seed, what chooses the epoch chooses one"
+    )
     batch_size: int = option(
         0, "rows of a batch (0 = 32, of babylm/BoolQ and babylm/MultiRC 16)", at_least=0
     )
@@ -105,6 +111,7 @@ class FineTuned:
 
     Attributes:
         metrics: The metrics of the set, the main one first.
+        choice: What chose the epoch, its metric at that epoch.
         epoch: The epoch that was chosen.
         trained: The number of rows that it was trained on.
         choosing: The number of rows that chose the epoch.
@@ -112,6 +119,7 @@ class FineTuned:
     """
 
     metrics: Mapping[str, float]
+    choice: float
     epoch: float
     trained: int
     choosing: int
@@ -137,6 +145,9 @@ class FineTuning(Protocol):
             split: The split that is scored.
             seed: The seed of the head, the dropout and the order of the rows.
             options: Options of the training run by their keys.
+
+        Raises:
+            DivergedError: The training run diverged.
         """
 
 
@@ -160,6 +171,10 @@ class FineTune(Suite[list[Path], FineTuning]):
         names, split = self.config.sets, self.config.split
         if not self.config.seeds:
             raise UsageError("seeds=[]: give one or more")
+        if not all(0 < rate < math.inf for rate in self.config.lr_choices):
+            raise UsageError(
+                f"lr_choices={format_value(list(self.config.lr_choices))}: rates are above 0"
+            )
         if split == TRAIN:
             raise UsageError("split=train: it is trained on; name another")
         if is_labelled(folder):
@@ -198,8 +213,8 @@ class FineTune(Suite[list[Path], FineTuning]):
     def _tuned(self, folder: Path, tuning: FineTuning) -> GroupMetrics:
         """Return the means over seeds of the metrics of a set, the main one first."""
         split, seeds = self.config.split, self.config.seeds
-        options = self.options_for(recipe_of(folder))
-        runs = [tuning.fine_tune(folder, split, seed, options) for seed in seeds]
+        chosen = [self._at_best_rate(folder, seed, tuning) for seed in seeds]
+        runs = [run for _, run in chosen]
         means = {n: float(np.mean([run.metrics[n] for run in runs])) for n in runs[0].metrics}
         main = next(iter(means))
         if self._is_probed(folder):
@@ -208,9 +223,33 @@ class FineTune(Suite[list[Path], FineTuning]):
             means[f"{FROZEN}_{main}"] = frozen
         if len(runs) > 1:
             means[f"{main}_sd"] = float(np.std([run.metrics[main] for run in runs], ddof=1))
+        if self.config.lr_choices:
+            means["lr"] = float(np.mean([rate for rate, _ in chosen]))
         means["epoch"] = float(np.mean([run.epoch for run in runs]))
         means |= {"rows_trained": runs[0].trained, "rows_choosing": runs[0].choosing}
         return GroupMetrics(len(LabelledSet(folder, split)), means | {"cut": runs[0].cut})
+
+    def _at_best_rate(self, folder: Path, seed: int, tuning: FineTuning) -> tuple[float, FineTuned]:
+        """Return the learning rate that is chosen, of equal ones the first, and its model.
+
+        Raises:
+            DivergedError: The training run diverged, with several rates at each of them.
+        """
+        options = self.options_for(recipe_of(folder))
+        rates = self.config.lr_choices or (self.config.lr,)
+        runs: dict[float, FineTuned] = {}
+        diverged: DivergedError | None = None
+        for rate in rates:
+            try:
+                runs[rate] = tuning.fine_tune(
+                    folder, self.config.split, seed, options | {"optimizer.lr": rate}
+                )
+            except DivergedError as error:
+                diverged = error
+        if diverged and not runs:
+            raise diverged
+        best = max(runs, key=lambda rate: runs[rate].choice)
+        return best, runs[best]
 
     def _is_probed(self, folder: Path) -> bool:
         form: str = Manifest.load(folder).details["form"]
@@ -235,7 +274,6 @@ class FineTune(Suite[list[Path], FineTuning]):
             "task.pooled": True,
             "task.pooler_activation": "gelu",
             "task.head_dropout": 0.1,
-            "optimizer.lr": config.lr,
             "optimizer.betas": [0.9, 0.999],
             "optimizer.eps": 1e-8,
             "optimizer.weight_decay": 0.01,

@@ -390,8 +390,11 @@ def differing_suite_options(metric: str, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def scored_as(results: SuiteResults) -> dict[str, Any]:
-    """Return suite, data and options of results; those of earlier versions skipped no items."""
-    earlier = {"skip": 0} if "first" in results.options else {}
+    """Return suite, data and options of results; those of earlier versions skipped no items and
+    fine-tuned at one learning rate.
+    """
+    earlier: dict[str, Any] = {"skip": 0} if "first" in results.options else {}
+    earlier |= {"lr_choices": []} if "lr" in results.options else {}
     return {"suite": results.suite, "data": results.data, **earlier, **results.options}
 
 

@@ -84,6 +84,7 @@ class FineTuner:
         left_out = {"score", "loss", *results["losses"]}  # the main metric has its own name, too
         return FineTuned(
             metrics={n: v for n, v in results["metrics"][split].items() if n not in left_out},
+            choice=best["valid"][config.trainer.best_checkpoint_metric],
             epoch=best["update"] * config.task.epochs / results["updates"],
             trained=first,
             choosing=stop - first if config.trainer.valid_split == HELD_OUT else len(scored),

@@ -145,6 +145,25 @@ def test_what_has_ended_is_not_trained_again(place: Path, monkeypatch: pytest.Mo
     assert first == again
 
 
+def test_the_rate_that_the_held_out_rows_prefer(place: Path) -> None:
+    """The score is that of the better of two runs of train, the cost that of both."""
+    words = ["lr_choices=1e-6,3e-2", "frozen=false"]
+    assert score(place, "--name", "rates", *words, data="data/MRPC") == 0
+    record = results_of(place, "rates")
+    metric = "trainer.best_checkpoint_metric=f1"
+    runs = {}
+    for rate in (1e-6, 3e-2):
+        run = trained_alone(place, "MRPC", *HELD_OUT, metric, f"optimizer.lr={rate}")
+        folder = manifests.resolve(str(place / f"alone-{len(runs)}"), prefer="best")
+        runs[rate] = (manifests.read_manifest(folder)["valid"]["f1"], run)
+    best = max(runs, key=lambda rate: runs[rate][0])
+    assert len({choice for choice, _ in runs.values()}) == 2  # else the first one is taken
+    metrics = record["groups"]["overall"]["metrics"]
+    assert metrics["lr"] == best
+    assert metrics["accuracy"] == runs[best][1]["metrics"]["valid"]["accuracy"]
+    assert record["facts"]["flops"] == sum(run["flops"] for _, run in runs.values())
+
+
 def test_at_the_end_of_a_run(place: Path) -> None:
     entry = f"finetune RTE name=rte_tuned {' '.join(OPTIONS)}"
     make_run(place / "data", place / "other", 60, f'trainer.final_suites=["{entry}"]')

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sentence_sets import sentences, write_corpus, write_set
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.evaluation.finetune import FineTuned
 from metaseq_lm.evaluation.suites import OVERALL, HiddenStates, Rows, build_suite
 
@@ -60,7 +60,7 @@ class Recorded:
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
     ) -> FineTuned:
         self.options[folder.name] = options
-        return FineTuned(self.metrics[folder.name, seed], 2.0 * seed, 5, 1, 0.25)
+        return FineTuned(self.metrics[folder.name, seed], 0.5, 2.0 * seed, 5, 1, 0.25)
 
 
 def test_means_over_seeds_and_over_sets(data: Path) -> None:
@@ -163,6 +163,44 @@ def test_the_recipe_of_the_challenge_and_its_exceptions(data: Path) -> None:
     }
     assert tuning.options["WSC"] == usual | options
     assert tuning.options["QQP"] == usual | exceptions["QQP"] | options
+
+
+class Rates(Recorded):
+    """Fine-tuning that depends on the rate: what chooses, and what is scored; None diverges."""
+
+    def __init__(self, outcomes: Mapping[tuple[int, float], tuple[float, float] | None]) -> None:
+        super().__init__({})
+        self.outcomes = outcomes
+
+    def fine_tune(
+        self, folder: Path, split: str, seed: int, options: Mapping[str, Any]
+    ) -> FineTuned:
+        outcome = self.outcomes[seed, options["optimizer.lr"]]
+        if outcome is None:
+            raise DivergedError(f"seed {seed} diverged")
+        return FineTuned({"accuracy": outcome[1]}, outcome[0], 1.0, 5, 1, 0.25)
+
+
+def test_what_chooses_the_epoch_chooses_the_rate(data: Path) -> None:
+    """For each seed, of equal ones the first; not by the rows that are scored."""
+    outcomes: dict[tuple[int, float], tuple[float, float] | None] = {
+        (1, 0.1): (0.6, 0.9),
+        (1, 0.2): (0.7, 0.5),
+        (1, 0.4): (0.7, 0.8),
+        (3, 0.1): (0.5, 0.3),
+        (3, 0.2): (0.4, 0.9),
+        (3, 0.4): None,
+    }
+    words = ["seeds=1,3", "frozen=false", "lr_choices=0.1,0.2,0.4", "lr=7.0"]
+    suite = build_suite("finetune", words)
+    items = suite.read(data / "WSC")
+    metrics = suite.score(items, Rates(outcomes))[OVERALL].metrics
+    assert metrics["accuracy"] == pytest.approx((0.5 + 0.3) / 2)
+    assert metrics["lr"] == pytest.approx((0.2 + 0.1) / 2)
+    with pytest.raises(DivergedError, match="seed 3"):
+        suite.score(items, Rates(outcomes | {(3, 0.1): None, (3, 0.2): None}))
+    with pytest.raises(UsageError, match=r"lr_choices=\[0.1,0.0\]: rates are above 0"):
+        build_suite("finetune", ["lr_choices=0.1,0"]).read(data)
 
 
 def test_one_set_by_its_own_folder(data: Path) -> None:
