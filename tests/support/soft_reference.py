@@ -139,10 +139,11 @@ def taught(bench: Bench, soft_y: Tensor, pads: Tensor) -> Tensor:
 
 def flat_row(probabilities: Tensor, support: float) -> Tensor:
     """Return equal probabilities for the fewest tokens that hold `support`, the likeliest first."""
-    chosen: list[int] = []
-    while probabilities[chosen].sum() < support:
-        left = [t for t in range(len(probabilities)) if t not in chosen]
-        chosen.append(max(left, key=lambda t: probabilities[t].item()))
+    likeliest = sorted(range(len(probabilities)), key=lambda t: -probabilities[t].item())
+    count = 0
+    while probabilities[likeliest[:count]].sum() < support:
+        count += 1
+    chosen = likeliest[:count]
     flat = torch.zeros_like(probabilities)
     flat[chosen] = 1 / len(chosen)
     return flat
