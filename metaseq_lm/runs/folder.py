@@ -201,7 +201,7 @@ def read_config(file: Path) -> dict[str, Any]:
         config = parse_yaml(read_bounded(file, LARGEST_CONFIG).decode("utf-8"))
         if not isinstance(config, dict):
             raise ValueError("not a mapping of keys to values")
-    except (ValueError, OSError, yaml.YAMLError) as error:
+    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
         raise MetaseqError(f"{file}: not a readable config: {yaml_problem(error)}") from error
     current: dict[str, Any] = with_current_names(config)
     return current

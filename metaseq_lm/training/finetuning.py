@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import DivergedError, MetaseqError
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.overrides import quote_path
@@ -72,12 +72,15 @@ class FineTuner:
         run = Path(config.save_dir)
         results = process_group.from_first(read_results(run))
         if results is None or results["status"] != "finished":
-            self.train(config)
+            try:
+                self.train(config)
+            except DivergedError:
+                self._count(process_group.from_first(read_results(run)))
+                raise
             results = process_group.from_first(read_results(run))
         if results is None:
             raise MetaseqError(f"{run}: the fine-tuning wrote no results")
-        self.flops += int(results["flops"])
-        self.updates += results["updates"]
+        self._count(results)
         best = manifests.read_manifest(manifests.resolve(config.save_dir, prefer="best"))
         train, scored = LabelledSet(folder, "train"), LabelledSet(folder, split)
         first, stop = parts_of_train(train, config.task)
@@ -90,6 +93,12 @@ class FineTuner:
             choosing=stop - first if config.trainer.valid_split == HELD_OUT else len(scored),
             cut=share_of_cut_rows(scored, config.task.tokens_per_sample),
         )
+
+    def _count(self, results: Mapping[str, Any] | None) -> None:
+        """Add the cost of a training run, or of what it came to."""
+        if results is not None:
+            self.flops += int(results["flops"])
+            self.updates += results["updates"]
 
     def _configured(
         self, folder: Path, split: str, seed: int, options: Mapping[str, Any]

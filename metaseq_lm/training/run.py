@@ -14,7 +14,7 @@ import torch
 
 from metaseq_lm import __version__
 from metaseq_lm.core.config import RunConfig, TrainerConfig
-from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
+from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time, show
 from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
@@ -247,8 +247,13 @@ class TrainingRun:
 
 
 def train_run(config: RunConfig) -> None:
-    """Make, or go on with, the training run of a configuration."""
-    TrainingRun(config).train()
+    """Make, or go on with, a training run; results.json says if it diverged."""
+    run = TrainingRun(config)
+    try:
+        run.train()
+    except DivergedError as error:
+        run.record("diverged", error)
+        raise
 
 
 def versions() -> dict[str, str]:

@@ -164,6 +164,16 @@ def test_the_rate_that_the_held_out_rows_prefer(place: Path) -> None:
     assert record["facts"]["flops"] == sum(run["flops"] for _, run in runs.values())
 
 
+def test_a_rate_that_diverges_is_left_out_but_counts(place: Path) -> None:
+    words = ["lr_choices=1e30,3e-2", "frozen=false"]
+    assert score(place, "--name", "rates", *words, data="data/MRPC") == 0
+    assert score(place, "--name", "rate", "lr=3e-2", "frozen=false", data="data/MRPC") == 0
+    both, one = results_of(place, "rates"), results_of(place, "rate")
+    metrics = both["groups"]["overall"]["metrics"]
+    assert metrics.pop("lr") == 3e-2 and metrics == one["groups"]["overall"]["metrics"]
+    assert one["facts"]["updates"] < both["facts"]["updates"] < 2 * one["facts"]["updates"]
+
+
 def test_at_the_end_of_a_run(place: Path) -> None:
     entry = f"finetune RTE name=rte_tuned {' '.join(OPTIONS)}"
     make_run(place / "data", place / "other", 60, f'trainer.final_suites=["{entry}"]')
