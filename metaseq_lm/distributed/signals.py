@@ -96,3 +96,13 @@ def follow_parent() -> None:
     if sys.platform.startswith("linux"):
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps -e` shows, of at most 15 characters (Linux only).
+
+    Forked processes share the command line of the first.
+    """
+    if sys.platform.startswith("linux"):
+        PR_SET_NAME = 15
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -14,13 +14,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import threading
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from submitit import JobEnvironment
 from submitit.core.utils import UncompletedJobError
@@ -30,9 +30,9 @@ from metaseq_lm.core.errors import NO_HINTS, DivergedError, Interrupted, Metaseq
 from metaseq_lm.core.files import read_bounded, read_json, write_atomic
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import signals
-from metaseq_lm.distributed.launcher import program
 from metaseq_lm.distributed.signals import SIGNALS
 from metaseq_lm.distributed.step import machine
+from metaseq_lm.sweeps.server import Forked
 
 START = "metaseq-lm: starts"
 MAX_SOURCE_BYTES = 64 << 20  # bytes of one file of a snapshot
@@ -212,6 +212,10 @@ class Launched(Protocol):
     lock: str | None
 
 
+def _no_program() -> None:
+    raise AssertionError("set by metaseq_lm.cli.jobs, as this room cannot import the command line")
+
+
 class Runner:
     """Runs `train` for a job in the process that submitit starts on each node.
 
@@ -221,6 +225,8 @@ class Runner:
     it; what calls `train` does everything else.
     """
 
+    program: ClassVar[Callable[[], None]] = staticmethod(_no_program)
+
     def __init__(self, job: Launched) -> None:
         self.job = job
         self.environment = JobEnvironment()
@@ -228,18 +234,18 @@ class Runner:
         self.task = self.environment.global_rank
         self.signals: list[int] = []
         self.child = 0
+        self.lock = 0  # descriptor of the job's lock file
         self.requeue: Any = None  # submitit's handler, which requeues the job
 
     def start(self) -> None:
         """Handle signals, and forget the outcome of an earlier attempt."""
+        signals.name_process("metaseq-job")
         self.requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
         for number in signals.handled():
             signal.signal(number, self.on_signal)
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
             signals.follow_parent()
-            threading.Thread(
-                target=terminate_when_unlocked, args=(self.job.lock,), daemon=True
-            ).start()
+            self.lock = os.open(self.job.lock, os.O_RDONLY)
         self.outcome_file(self.task).unlink(missing_ok=True)
         show(f"{START} {self.job.name}")
 
@@ -247,6 +253,10 @@ class Runner:
         """Record a signal and forward it to the child, once."""
         is_first = number not in self.signals
         self.signals.append(number)
+        if self.lock:
+            # Where the sweep command died, a new one must not start before this run has saved.
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self.lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if self.child and is_first:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.child, number)
@@ -260,19 +270,10 @@ class Runner:
             return Interrupted.exit_code, {}
         if not self.task:
             link_code(folder, Path(self.job.code))
-        environment = os.environ | {
-            signals.PARENT_DIES: str(os.getpid()),
-            "OMP_NUM_THREADS": str(self.job.threads),
-            NO_HINTS: "1",
-        }
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (self.job.code, os.environ.get("PYTHONPATH")))
-        )
         log = self.environment.paths.stderr
         before = log.stat().st_size if log.exists() else 0
         started = time.time()
-        command = [*program(Path(self.job.code)), "train", *arguments]
-        child = subprocess.Popen(command, env=environment)
+        child = Forked(self._begin_training, arguments)
         self.child = child.pid
         for number in dict.fromkeys(self.signals):  # received while the child was starting
             os.kill(child.pid, number)
@@ -284,6 +285,18 @@ class Runner:
         if code not in (0, Interrupted.exit_code) and not results.get("message"):
             results["message"] = last_lines(log, before) or f"on {machine()}"
         return code, results
+
+    def _begin_training(self, arguments: list[str]) -> None:
+        os.environ |= {
+            signals.PARENT_DIES: str(os.getppid()),
+            "OMP_NUM_THREADS": str(self.job.threads),
+            NO_HINTS: "1",
+        }
+        paths = (self.job.code, os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        signals.name_process("metaseq-run")
+        sys.argv[1:] = ["train", *arguments]
+        type(self).program()
 
     def interrupted(self, stage: str, code: int, reported: int | None) -> None:
         """Requeue the job after a preemption or time-out; otherwise raise MetaseqError.
@@ -395,11 +408,3 @@ def is_interruption(code: int) -> bool:
 def describe_exit(code: int) -> str:
     """Return an exit code in words."""
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-
-
-def terminate_when_unlocked(lock: str) -> None:
-    """Send SIGTERM to this process when the lock on a file is released; runs in a thread."""
-    with open(lock, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1e6)  # keeps the lock: a new `sweep` must not start before this run has saved

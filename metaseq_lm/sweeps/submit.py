@@ -27,9 +27,9 @@ from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
 from metaseq_lm.sweeps.job import Code, Job
 from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
+from metaseq_lm.sweeps.server import YEAR, ForkExecutor, Server
 
 SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
-YEAR = 525_600  # minutes; submitit's local executor always has a limit
 PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of the time so far
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
@@ -49,7 +49,7 @@ MakeJob = Callable[[SweepFolder, Run, Launch, Code], Any]
 
 def python(code: Code) -> str:
     """Return the command by which submitit's script starts Python on the snapshot."""
-    start = "from submitit.core.submission import process_job; process_job(sys.argv[-1])"
+    start = "from metaseq_lm.cli.jobs import process; process(sys.argv[-1])"
     return shlex.join(launcher.python(str(code.folder), start))
 
 
@@ -137,11 +137,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Active:
-    """A run that is running here, with submitit's job and the slot that it takes."""
+    """A run that is running here, and the slot that it takes."""
 
     batch: Batch
     run: Run
-    job: Any
     entry: Submission
     slot: int
 
@@ -161,6 +160,7 @@ class LocalRuns:
                 f"the {len(gpus)} GPUs here; lower --max-parallel or --gpus, or see --runs-per-gpu"
             )
         self.running: list[Active] = []
+        self.servers: dict[str, Server] = {}  # by the hash of the code
         self.stop: list[int] = []
 
     def work(self, batches: Sequence[Batch], report: Callable[[SweepFolder, Run], None]) -> int:
@@ -180,7 +180,6 @@ class LocalRuns:
                     self._start(batch, run)
                     report(batch.folder, run)
                 for active in list(self.running):
-                    active.job.done()  # submitit reaps the process
                     if not active.entry.is_alive():
                         self.running.remove(active)
                         self.slots.append(active.slot)
@@ -199,6 +198,8 @@ class LocalRuns:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            for server in self.servers.values():
+                server.close()
         return self.stop[0] if self.stop else 0
 
     def gpus_of(self, slot: int) -> list[int]:
@@ -209,28 +210,30 @@ class LocalRuns:
         slot = self.slots.pop(0)
         folder, code = batch.folder, batch.code
         jobs_folder = folder.new_jobs_folder()
-        executor = submitit.LocalExecutor(
-            jobs_folder, self.launch.max_timeouts, python=python(code)
-        )
+        executor = ForkExecutor(jobs_folder, self._server(batch), self.launch.max_timeouts)
         executor.update_parameters(
             timeout_min=self.launch.time or YEAR,
             gpus_per_node=self.launch.gpus,
             visible_gpus=self.gpus_of(slot),
-            signal_delay_s=30,
         )
-        with terminal_signals_blocked():
-            job = executor.submit(batch.make_job(folder, run, self.launch, code))
+        job = executor.submit(batch.make_job(folder, run, self.launch, code))
         start = process_start(int(job.job_id))
         entry = record(folder, run, self.launch, code, jobs_folder, job.job_id, start)
-        self.running.append(Active(batch, run, job, entry, slot))
+        self.running.append(Active(batch, run, entry, slot))
+
+    def _server(self, batch: Batch) -> Server:
+        code = batch.code.folder
+        if code.name not in self.servers:
+            with terminal_signals_blocked():
+                self.servers[code.name] = Server(
+                    str(code), self.launch.threads(), batch.folder.lock_file
+                )
+        return self.servers[code.name]
 
 
 @contextmanager
 def terminal_signals_blocked() -> Iterator[None]:
-    """Block Ctrl-C and hang-up for processes started inside, which get SIGTERM from us and save.
-
-    submitit's controller would kill its job one second after a Ctrl-C.
-    """
+    """Block Ctrl-C and hang-up for processes started inside, which get SIGTERM from us and save."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

@@ -116,17 +116,15 @@ def wait_until(condition: Callable[[], Any], seconds: float = 180, interval: flo
 
 
 def processes(*words: str) -> list[int]:
-    """Return the processes, but this one, whose command line has all `words` in it (no `!word`)."""
+    """Return the processes, but this one, whose name and command line have all `words` in them."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            command = (place / "cmdline").read_bytes().decode(errors="replace")
+            files = (place / "comm", place / "cmdline")
+            command = "\0".join(file.read_bytes().decode(errors="replace") for file in files)
         except OSError:
             continue
-        fits = all(
-            (word[1:] not in command) if word[0] == "!" else word in command for word in words
-        )
-        if fits and int(place.name) != os.getpid():
+        if all(word in command for word in words) and int(place.name) != os.getpid():
             found.append(int(place.name))
     return found
 

@@ -118,7 +118,7 @@ def test_a_signal_to_the_training_alone(moons: Path, tmp_path: Path, undisturbed
     out = tmp_path / "out"
     assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    (training,) = processes(str(out), "--save-dir", "-c")
+    (training,) = processes(str(out), "metaseq-run")
     os.kill(training, signal.SIGUSR1)
     wait_for(out, "seed=1", "finished")
     assert states_of(out)["seed=1"].requeued == 1
@@ -149,7 +149,7 @@ def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path) -> None
     out = tmp_path / "out"
     assert sweep(moons, "--out", out, *ON_SLURM, *LONG, *SLOW) == 0
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    (wrapper,) = processes(str(out), "process_job", "-c", "submitit.core._submit", "!srun")
+    (wrapper,) = processes(str(out), "metaseq-job")
     os.kill(wrapper, signal.SIGKILL)
     wait_for(out, "seed=1", "failed")
     wait_until(lambda: not processes(str(out)), 60)

@@ -31,9 +31,8 @@ from metaseq_lm.sweeps.job import Snapshot
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.submit import LocalRuns
 
-# Words of the command lines of submitit's process, and of the training below it.
-WRAPPER = ("submitit.core._submit", "-c")
-TRAINING = ("--save-dir", "-c")
+# Names of submitit's process, and of the training below it.
+WRAPPER, TRAINING = "metaseq-job", "metaseq-run"
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +143,8 @@ def test_a_preempted_job_is_requeued_once(
     out = tmp_path / "out"
     process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    words = WRAPPER if who == "wrapper" else TRAINING
-    (target,) = processes(str(out), *words)
+    name = WRAPPER if who == "wrapper" else TRAINING
+    (target,) = processes(str(out), name)
     os.kill(target, signal.SIGUSR2)
     assert process.wait() == 0, process.text()
     state = states_of(out)["seed=1"]
@@ -185,11 +184,35 @@ def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbe
     assert result_of(out / "seed=1") == undisturbed
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_run_is_forked_from_a_process_without_threads_and_outlives_it(
+    moons: Path, tmp_path: Path, undisturbed: tuple
+) -> None:
+    """kill -9 of the process that imported PyTorch: its run saves and ends."""
+    out = tmp_path / "out"
+    command = [moons, "--out", out, *LONG, *SLOW]
+    process = start_sweep(tmp_path / "shown", *command)
+    wait_until(lambda: reached(out / "seed=1") >= 20)
+    (training,) = processes(str(out), TRAINING)
+    (task,) = processes(str(out), WRAPPER)
+    server = parent(parent(task))
+    assert parent(training) == task and parent(server) == process.pid
+    assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
+    os.kill(server, signal.SIGKILL)
+    assert process.wait() == 1, process.text()
+    wait_until(lambda: states_of(out)["seed=1"].state == "interrupted", 30)
+    assert sweep(*command) == 0
+    assert result_of(out / "seed=1") == undisturbed
+
+
 def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    (wrapper,) = processes(str(out), *WRAPPER)
+    (wrapper,) = processes(str(out), WRAPPER)
     os.kill(wrapper, signal.SIGKILL)
     assert process.wait() == 1, process.text()
     wait_until(lambda: not processes(str(out)), 30)
@@ -201,7 +224,7 @@ def test_a_killed_training_is_a_failure(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
     wait_until(lambda: reached(out / "seed=1") >= 20)
-    (training,) = processes(str(out), *TRAINING)
+    (training,) = processes(str(out), TRAINING)
     os.kill(training, signal.SIGKILL)
     assert process.wait() == 1, process.text()
     state = states_of(out)["seed=1"]
@@ -211,7 +234,7 @@ def test_a_killed_training_is_a_failure(moons: Path, tmp_path: Path) -> None:
 def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start_sweep(tmp_path / "shown", moons, "--out", out, *LONG, *SLOW)
-    wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
+    wait_until(lambda: out.is_dir() and processes(str(out), WRAPPER))
     second = start_sweep(tmp_path / "second", moons, "--out", out, *LONG, *SLOW)
     assert second.wait() == 1 and "another 'sweep' command" in second.text()
     assert sweep("cancel", out) == 0
@@ -292,7 +315,7 @@ def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "metaseq_lm", "sweep", *map(str, command)]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     process = subprocess.Popen(program, env=environment, cwd=tree)
-    wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
+    wait_until(lambda: out.is_dir() and processes(str(out), WRAPPER))
     for file in (
         "metaseq_lm/cli/train.py",
         "metaseq_lm/training/trainer.py",

@@ -88,7 +88,7 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
     first = start_sweep(tmp_path / "first.txt", *command)
     trial = out / "search" / "all" / "0001"
     wait_until(lambda: (trial / "log.jsonl").exists() and updates(trial) >= 3, 600)
-    (worker,) = processes("submitit.core._submit", str(out))
+    (worker,) = processes("metaseq-job", str(out))
     os.kill(worker, signal.SIGKILL)
     assert first.wait(600) == 1 and "goes on with the search" in first.text()
 

@@ -1,0 +1,30 @@
+"""The programs of processes that a sweep starts from its snapshot of the code."""
+
+import gc
+
+from submitit.core.submission import process_job
+
+from metaseq_lm import plugins
+from metaseq_lm.cli import program
+from metaseq_lm.sweeps.job import Runner
+from metaseq_lm.sweeps.server import fork_jobs
+
+
+def serve(lock: str) -> None:
+    """Fork the runs of local sweeps, with everything imported that a run needs."""
+
+    import metaseq_lm.cli.train
+    import metaseq_lm.interop.exporting
+    import metaseq_lm.training.run  # noqa: F401
+
+    plugins.load_all()
+    gc.collect()
+    gc.freeze()  # collections in the forked processes would copy every page
+    Runner.program = staticmethod(program)
+    fork_jobs(lock)
+
+
+def process(folder: str) -> None:
+    """Run a job that submitit has stored in a folder."""
+    Runner.program = staticmethod(program)
+    process_job(folder)
