@@ -73,19 +73,18 @@ def read_state(slots: Mapping[str, Any], forms: Forms, parameter: Tensor, is_str
             value if isinstance(value, Tensor) and not value.dim() else rows_like(value, parameter)
         )
         if name in forms:
-            own = torch.empty_strided(tensor.shape, forms[name], dtype=tensor.dtype)
-            return own.copy_(tensor)
+            return torch.empty_strided(tensor.shape, forms[name], dtype=tensor.dtype).copy_(tensor)
         return tensor.to(parameter.dtype) if _has_own_type(name, tensor, parameter) else tensor
 
     return map_tensors(read, slots)
 
 
-def with_types_of(given: Any, loaded: Any) -> Any:
-    """Return `given` on the devices of `loaded`, torch's copy of it, or that if no type differs."""
+def with_types_of(slots: Any, loaded: Any) -> Any:
+    """Return `slots` on the devices of `loaded`, torch's copy of it, or that if no type differs."""
     copies: dict[str, Tensor] = {}
     map_tensors(copies.__setitem__, loaded)
-    own: dict[str, Tensor] = {}
-    map_tensors(own.__setitem__, given)
-    if all(name not in copies or copies[name].dtype == own[name].dtype for name in own):
+    tensors: dict[str, Tensor] = {}
+    map_tensors(tensors.__setitem__, slots)
+    if all(name not in copies or copies[name].dtype == t.dtype for name, t in tensors.items()):
         return loaded
-    return map_tensors(lambda name, value: value.to(copies[name].device), given)
+    return map_tensors(lambda name, tensor: tensor.to(copies[name].device), slots)
