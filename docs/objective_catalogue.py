@@ -246,7 +246,7 @@ CATALOGUE = (
         (*SPANS, MODERN),
         (
             *("task.noise_density", "task.mean_span", "task.tokens_per_sample"),
-            *("task.inputs_length", "task.denoisers"),
+            *("task.inputs_length", "task.denoisers", "task.random_roll"),
         ),
         {
             "one Transformer": (),
@@ -264,7 +264,7 @@ CATALOGUE = (
     Objective(
         "ul2",
         ("task=ul2", "criterion=span_corruption", MODERN),
-        ("task.denoisers", "task.tokens_per_sample", "task.inputs_length"),
+        ("task.denoisers", "task.tokens_per_sample", "task.inputs_length", "task.random_roll"),
         pictures=(
             Picture(
                 "ul2",

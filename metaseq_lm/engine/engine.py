@@ -678,9 +678,9 @@ def add_sizes(sizes: dict[str, Any], batch: Batch) -> None:
 
 
 def copied(state: Any) -> Any:
-    """Return a deep copy of nested dicts, lists and tensors."""
+    """Return a deep copy of nested dicts, lists, tuples and tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
         return {k: copied(v) for k, v in state.items()}
-    return [copied(v) for v in state] if isinstance(state, list) else state
+    return type(state)(map(copied, state)) if isinstance(state, (list, tuple)) else state

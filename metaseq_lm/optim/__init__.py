@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
+from metaseq_lm.optim.states import odd_forms, read_state, why_not_stored, with_types_of
+from metaseq_lm.optim.trial import check_resumable
 from metaseq_lm.runs.flops import optimizer_step
-from metaseq_lm.runs.tensor_files import rows_like
+from metaseq_lm.runs.manifests import CheckpointError
+from metaseq_lm.runs.tensor_files import map_tensors
 
 
 class Optimizer:
@@ -115,7 +119,7 @@ class Optimizer:
         states = [self.inner.state.get(p) for p in self.local]
         return [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.local)]
 
-    def _placed(self, moment: Tensor, index: int) -> Tensor:
+    def _placed(self, index: int, _: str, moment: Tensor) -> Tensor:
         """Return a process's part of a moment in the placement of its parameter."""
         parameter = self.parameters[index]
         if is_dtensor(parameter) and moment.dim() == parameter.dim() > 0:
@@ -134,41 +138,51 @@ class Optimizer:
         return {"updates": self.updates, "state": self.inner.state_dict()["state"]}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `local_state`."""
+        """Load a state of `local_state`; torch's method would change the types of its tensors."""
         self.updates = state["updates"]
         groups = self.inner.state_dict()["param_groups"]
         self.inner.load_state_dict({"state": state["state"], "param_groups": groups})
+        for number, index in self._numbers().items():
+            if slots := state["state"].get(number):
+                parameter = self.local[index]
+                loaded = self.inner.state[parameter]
+                self.inner.state[parameter] = with_types_of(slots, loaded)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step count and moments, placed as their parameters."""
+        """Return step count and moments, placed as their parameters.
+
+        "forms" has the strides of the tensors that are of another type than their parameter, or
+        not contiguous. Raises CheckpointError for a state that cannot be loaded again.
+        """
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
+        forms: dict[int, dict[str, list[int]]] = {}
         for number, slots in self.local_state()["state"].items():
-            state[number] = {}
-            for name, value in slots.items():
-                is_moment = isinstance(value, Tensor)
-                state[number][name] = self._placed(value, numbers[number]) if is_moment else value
-        return {"updates": self.updates, "state": state}
+            if number not in numbers:
+                raise CheckpointError(f"the optimizer's state {number} is of no parameter")
+            index = numbers[number]
+            if reason := why_not_stored(slots, self.local[index], self.is_sharded):
+                raise CheckpointError(f"the optimizer has {reason} which cannot be saved")
+            state[number] = map_tensors(partial(self._placed, index), slots)
+            if not self.is_sharded and (odd := odd_forms(slots, self.local[index])):
+                forms[number] = odd
+        return {"updates": self.updates, "state": state, **({"forms": forms} if forms else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load step count and full moments, of which this process's rows are read.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
+        # The built-in ones have moments of the shapes of their parameters only.
+        is_strict = self.is_sharded or type(self.inner).__module__.startswith("metaseq_lm.")
         parts: dict[int, dict[str, Any]] = {}
         for number, index in self._numbers().items():
-            parameter = self.parameters[index]
-            moments = state["state"].get(number, {})
-            for name, value in moments.items():
-                if value is not None and value.dim() and value.shape != parameter.shape:
-                    raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
-            if moments:
-                parts[number] = {
-                    name: rows_like(value, parameter)
-                    if value is not None and value.dim()
-                    else value
-                    for name, value in moments.items()
-                }
+            forms = state.get("forms", {}).get(number, {})
+            if slots := state["state"].get(number, {}):
+                try:
+                    parts[number] = read_state(slots, forms, self.parameters[index], is_strict)
+                except ValueError as error:
+                    raise ValueError(f"parameter {number}: {error}") from error
         self.load_local_state({"updates": state["updates"], "state": parts})
 
 
@@ -180,7 +194,7 @@ def build_optimizer(
     """Build an optimizer with its schedule from sections of the run's configuration.
 
     Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs
-    whole matrices if the parameters are sharded.
+    whole matrices if the parameters are sharded, or whose state cannot be stored.
     """
     named = [(name, p) for name, p in parameters if p.requires_grad]
     local = [(name, shards.local_parameter(p)) for name, p in named]
@@ -191,6 +205,8 @@ def build_optimizer(
             "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
             "another optimizer"
         )
+    if not OPTIMIZERS.entry(config._name).origin.startswith("metaseq_lm."):
+        check_resumable(config, local, any(is_sharded(p) for _, p in named))
     return Optimizer(
         inner,
         build("schedule", schedule),

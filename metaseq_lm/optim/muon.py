@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_optimizer
+from metaseq_lm.core.registry import abbreviated, register_optimizer
 from metaseq_lm.optim.groups import NamedParameters, Rule
 from metaseq_lm.optim.optimizers import AdamConfig, FusedAdamW, OptimizerConfig, pair_of
 
-HIDDEN = r"(.*\.)?stack\.layers\.\d+\..+\.weight"  # matrices of the layers of a Transformer
-JOINT = r"(.*\.)?stack\.layers\.\d+\..*in_proj\.weight"  # queries, keys and values
+HIDDEN = (
+    r"(.*\.)?layers\.\d+\.(?!.*(embed|position)).+\.weight"  # matrices of a Transformer's layers
+)
+# What AdamW steps, unless it is in a numbered block, where a head may be one of attention.
+OTHERS = r"((?!\d+\.)\w+\.)*(\w*embed\w*|positions|\w*heads?|project)(\..*)?"
+JOINT = {"in_proj.weight": 3, "kv_proj.weight": 2}  # (queries,) keys and values, each square
 GATED, AFTER = "fc1.weight", "fc2.weight"
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
@@ -144,16 +149,29 @@ def precision_of(weight: Tensor, iteration: str) -> torch.dtype:
 def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
     """Return the rules of the matrices that Muon steps, with the number of their pieces.
 
-    Raises UsageError if there are none, or optimizer.layer_decay would be lost.
+    Raises UsageError if there are none, if names do not tell which they are or how they are cut, or
+    if optimizer.layer_decay would be lost.
     """
     common = {
         name: getattr(config, name) for name in ("momentum", "nesterov", "scale", "iteration")
     }
     rules = [Rule(HIDDEN, {"pieces": 1, **common}, dims=(2,))]
-    if not any(rules[0].matches(name, p) for name, p in parameters):
+    hidden = {name: p.shape for name, p in parameters if rules[0].matches(name, p)}
+    if not hidden:
         raise UsageError(
             "optimizer muon is for the matrices of Transformer layers, of which no trained "
             "parameter is one; choose another --optimizer"
+        )
+    unknown = [
+        f"{name} {tuple(p.shape)}"
+        for name, p in parameters
+        if p.dim() > 1 and name not in hidden and not re.fullmatch(OTHERS, name)
+    ]
+    if unknown:
+        raise UsageError(
+            f"optimizer muon cannot tell whether to step {abbreviated(unknown)}: it steps matrices "
+            "called layers.N.NAME.weight, and leaves embeddings, positions, project and heads to "
+            "AdamW; rename them in the model, or choose another --optimizer"
         )
     if config.hidden_lr and config.layer_decay != 1.0:
         raise UsageError(
@@ -167,20 +185,30 @@ def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
         rate *= config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0
         rules.append(Rule(HIDDEN, {"lr": rate}, dims=(2,)))
     if config.split:
-        rules.append(Rule(JOINT, {"pieces": 3}, dims=(2,)))
-        rules += [Rule(re.escape(name), {"pieces": 2}) for name in gated_matrices(parameters)]
+        pieces = pieces_of(hidden)
+        rules += [Rule(re.escape(name), {"pieces": count}) for name, count in pieces.items()]
     return rules
 
 
-def gated_matrices(parameters: NamedParameters) -> list[str]:
-    """Return the first matrices of gated networks, which have two rows for each inner unit."""
-    shapes = {name: p.shape for name, p in parameters}
-    others = {name: name.removesuffix(GATED) + AFTER for name in shapes if name.endswith(GATED)}
-    return [
-        name
-        for name, other in others.items()
-        if other in shapes and shapes[name][0] == 2 * shapes[other][1]
-    ]
+def pieces_of(shapes: Mapping[str, torch.Size]) -> dict[str, int]:
+    """Return the number of pieces of the matrices that have more than one.
+
+    The first matrix of a gated network has two rows for each inner unit. Raises UsageError for a
+    joint projection whose parts are not square.
+    """
+    pieces = {}
+    for name, (rows, columns) in shapes.items():
+        if joint := next((joint for joint in JOINT if name.endswith(joint)), None):
+            pieces[name] = JOINT[joint]
+            if rows != JOINT[joint] * columns:
+                raise UsageError(
+                    f"optimizer.split=true would cut {name} {rows, columns} into {JOINT[joint]} "
+                    "square matrices; use optimizer.split=false"
+                )
+        after = shapes.get(name.removesuffix(GATED) + AFTER) if name.endswith(GATED) else None
+        if after is not None and rows == 2 * after[1]:
+            pieces[name] = 2
+    return pieces
 
 
 @register_optimizer("muon", dataclass=MuonConfig)

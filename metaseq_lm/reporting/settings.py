@@ -30,6 +30,7 @@ EARLIER_VALUES = {
     "task.mask_rates": [],
     "task.mask_phases": [],
     "task.mask_updates": 0,
+    "task.random_roll": False,
 }
 LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
 # The config keys that change the function, besides the weights and the like of a criterion.
@@ -38,7 +39,7 @@ FUNCTION_KEYS = (
     *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
     *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
     "task.objectives",
-    *("task.mask_unit", "task.mean_span", "task.longest_span"),
+    *("task.mask_unit", "task.mean_span", "task.longest_span", "task.random_roll"),
 )
 WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"

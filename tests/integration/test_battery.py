@@ -15,9 +15,10 @@ from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.distributed import process_group
+from metaseq_lm.models.transformer.encoder import Layer
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.tasks.protocols import ScoresTraining
-from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.parts import Parts, build_task, prepare_config
 from metaseq_lm.training.restore import open_run
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
@@ -48,6 +49,31 @@ def test_micro_batches_change_nothing(
     more = battery.dropped(f"engine.micro_batch_size={rows}", *battery.few_rows(case))
     config = battery.configure(moons, tmp_path, case, *more)
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
+
+
+@cases
+def test_muon_steps_all_matrices_of_layers_or_is_refused(
+    case: battery.Case, moons: Path, tmp_path: Path
+) -> None:
+    config = prepare_config(battery.configure(moons, tmp_path, case, "optimizer=muon"))
+    task = build_task(config)
+    model = task.build_model()
+    try:
+        optimizers = task.build_optimizers(model).values()
+    except UsageError:
+        assert config.model._name not in ("modern", "encoder_decoder", "electra")
+        return
+    groups = [group for o in optimizers for group in o.inner.param_groups]
+    stepped = {id(p) for group in groups if "momentum" in group for p in group["params"]}
+    trained = {id(p) for group in groups for p in group["params"]}
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    matrices = {id(p) for layer in layers for p in layer.parameters() if p.dim() == 2}
+    assert stepped == matrices & trained and stepped
+
+
+def test_an_update_of_a_gated_decoder_with_muon(moons: Path, tmp_path: Path) -> None:
+    more = ["optimizer=muon", "trainer.max_update=1"]
+    battery.train(battery.configure(moons, tmp_path, ("span_corruption", 3), *more))
 
 
 @pytest.mark.parametrize("case", battery.TASKS, ids=lambda c: c[0])

@@ -9,8 +9,10 @@ inputs a sentinel stands for each span of noise, in the targets for each part of
   inputs   a b c <0> e f <1> [SEP]
   targets  <0> D <1> G H [SEP]
 
-As in the code, and unlike in the paper's figure, no sentinel closes the targets. Shapes: B rows, S
-length, K spans.
+As in the code, and unlike in the paper's figure, no sentinel closes the targets. `random_roll` of
+the code turns a text's noise by a random offset, so that a single span may be anywhere; here by one
+of those that cut no span, all alike likely, as the two parts would need two sentinels. Shapes: B
+rows, S length, K spans.
 """
 
 from collections.abc import Sequence
@@ -158,6 +160,20 @@ def draw_noise(
     return np.asarray(np.where(spans[:, None] > 0, is_noise, is_end) & (at < lengths[:, None]))
 
 
+def roll(is_noise: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return noise (B, S) of texts of `lengths` (B,), which begin with the rest, turned by keys.
+
+    The token that comes first is one of the rest, or the first one of a span.
+    """
+    at = np.arange(is_noise.shape[1])
+    is_inside = is_noise & np.pad(is_noise, ((0, 0), (1, 0)))[:, :-1]
+    is_choice = ~is_inside & (at < lengths[:, None])
+    number = (uniforms(keys, 0, 1)[:, 0] * is_choice.sum(1)).astype(np.int64)
+    first = (is_choice.cumsum(1) > number[:, None]).argmax(1)
+    source = (at + first[:, None]) % np.maximum(lengths, 1)[:, None]
+    return np.take_along_axis(is_noise, source, 1) & (at < lengths[:, None])
+
+
 class Corrupted(NamedTuple):
     """Rows of inputs (B, I) and of targets (B, T), each with [SEP], and their lengths (B,)."""
 
@@ -176,12 +192,14 @@ class Corruption:
         sentinels: The ids of the sentinels in the order of the spans of a text.
         end: The id of [SEP].
         pad: The id of padding.
+        random_roll: Whether the noise of texts with spans is turned, see `roll`.
     """
 
     denoisers: Sequence[Denoiser]
     sentinels: np.ndarray
     end: int
     pad: int
+    random_roll: bool = False
 
     def row_lengths(self, length: int) -> tuple[int, int]:
         """Return the longest inputs and targets of texts of a length, with their [SEP]."""
@@ -209,6 +227,9 @@ class Corruption:
         counts = [denoiser.counts(lengths) for denoiser in self.denoisers]
         noise, spans = np.array(counts)[chosen, :, rows[:, 0]].T
         is_noise = draw_noise(lengths, noise, spans, width, keys)
+        if self.random_roll:
+            rolled = roll(is_noise, lengths, subkeys(keys, "roll"))
+            is_noise = np.where(spans[:, None] > 0, rolled, is_noise)
         is_first = is_noise & ~np.pad(is_noise, ((0, 0), (1, 0)))[:, :-1] & (spans[:, None] > 0)
         number = is_first.cumsum(1)  # of the span, from 1
         sentinel = self.sentinels[np.maximum(number - 1, 0)] if len(self.sentinels) else number

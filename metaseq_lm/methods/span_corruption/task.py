@@ -63,6 +63,11 @@ class SpanCorruptionConfig(UnpackedConfig):
         "tokens_per_sample)",
         at_least=0,
     )
+    random_roll: bool = option(
+        False,
+        "turn the spans of a text by a random offset, so that it need not end with noise; without "
+        "it a single span is the end of the text",
+    )
 
 
 def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
@@ -181,7 +186,8 @@ class SpanCorruptionTask(TextTask):
                 f"--task-tokens {starts + sentinels}, or lower task.tokens_per_sample"
             )
         ids = [vocabulary.cls(vocabulary.task_tokens - 1 - k) for k in range(sentinels)]
-        return Corruption(self.denoisers, np.array(ids), vocabulary.sep, vocabulary.pad)
+        ends = (vocabulary.sep, vocabulary.pad)
+        return Corruption(self.denoisers, np.array(ids), *ends, self.config.random_roll)
 
     @property
     def has_decoder(self) -> bool:

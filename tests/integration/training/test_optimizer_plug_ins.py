@@ -1,12 +1,21 @@
-"""An optimizer of a plug-in: parameter groups by name, and its refusal on sharded parameters."""
+"""Optimizers of plug-ins: groups by name, refusals on shards, and states of other shapes."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import battery
+import pytest
+import torch
 from battery import CASES, TINY
+from optimizers import make_optimizer
 from real_runs import Started
+from torch import Tensor, nn
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.registry import OPTIMIZERS
+from metaseq_lm.core.registry import OPTIMIZERS, register_optimizer
+from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.plugins import load_all
 from metaseq_lm.training.run import TrainingRun
 
@@ -69,3 +78,122 @@ def test_it_trains_on_whole_parameters(moons: Path, tmp_path: Path) -> None:
         assert optimizer.updates == 2
     finally:
         del OPTIMIZERS.entries["unit_rows"]
+
+
+def preconditioners(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    """As SOAP's: a square matrix for each side, whose eigenvectors have columns in a row."""
+    if not state:
+        state["sides"] = [torch.eye(n, dtype=torch.float64) for n in grad.shape]
+        state["basis"] = None
+    for i in range(grad.dim()):
+        rows = grad.double().movedim(i, 0).reshape(grad.shape[i], -1)
+        state["sides"][i].lerp_(rows @ rows.mT, 0.1)
+    state["basis"] = tuple(torch.linalg.eigh(side).eigenvectors.mT.mT for side in state["sides"])
+    for vectors in state["basis"]:
+        grad = torch.tensordot(grad, (vectors.float() @ vectors.float().mT), ([0], [0]))
+    return grad
+
+
+def rows_and_columns(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    """As Adafactor's."""
+    state["count"] = state.get("count", 0) + 1
+    squares = grad.square().reshape(len(grad), -1)
+    state.setdefault("row", torch.zeros(len(grad))).lerp_(squares.mean(1), 0.1)
+    state.setdefault("column", torch.zeros(squares.shape[1])).lerp_(squares.mean(0), 0.1)
+    return grad / (state["row"].mean() + state["column"].mean()).sqrt()
+
+
+def low_precision(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    return (
+        state.setdefault("moment", torch.zeros_like(grad, dtype=torch.bfloat16))
+        .lerp_(grad.bfloat16(), 0.3)
+        .float()
+    )
+
+
+def nested(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    moments = state.setdefault("moments", {"a": {1: [torch.zeros(3), 0.5, None, True]}})
+    moments["a"][1][0] += grad.sum()
+    return grad * moments["a"][1][0].tanh().mean()
+
+
+def at_second_step(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    state["steps"] = state.get("steps", 0) + 1
+    if state["steps"] > 1:
+        state.setdefault("norms", torch.zeros(2)).add_(grad.norm())
+    return grad / (1 + state.get("norms", torch.zeros(2))[0])
+
+
+def own_class(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    state["window"] = {1, 2}
+    return grad
+
+
+def outside(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    return grad / step
+
+
+Rule = Callable[[dict[str, Any], Tensor, int], Tensor]
+RESUMED = [preconditioners, rows_and_columns, low_precision, nested, at_second_step]
+
+
+class Plugged(torch.optim.Optimizer):
+    def __init__(self, groups: Any, rule: Rule) -> None:
+        super().__init__(groups, {})
+        self.rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            if self.rule is outside:
+                group["steps"] = group.get("steps", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    grad = self.rule(self.state[p], p.grad, group.get("steps", 1))
+                    p.sub_(grad, alpha=group["lr"])
+
+
+@pytest.fixture
+def plugged(request: pytest.FixtureRequest) -> str:
+    @register_optimizer("plugged", dataclass=OptimizerConfig)
+    def build(config: OptimizerConfig, parameters: Any) -> Plugged:
+        return Plugged(config.groups(parameters), request.param)
+
+    return "plugged"
+
+
+def weights_after(data: Path, save: Path, *more: str) -> dict[str, Tensor]:
+    options = ["optimizer=plugged", "optimizer.lr=0.01", "trainer.save_interval_updates=2", *more]
+    return battery.train(battery.configure(data, save, ("masked_lm", 0), *options))
+
+
+@pytest.mark.parametrize("plugged", RESUMED, indirect=True)
+def test_states_of_any_shape_resume_bitwise(plugged: str, moons: Path, tmp_path: Path) -> None:
+    whole = weights_after(moons, tmp_path / "whole", "trainer.max_update=6")
+    for updates in (3, 6):
+        again = weights_after(moons, tmp_path / "parts", f"trainer.max_update={updates}")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+@pytest.mark.parametrize("plugged", [own_class, outside], indirect=True)
+def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
+    named = [("weight", nn.Parameter(torch.ones(3, 2))), ("bias", nn.Parameter(torch.ones(3)))]
+    flat = {"_name": "constant"}
+    with pytest.raises(UsageError, match=r"plugged .*(window|steps)"):
+        make_optimizer(named, {"_name": plugged}, flat)
+    assert all(torch.equal(p, torch.ones_like(p)) and p.grad is None for _, p in named)
+
+
+VECTORS = PLUG_IN.replace("needs_whole_matrices = True", "needs_whole_matrices = False").replace(
+    "p.grad /= p.grad.norm()", 'self.state[p]["rows"] = p.grad.norm(dim=1)'
+)
+
+
+def test_states_of_other_shapes_are_refused_on_shards(moons: Path, tmp_path: Path) -> None:
+    shards = ["--nproc", "2", "engine.parallel=shard"]
+    words = arguments(moons, tmp_path / "run", tmp_path, *shards)
+    (tmp_path / "unit_rows.py").write_text(VECTORS)
+    started = Started(words, tmp_path / "err")
+    assert started.wait() == 2
+    text = started.text()
+    assert text.count("the state rows") == 1 and "Traceback" not in text

@@ -226,6 +226,35 @@ def test_a_refused_step_changes_nothing() -> None:
     assert torch.equal(optimizer.inner.state[parameter]["momentum_buffer"], momentum)
 
 
+UNKNOWN = ["blocks.0.qkv.weight", "blocks.0.multi_head.q.weight", "layers.0.in_proj_weight"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(name, (8, 8)) for name in [*UNKNOWN, "wte.weight"]] + [("layers.0.experts", (2, 8, 8))],
+)
+def test_matrices_of_unknown_names_are_refused(other: tuple[str, tuple[int, ...]]) -> None:
+    """As those of plug-ins; what is in embeddings or heads is known, and gates only in layers."""
+    name, shape = other
+    known = ["tok_embeddings.weight", "lm_head.weight", "heads.x.fc1.weight", "heads.x.fc2.weight"]
+    named = one_matrix() | {n: nn.Parameter(matrix(16, 8)) for n in known}
+    named["heads.x.fc2.weight"] = nn.Parameter(matrix(8, 8))
+    named["layers.0.relative_position.weight"] = nn.Parameter(matrix(8, 8))
+    with pytest.raises(UsageError, match=r"layers.0.relative_position"):
+        build(named)
+    del named["layers.0.relative_position.weight"]
+    run(named, build(named), range(1))
+    with pytest.raises(UsageError, match=name):
+        build(named | {name: nn.Parameter(matrix(*shape))})
+
+
+def test_fewer_keys_than_queries_are_not_cut() -> None:
+    named = one_matrix("layers.0.attention.in_proj.weight", 16, 8)
+    with pytest.raises(UsageError, match="split"):
+        build(named)
+    run(named, build(named, split=False), range(1))
+
+
 def test_impossible_settings() -> None:
     with pytest.raises(UsageError, match="no trained parameter"):
         build({"weight": nn.Parameter(matrix(4, 4))})

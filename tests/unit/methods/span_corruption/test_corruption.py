@@ -12,6 +12,7 @@ from metaseq_lm.methods.span_corruption.corruption import (
     Corruption,
     Denoiser,
     draw_noise,
+    roll,
     text_length,
 )
 
@@ -28,12 +29,15 @@ TABLE = {
 ROWS = [(kind, 128 << i, row) for kind, rows in TABLE.items() for i, row in enumerate(rows)]
 
 
-def corruption(*denoisers: Denoiser) -> Corruption:
-    return Corruption(denoisers, LAST - np.arange(400), END, PAD)
+def corruption(*denoisers: Denoiser, rolls: bool = False) -> Corruption:
+    return Corruption(denoisers, LAST - np.arange(400), END, PAD, rolls)
 
 
-def corrupt(texts: np.ndarray, lengths: np.ndarray, *denoisers: Denoiser) -> Corrupted:
-    mixture, keys = corruption(*denoisers), row_keys(key("rows"), np.arange(len(texts)))
+def corrupt(
+    texts: np.ndarray, lengths: np.ndarray, *denoisers: Denoiser, rolls: bool = False
+) -> Corrupted:
+    mixture = corruption(*denoisers, rolls=rolls)
+    keys = row_keys(key("rows"), np.arange(len(texts)))
     return mixture(texts, lengths, keys, mixture.choose(keys))
 
 
@@ -142,3 +146,38 @@ def test_malformed_denoisers_are_refused(text: str) -> None:
 def test_denoisers_of_a_mixture() -> None:
     assert Denoiser.parse("X:0.5:8") == Denoiser(0.5, 8.0, "X")
     assert Denoiser.parse("S:0.25") == Denoiser(0.25, 0.0, "S")
+
+
+@pytest.mark.parametrize("density, mean_span", [(0.15, 3), (0.5, 3), (0.15, 64), (0.5, 1)])
+def test_rolled_noise_has_as_many_tokens_and_spans(density: float, mean_span: float) -> None:
+    lengths = np.arange(1, 98)
+    noise, spans = Denoiser(density, mean_span).counts(lengths)
+    keys = row_keys(key("rows"), lengths)
+    before = draw_noise(lengths, noise, spans, 100, keys)
+    after = roll(before, lengths, keys)
+    starts = after & ~np.pad(after, ((0, 0), (1, 0)))[:, :-1]
+    assert (after.sum(1) == noise).all() and (starts.sum(1) == spans).all()
+    assert (before != after).any() and not (after & (np.arange(100) >= lengths[:, None])).any()
+
+
+def test_a_rolled_single_span_begins_anywhere() -> None:
+    """Chi-square of the starts of 8 tokens in 31, 24 alike likely places."""
+    rows = 24_000
+    lengths, keys = np.full(rows, 31), row_keys(key("rows"), np.arange(rows))
+    is_noise = np.tile(np.arange(31) >= 23, (rows, 1))
+    counts = np.bincount(roll(is_noise, lengths, keys).argmax(1), minlength=24)
+    assert len(counts) == 24 and ((counts - 1000) ** 2 / 1000).sum() < 49.7  # p = 0.001
+
+
+def test_rolled_texts_are_put_together_again_but_for_suffixes() -> None:
+    texts, lengths = np.tile(np.arange(10, 100), (70, 1)), np.arange(21, 91)
+    denoisers = Denoiser(0.15, 3, "R"), Denoiser(0.25, 0, "S"), Denoiser(0.5, 64, "X")
+    for denoiser in denoisers:
+        plain, rolled = (corrupt(texts, lengths, denoiser, rolls=on) for on in (False, True))
+        assert np.array_equal(plain.inputs, rolled.inputs) == (denoiser.mode == "S")
+        assert np.array_equal(plain.input_lengths, rolled.input_lengths)
+        assert np.array_equal(plain.target_lengths, rolled.target_lengths)
+        for row in range(len(texts) if denoiser.mode != "S" else 0):
+            inputs = rolled.inputs[row, : rolled.input_lengths[row]].tolist()
+            targets = rolled.targets[row, : rolled.target_lengths[row]].tolist()
+            assert splice(inputs, targets) == texts[row, : lengths[row]].tolist()

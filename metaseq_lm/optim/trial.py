@@ -1,0 +1,82 @@
+"""A trial of a plug-in's optimizer before the first update: can a run with it be resumed?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.core.config import build
+from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.optim.groups import NamedParameters
+from metaseq_lm.optim.states import PLAIN, why_not_stored
+
+STEPS = 2  # some make a part of their state at the second
+
+
+def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
+    """Raise UsageError if a run with the configured optimizer could not be resumed.
+
+    The optimizer steps copies of the smallest local parameter of each number of dimensions in each
+    group, and stand-ins without memory or gradient of the others.
+    """
+    stand_ins = [(name, _without_memory(p)) for name, p in parameters]
+    devices = {p.device for _, p in parameters if p.is_cuda}
+    with torch.random.fork_rng(devices):
+        inner: torch.optim.Optimizer = build("optimizer", config, stand_ins)
+        before = _numbers_outside(inner)
+        try:
+            for _ in range(STEPS):
+                _set_gradients(inner)
+                inner.step()
+        except Exception as error:  # a plug-in's step may raise anything, here or in the run
+            say(
+                f"optimizer {config._name}: whether its state can be saved was not tried, because "
+                f"a step of stand-ins raised {type(error).__name__}: {error}"
+            )
+            return
+    names: dict[Tensor, str] = {p: name for name, p in stand_ins}
+    reasons = [f"has {key}, which is of no parameter," for key in inner.state if key not in names]
+    for p, slots in inner.state.items():
+        if p in names and (reason := why_not_stored(slots, p, is_sharded)):
+            reasons.append(f"has {reason} of parameter {names[p]} {tuple(p.shape)}")
+    after = _numbers_outside(inner)
+    changed = [key for key in after if after[key] != before.get(key)]
+    reasons += [f"changes its {key}, which is outside its state," for key in changed]
+    if reasons:
+        advice = "; use engine.parallel=replicate" if is_sharded else ""
+        raise UsageError(
+            f"optimizer {config._name} {reasons[0]} so that a run with it could not be resumed. "
+            "Its state may hold numbers, tensors, and lists, tuples and dicts of these by "
+            f"parameter, and on shards only numbers and tensors of the parameter's shape{advice}"
+        )
+
+
+def _without_memory(parameter: nn.Parameter) -> nn.Parameter:
+    zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    return nn.Parameter(zero.expand(parameter.shape))
+
+
+def _set_gradients(inner: torch.optim.Optimizer) -> None:
+    """Give memory and a random gradient to the smallest parameters of each kind."""
+    for group in inner.param_groups:
+        smallest: dict[int, nn.Parameter] = {}
+        for p in sorted((p for p in group["params"] if p.numel()), key=Tensor.numel):
+            smallest.setdefault(p.dim(), p)
+        for p in smallest.values():
+            p.data = p.data.clone(memory_format=torch.contiguous_format)
+            p.grad = torch.randn_like(p, memory_format=torch.contiguous_format)
+
+
+def _numbers_outside(inner: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the numbers that an optimizer keeps in its groups and attributes."""
+    options = [(f"groups/{key}", value) for g in inner.param_groups for key, value in g.items()]
+    numbers: dict[str, Any] = {}
+    for key, value in [*options, *vars(inner).items()]:
+        if isinstance(value, Tensor):
+            value = value.tolist()
+        elif type(value) not in PLAIN or key.startswith("_"):
+            continue
+        numbers[key] = [*numbers.get(key, []), value]
+    return numbers
