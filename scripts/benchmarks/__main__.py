@@ -27,6 +27,7 @@ FAMILIES = {
     "heads against one set's",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
     "report": "reports of 500 runs against 10 CPU seconds and 300 MB",
+    "sweep": "runs of a sweep, of 1 and of 400 updates, against metaseq-lm train for each",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }
 
