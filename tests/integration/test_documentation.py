@@ -16,8 +16,8 @@ A comment before a block says what the test does with it, if not the default:
 The default of bash is `compose`: bash itself expands loops, variables and braces; then each option
 of each `metaseq-lm` command must exist, each configuration and sweep must compose, each named file
 of the repository must be there. On the pages of STARTED each command also starts, without its
-data. The default of python is `run`, of yaml that it is YAML. Numbers that blocks of the results
-print are compared with their pages by test_printed_numbers.py.
+data, on others each with --config-dir. The default of python is `run`, of yaml that it is YAML.
+Numbers that blocks of the results print are compared with their pages by test_printed_numbers.py.
 """
 
 import re
@@ -48,7 +48,7 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "metaseq_lm" / "methods").rglob("README.md")),
 ]
-STARTED = re.compile(r"README\.md|docs/(tutorials|how_to)/|examples/")
+STARTED = re.compile(r"README\.md|docs/(tutorials|how_to)/")
 DOCUMENTATION = ["examples/electra/documentation.py", "text"]
 AFTER = re.compile(r"<!-- test: after (\S+) -->")
 
@@ -109,11 +109,8 @@ def test_blocks_compose(
             for words in found:
                 try:
                     check(words, tmp_path / f"out{number}", bare)
-                    if (
-                        STARTED.match(name(page))
-                        and words[0] == "metaseq-lm"
-                        and words[1] != "sweep"
-                    ):
+                    wanted = STARTED.match(name(page)) or "--config-dir" in words
+                    if wanted and words[0] == "metaseq-lm" and words[1] != "sweep":
                         start(block, words, bare)
                 except (MetaseqError, AssertionError) as error:
                     problems.append(f"{block.place}: {shlex.join(words)}\n    {error}")
