@@ -1,8 +1,8 @@
 """An installation without extras: the wheel of this checkout, and what it requires.
 
 Its packages are linked from this interpreter, each as its metadata ask for it; so none that only an
-extra, a test or another tool brings can be imported. Commands run in forks of a server that has
-imported torch, outside of the checkout.
+extra, a test or another tool brings can be imported. Commands run outside of the checkout: the first of
+each name as a user starts it, the others in forks of a server that has imported torch.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Bare:
         self.programs = place / "environment" / "bin"
         self.python = self.programs / "python"
         self.copy = place / "copy"  # of `metaseq-lm examples`
+        self._started: set[str] = set()
         self._server = subprocess.Popen(
             [self.python, "-I", ROOT / "tests" / "support" / "bare_server.py"],
             stdin=subprocess.PIPE,
@@ -142,6 +143,9 @@ class Bare:
 
     def run(self, words: Sequence[str], folder: Path) -> Ended:
         """Run `metaseq-lm ...` or `python FILE ...` in a folder."""
+        if words[0] == "metaseq-lm" and words[1] not in self._started:
+            self._started.add(words[1])
+            return self._run_anew(words, folder)
         assert self._server.stdin and self._server.stdout
         output = self.place / f"output.{self._server.pid}"
         asked = {"words": list(words), "folder": str(folder), "output": str(output)}
@@ -149,6 +153,19 @@ class Bare:
         self._server.stdin.flush()
         code = int(self._server.stdout.readline())
         return Ended(code, output.read_text(encoding="utf-8", errors="replace"))
+
+    def _run_anew(self, words: Sequence[str], folder: Path) -> Ended:
+        done = subprocess.run(
+            [self.programs / words[0], *words[1:]],
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+        return Ended(done.returncode, done.stdout)
 
     def close(self) -> None:
         """End the server."""
