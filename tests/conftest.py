@@ -14,6 +14,7 @@ import small_data
 import tartan_bench
 import torch
 import word_data
+from bare import Bare, bare_place
 from hypothesis import settings
 from meta_pseudo_data import make_even, make_ragged
 from registrations import forgotten
@@ -79,6 +80,14 @@ def unregistered(registered: None) -> Iterator[None]:
     """What the tests of a file register is gone after them."""
     with forgotten():
         yield
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
+    """An installation of the wheel without extras."""
+    installed = Bare(bare_place(tmp_path_factory))
+    yield installed
+    installed.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@
         --masked-next runs/mntp --suite blimp=blimp --suite comps=items/comps --first 100 \
         --pipeline evaluation-pipeline-2025
 
-Needs `pip install lm_eval minicons` and a clone of github.com/babylm/evaluation-pipeline-2025,
+Needs `pip install 'metaseq-lm[compare]'` and a clone of github.com/babylm/evaluation-pipeline-2025,
 whose own code loads and scores the exported models. lm-eval scores the causal one, on tasks made
 of the same files, and minicons the sentences of minimal pairs by the masked one, with both rules of
 pseudo-log-likelihoods. A line of the output says by how much the scores of texts differ at most, in
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=100, help="items of each file")
     parser.add_argument("--pipeline", type=Path, required=True, help="clone of the BabyLM pipeline")
     options = parser.parse_args()
+    needed = ["transformers", *(["lm_eval"] * bool(options.causal))]
+    needed += ["minicons"] * bool(options.masked)
+    if missing := [name for name in needed if find_spec(name) is None]:
+        parser.error(f"{', '.join(missing)} not installed: pip install 'metaseq-lm[compare]'")
     plugins.load_all(None)
     sys.path.insert(0, str(options.pipeline))
     with tempfile.TemporaryDirectory() as temporary:

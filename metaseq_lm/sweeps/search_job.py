@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from submitit.helpers import DelayedSubmission
 
@@ -27,15 +27,17 @@ from metaseq_lm.sweeps.expansion import arguments_of
 from metaseq_lm.sweeps.job import Runner, describe_exit, is_interruption
 from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.states import progress
-from metaseq_lm.sweeps.studies import (
+from metaseq_lm.sweeps.trials import (
     DIVERGED,
     FAILED,
     INTERRUPTED,
     RUNNING,
     Setting,
-    Studies,
     Trial,
 )
+
+if TYPE_CHECKING:
+    from metaseq_lm.sweeps.studies import Studies
 
 FOLDER = "search"  # of studies and trials, in the folder of the sweep
 VALID = "valid."
@@ -67,6 +69,8 @@ class SearchJob:
 
     def __call__(self) -> None:
         """Run trials; raises MetaseqError if the search cannot go on."""
+        from metaseq_lm.sweeps.studies import Studies
+
         runner = Runner(self)
         runner.start()
         studies = Studies(Path(self.out) / FOLDER, self.search)

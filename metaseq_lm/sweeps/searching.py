@@ -25,10 +25,12 @@ from metaseq_lm.sweeps.search import Search
 from metaseq_lm.sweeps.search_job import FOLDER, SearchJob, fail_lost, unknown_metric
 from metaseq_lm.sweeps.states import WORKER, active_workers
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
+from metaseq_lm.sweeps.trials import Setting, Trial
 
 if TYPE_CHECKING:
-    from metaseq_lm.sweeps.studies import Setting, Studies, Trial
+    from metaseq_lm.sweeps.studies import Studies
 
+NEEDED = "needs optuna: pip install 'metaseq-lm[search]'"
 WHOLE_SWEEP = "all"  # the name of the setting of a sweep without grid and list
 
 
@@ -104,8 +106,6 @@ class Searched:
 
     def check_all(self) -> list[Setting]:
         """Return the settings with their budgets; UsageError for what could not start."""
-        from metaseq_lm.sweeps.studies import Setting
-
         self.check_rules()
         settings = []
         for (name, runs), values in zip(self.corner_runs(), self.values):
@@ -367,7 +367,7 @@ def valid_metrics(config: RunConfig) -> list[str]:
 def check_installed() -> None:
     """Raise UsageError where Optuna is missing."""
     if find_spec("optuna") is None:
-        raise UsageError("a search needs optuna: pip install 'metaseq-lm[search]'")
+        raise UsageError(f"a search {NEEDED}")
 
 
 def search_lines(studies: Studies) -> list[str]:
@@ -392,7 +392,8 @@ def status_lines(folder: SweepFolder) -> list[str]:
     stored = folder.stored_search()
     if not stored or not (folder.path / FOLDER).is_dir():
         return []
-    check_installed()
+    if find_spec("optuna") is None:
+        return [f"the state of its search {NEEDED}"]
     from metaseq_lm.sweeps.studies import Studies
 
     studies = Studies(folder.path / FOLDER, Search.from_json(stored["rules"]))

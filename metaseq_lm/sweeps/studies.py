@@ -3,15 +3,17 @@
 Of each study the account is kept: a trial reserves the FLOPs of a run up to its next rung before it
 spends them, and is charged with what it spent, also if it was stopped or its process died. What is
 read and then written happens under a lock that works on NFS 3 and later, as that of the journal.
+
+The one module that needs an extra; others import it where a search runs.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,58 +28,23 @@ from optuna.trial import FrozenTrial, TrialState
 from metaseq_lm.sweeps.definition import text_of
 from metaseq_lm.sweeps.search import FACTOR, Search
 from metaseq_lm.sweeps.space import Choice, Range
+from metaseq_lm.sweeps.trials import (
+    DIVERGED,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    PRUNED,
+    RUNNING,
+    UNPAID,
+    Setting,
+    Trial,
+)
 
 JOURNAL, ACCOUNT = "journal.jsonl", "account"
 # Seconds after which the lock of a process that died is broken; holding it takes far less than one.
 GRACE = 120
 MOST_FAILURES = 3  # in a row; then a setting is not tried any more
 ROUNDING = 1e-9  # of sums of FLOPs
-# How a trial ended, or fares.
-FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = "finished pruned unpaid diverged failed".split()
-RUNNING, INTERRUPTED = "running", "interrupted"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the sweep, which the search tunes.
-
-    Attributes:
-        name: Its name, also that of its study and of its folder of trials.
-        values: The values of the grid and the list.
-        run_flops: The budget of a run.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    run_flops: float
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of a setting.
-
-    Attributes:
-        setting: The name of the setting.
-        number: Its number, from 0.
-        values: The values of the searched options.
-        state: finished, pruned, unpaid (what was left did not pay the next rung), diverged, failed,
-            running or interrupted.
-        flops: What it spent.
-        share: The part of a run's budget that it may spend, or was told to.
-        score: Its last score, at the end or at a rung; None without one.
-        worker: The job that runs it.
-        message: Why it failed.
-    """
-
-    setting: str
-    number: int
-    values: Mapping[str, Any]
-    state: str = RUNNING
-    flops: float = 0.0
-    share: float = 1.0
-    score: float | None = None
-    worker: str = ""
-    message: str = ""
 
 
 class Studies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -30,6 +31,8 @@ FAMILIES = {
     "sweep": "runs of a sweep, of 1 and of 400 updates, against metaseq-lm train for each",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }
+# Families whose peer is transformers.
+BESIDE_TRANSFORMERS = ("mlm", "modern", "compile", "electra", "soft", "windows")
 
 
 def arguments() -> argparse.Namespace:
@@ -52,7 +55,14 @@ def arguments() -> argparse.Namespace:
         help="text for 'preprocess', and for 'modern' one whose lines have the "
         "lengths of its rows (default: generated)",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    peerless = [name for name in options.only if name in BESIDE_TRANSFORMERS]
+    if peerless and importlib.util.find_spec("transformers") is None:
+        parser.error(
+            f"{', '.join(peerless)}: the peer is transformers, which is not installed: pip install "
+            "'metaseq-lm[transformers]', or measure others with --only"
+        )
+    return options
 
 
 def measure(options: argparse.Namespace, folder: Path, out: IO[str] | None) -> list[Figure]:
@@ -60,7 +70,7 @@ def measure(options: argparse.Namespace, folder: Path, out: IO[str] | None) -> l
     inputs = {"moons": options.data, "preprocess": options.text, "modern": options.text}
     found = []
     for name in options.only:
-        # Late, so that one family does not need the packages of another.
+        # Late, because those beside transformers import it.
         family = importlib.import_module(f"{name}_speed")
         for figure in family.figures(folder, inputs.get(name), options.quick):
             line = json.dumps(figure.as_json())
@@ -100,10 +110,7 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
         out = options.out.open("w", encoding="utf-8") if options.out else None
-        try:
-            figures = measure(options, Path(folder), out)
-        except ModuleNotFoundError as error:
-            sys.exit(f"scripts/benchmark: {error}; pip install 'metaseq-lm[test]' has all it needs")
+        figures = measure(options, Path(folder), out)
         if out is not None:
             out.close()
     known = ", ".join(f"{name} {version}" for name, version in versions().items())

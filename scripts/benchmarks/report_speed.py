@@ -18,8 +18,10 @@ from typing import Any
 
 from timing import Figure, Measured, cost, memory, peak_memory
 
+import metaseq_lm
+
 PLAN = "laptop"
-ARCHIVE = Path(__file__).parents[2] / "metaseq_lm" / "league" / f"{PLAN}.jsonl.gz"
+ARCHIVE = Path(metaseq_lm.__file__).parent / "league" / f"{PLAN}.jsonl.gz"
 METRIC = "topic.accuracy"
 LOGGED = 100  # lines of training in a log; the archive has the last one
 SECONDS, PEAK = 10.0, 300_000_000

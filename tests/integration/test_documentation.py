@@ -1,9 +1,13 @@
 """Every code block of the documentation works: tutorials are run at a tiny size, the rest is
 composed.
 
+Commands run in an installation of the wheel without extras, on a copy of the examples, outside of
+the checkout. One that needs an extra has to say so there; then it runs in this process.
+
 A comment before a block says what the test does with it, if not the default:
 
     <!-- test: run; --max-update 3000 -> --max-update 4 -->   run, with these words replaced
+    <!-- test: run; needs search -->                          it needs the extra "search"
     <!-- test: file focal.py -->                              write it to this file; run it
     <!-- test: compose, because it needs Slurm -->            check the options, do not run
     <!-- test: skip, because it installs -->                  look at nothing
@@ -11,8 +15,9 @@ A comment before a block says what the test does with it, if not the default:
 
 The default of bash is `compose`: bash itself expands loops, variables and braces; then each option
 of each `metaseq-lm` command must exist, each configuration and sweep must compose, each named file
-of the repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers
-that blocks of the results print are compared with their pages by test_printed_numbers.py.
+of the repository must be there. On the pages of STARTED each command also starts, without its
+data, on others each with --config-dir. The default of python is `run`, of yaml that it is YAML.
+Numbers that blocks of the results print are compared with their pages by test_printed_numbers.py.
 """
 
 import re
@@ -27,15 +32,15 @@ from typing import Any
 
 import pytest
 import yaml
+from bare import Bare
 from imported import imported
-from markdown_blocks import ROOT, blocks, calls, name, share
+from markdown_blocks import ROOT, Block, blocks, calls, name, share
 from sweeping import train_in_process
 
 from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.registry import ALL
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "user_dir/README.md")),
@@ -43,11 +48,12 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "metaseq_lm" / "methods").rglob("README.md")),
 ]
+STARTED = re.compile(r"README\.md|docs/(tutorials|how_to)/")
 DOCUMENTATION = ["examples/electra/documentation.py", "text"]
 AFTER = re.compile(r"<!-- test: after (\S+) -->")
 
 
-def check(words: list[str], out: Path) -> None:
+def check(words: list[str], out: Path, bare: Bare) -> None:
     """Raise MetaseqError or AssertionError unless a command is one that could run."""
     program, *arguments = words
     if program != "metaseq-lm":
@@ -64,14 +70,29 @@ def check(words: list[str], out: Path) -> None:
         for word in args.words + args.overrides:
             if "=" not in word and not word.endswith(".yaml"):
                 Path(word).mkdir(parents=True, exist_ok=True)  # DATA has to be a folder
-        assert main([*arguments, "--seeds", "1", "--out", str(out), "--dry-run"]) == 0
+        more = ["--seeds", "1", "--out", str(out), "--dry-run"]
+        code, text = bare.run([*words, *more], Path.cwd())
+        assert code == 0, text
+
+
+def start(block: Block, words: list[str], bare: Bare) -> None:
+    """Raise AssertionError unless a command starts without extras; its data are not there."""
+    words = [word for word in words if word != "--watch"]
+    is_composed = words[1] == "train" and "--config-dir" in words
+    if words[1] == "train":
+        words.append("--print-config")
+    if words[1] == "league" and words[2] not in ("report", "predict"):
+        words.append("--dry-run")
+    code, text = bare.run(words, Path.cwd())
+    assert code == 0 or (code in (1, 2) and not is_composed), text
+    assert "Traceback" not in text and ("metaseq-lm[" in text) == bool(block.extra), text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_blocks_compose(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: Bare
 ) -> None:
-    share(tmp_path)
+    share(tmp_path, bare.copy)
     monkeypatch.chdir(tmp_path)
     problems = []
     for number, block in enumerate(blocks(page)):
@@ -87,10 +108,13 @@ def test_blocks_compose(
                 problems.append(f"{block.place}: no command in it")
             for words in found:
                 try:
-                    check(words, tmp_path / f"out{number}")
+                    check(words, tmp_path / f"out{number}", bare)
+                    wanted = STARTED.match(name(page)) or "--config-dir" in words
+                    if wanted and words[0] == "metaseq-lm" and words[1] != "sweep":
+                        start(block, words, bare)
                 except (MetaseqError, AssertionError) as error:
                     problems.append(f"{block.place}: {shlex.join(words)}\n    {error}")
-    assert not problems, "\n".join(problems) + "\n" + capsys.readouterr().err
+    assert not problems, "\n".join(problems)
 
 
 RUN = [page for page in PAGES if any(b.test.startswith("run") for b in blocks(page))]
@@ -103,12 +127,13 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory: pytest.TempPathFactory, bare: Bare) -> Path:
     """What the program of DOCUMENTATION writes, of the tables every tenth row, of the text a
     tenth.
     """
     folder = tmp_path_factory.mktemp("documentation") / "text"
-    run_program([str(ROOT / DOCUMENTATION[0]), str(folder)])
+    words = ["python", str(bare.copy / DOCUMENTATION[0]), str(folder)]
+    assert bare.run(words, folder.parent).code == 0
     for file in folder.iterdir():
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         part = lines[: len(lines) // 10] if file.suffix == ".txt" else lines[::10]
@@ -116,7 +141,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def play(page: Path, folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def play(page: Path, folder: Path, text: Path, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks of a page in a folder."""
     monkeypatch.chdir(folder)
     namespace: dict[str, Any] = {"__name__": "tutorial"}
@@ -125,19 +150,37 @@ def play(page: Path, folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) 
             Path(block.test.split()[1]).write_text(block.text, encoding="utf-8")
         if not block.test.startswith("run"):
             continue
-        if block.language == "python":
+        if block.language == "python" and block.extra:
             exec(compile(block.replaced, block.place, "exec"), namespace)
             continue
-        for line in block.replaced.replace("\\\n", " ").splitlines():
-            program, *arguments = shlex.split(line, comments=True) or [""]
-            if program == "metaseq-lm":
-                assert main(arguments) == 0, f"{block.place}: {line}"
-            elif program == "python" and arguments == DOCUMENTATION:
-                shutil.copytree(text, "text")
-            elif program == "python":
-                run_program(arguments)
-            else:
-                assert not program, f"{block.place}: the test cannot run {program}"
+        if block.language == "python":
+            Path("block.py").write_text(block.replaced, encoding="utf-8")
+            commands = [["python", "block.py"]]
+        else:
+            lines = block.replaced.replace("\\\n", " ").splitlines()
+            commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+        outcomes = [perform(block, words, text, bare) for words in commands]
+        assert any(outcomes) == bool(block.extra), f"{block.place}: nothing needs an extra"
+
+
+def perform(block: Block, words: list[str], text: Path, bare: Bare) -> int:
+    """Run a command without extras; where it says that it needs that of its block, here.
+
+    Returns its exit code without extras.
+    """
+    if words == ["python", *DOCUMENTATION]:
+        shutil.copytree(text, "text")
+        return 0
+    code, said = bare.run(words, Path.cwd())
+    place = f"{block.place}: {shlex.join(words)}\n{said}"
+    assert "Traceback" not in said, place
+    if code and block.extra:
+        assert code in (1, 2) and f"metaseq-lm[{block.extra}]" in said, place
+        done = main(words[1:]) if words[0] == "metaseq-lm" else run_program(words[1:])
+        assert not done, place
+    else:
+        assert code == 0, place
+    return code
 
 
 def run_program(words: list[str]) -> None:
@@ -155,14 +198,13 @@ def test_tutorials_run(
     page: Path,
     played: dict[str, Path],
     text: Path,
+    bare: Bare,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tutorial's commands, one after the other, at a tiny size."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     train_in_process(monkeypatch)
-    for registry in ALL.values():  # what a page registers is registered for it alone
-        monkeypatch.setattr(registry, "entries", dict(registry.entries))
     source = page.read_text(encoding="utf-8")
     chain = [ROOT / "docs" / other for other in AFTER.findall(source)] + [page]
     for before, this in zip([None, *chain], chain):
@@ -171,10 +213,10 @@ def test_tutorials_run(
         folder = tmp_path_factory.mktemp("page") / "session"
         if before is None:
             folder.mkdir()
-            share(folder)
+            share(folder, bare.copy)
         else:
             shutil.copytree(played[name(before)], folder, symlinks=True)
-        play(this, folder, text, monkeypatch)
+        play(this, folder, text, bare, monkeypatch)
         played[name(this)] = folder
 
 

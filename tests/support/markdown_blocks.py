@@ -36,10 +36,18 @@ class Block:
         """The text with the replacements of the comment; each must find something."""
         text = self.text
         for change in self.test.split(";")[1:]:
+            if " -> " not in change:
+                continue
             old, new = (part.strip() for part in change.split(" -> "))
             assert old in text, f"{self.place}: nothing to replace: {old}"
             text = text.replace(old, new)
         return text
+
+    @property
+    def extra(self) -> str:
+        """The extra of the package that the block needs, "" for none."""
+        needs = [part.split() for part in self.test.split(";") if part.split()[:1] == ["needs"]]
+        return needs[0][1] if needs else ""
 
 
 def name(page: Path) -> str:
@@ -72,7 +80,7 @@ def calls(block: Block, folder: Path) -> list[list[str]]:
     return [line.split("\0")[:-1] for line in lines if line]
 
 
-def share(folder: Path) -> None:
-    """Put the folders of the repository that commands name into a folder."""
+def share(folder: Path, root: Path = ROOT) -> None:
+    """Put the folders of the repository that commands name, or of a copy, into a folder."""
     for shared in ("examples", "user_dir", "scripts"):
-        (folder / shared).symlink_to(ROOT / shared)
+        (folder / shared).symlink_to(root / shared)

@@ -64,6 +64,27 @@ def test_the_core_imports_no_wing_and_no_wing_another() -> None:
     assert not wrong
 
 
+# The modules of the extras, and the one module of the package that imports one when it is imported.
+EXTRAS = {"argcomplete", "mlflow", "optuna", "pyarrow", "trackio", "transformers", "wandb"}
+EXTRAS |= {"gensim", "huggingface_hub", "zstandard", "metaseq_lm.sweeps.studies"}
+NEEDS_EXTRA = PACKAGE / "sweeps" / "studies.py"
+
+
+def test_extras_are_imported_where_they_are_needed() -> None:
+    """Inside functions: what needs no extra runs in an installation without extras."""
+    wrong = []
+    for path in SOURCES:
+        names: list[str] = []
+        for node in parsed(path).body:
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        extras = [n for n in names if n in EXTRAS or n.split(".")[0] in EXTRAS]
+        wrong += [f"{path.relative_to(ROOT)}: {n}" for n in extras if path != NEEDS_EXTRA]
+    assert not wrong
+
+
 def run(code: str) -> str:
     """Run a program in a fresh interpreter and return what it prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -42,7 +42,7 @@ def arrow_batches(
         import pyarrow
     except ImportError as error:
         raise MetaseqError(
-            f"{file}: Parquet and Arrow files need the package pyarrow: pip install pyarrow"
+            f"{file}: Parquet and Arrow files need pyarrow: pip install 'metaseq-lm[arrow]'"
         ) from error
     number = 0
     with open_source(file.path) as raw:

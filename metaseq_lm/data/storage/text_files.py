@@ -42,8 +42,8 @@ class ZstdReader:
             import zstandard
         except ImportError as error:
             raise MetaseqError(
-                f"{raw.name}: is zstd data, which is not read without the package zstandard; pip "
-                "install zstandard, or unpack the file with unzstd"
+                f"{raw.name}: zstd data need zstandard: pip install 'metaseq-lm[zstd]', or unpack "
+                "the file with unzstd"
             ) from error
         self._raw = raw
         self._new_frame = zstandard.ZstdDecompressor().decompressobj

@@ -2,23 +2,18 @@
 
 import os
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from bare import ROOT, Bare, build, call
 
 from metaseq_lm import __version__
 from metaseq_lm.cli import main
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILT = ("metaseq_lm", "docs", "examples", "scripts", "user_dir", "setup.py", "setup.cfg")
-BUILT += ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
-BUILT += ("CITATION.cff", "constraints.txt", "tests")
+# Not huggingface_hub, which tokenizers requires.
+EXTRAS = "argcomplete gensim mlflow optuna pyarrow trackio transformers wandb zstandard".split()
 
 
 def test_examples_lists_each_example_with_its_title(capsys: pytest.CaptureFixture) -> None:
@@ -41,40 +36,15 @@ def test_examples_copies_a_checkout_once(tmp_path: Path, capsys: pytest.CaptureF
     assert "exists already; choose another folder" in capsys.readouterr().err
 
 
-def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a program without this checkout on its path; return what it prints."""
-    values = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    words = [str(word) for word in command]
-    done = subprocess.run(
-        words, cwd=cwd, env=values | environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def build(kind: str, source: Path, out: Path) -> Path:
-    """Build a wheel or an sdist of a copy of the sources with this interpreter's setuptools."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
-    name = run(sys.executable, "-c", code, cwd=source).splitlines()[-1]
-    return out / name
+@pytest.fixture(scope="module")
+def checkout(bare: Bare) -> Path:
+    return bare.place / "source"
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is built, so that nothing is written beside the sources."""
-    place = tmp_path_factory.mktemp("checkout")
-    hidden = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build")
-    for name in BUILT:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, place / name, ignore=hidden)
-        else:
-            shutil.copy2(ROOT / name, place / name)
-    return place
-
-
-@pytest.fixture(scope="module")
-def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("wheel", checkout, tmp_path_factory.mktemp("wheel"))
+def wheel(bare: Bare) -> Path:
+    (wheel,) = bare.place.glob("*.whl")
+    return wheel
 
 
 def names_in(wheel: Path) -> set[str]:
@@ -103,32 +73,26 @@ def test_sdist_builds_the_same_wheel(wheel: Path, checkout: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_wheel_trains_the_plug_in_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
-    """From the wheel alone, in an empty folder: copy the examples, train user_dir's objective."""
-    place = tmp_path / "environment"
-    venv.create(place, with_pip=True)
-    python = place / "bin" / "python"
-    own = Path(
-        run(
-            python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place
-        ).strip()
-    )
-    # torch and the like are not fetched again: they come from this interpreter, after its own.
-    (own / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    program = place / "bin" / "metaseq-lm"
-    assert run(program, "--version", cwd=empty).strip() == f"metaseq-lm {__version__}"
-    where = run(python, "-c", "import metaseq_lm; print(metaseq_lm.__file__)", cwd=empty)
-    assert Path(where.strip()).is_relative_to(own)
-    run(program, "examples", ".", cwd=empty)
-    assert os.access(empty / "scripts" / "quickstart", os.X_OK)
-    (empty / "text").write_text("the cat sat on the mat\na dog ran to the cat\n" * 40)
+def test_wheel_trains_the_plug_in_in_an_empty_folder(bare: Bare, tmp_path: Path) -> None:
+    """From the wheel alone: copy the examples, train user_dir's objective."""
+    program = bare.programs / "metaseq-lm"
+    assert call(program, "--version", cwd=tmp_path).strip() == f"metaseq-lm {__version__}"
+    where = call(bare.python, "-c", "import metaseq_lm; print(metaseq_lm.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(bare.place)
+    call(program, "examples", ".", cwd=tmp_path)
+    assert os.access(tmp_path / "scripts" / "quickstart", os.X_OK)
+    (tmp_path / "text").write_text("the cat sat on the mat\na dog ran to the cat\n" * 40)
     words = ["--trainpref", "text", "--validpref", "text", "--tokenizer", "word"]
-    run(program, "preprocess", *words, "--destdir", "data", cwd=empty)
+    call(program, "preprocess", *words, "--destdir", "data", cwd=tmp_path)
     plug_in = ["--user-dir", "user_dir", "--task", "span_masking", "--criterion", "span_boundary"]
     sizes = ["model.encoder_layers=1", "model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=8"]
     sizes += ["model.encoder_attention_heads=2", "task.tokens_per_sample=16", "task.batch_size=4"]
-    run(program, "train", "data", *plug_in, *sizes, "--max-update=2", "--save-dir=run", cwd=empty)
-    assert "span_masking/span_boundary" in run(program, "report", "run", cwd=empty)
+    train = ["train", "data", *plug_in, *sizes, "--max-update=2", "--save-dir=run"]
+    call(program, *train, cwd=tmp_path)
+    assert "span_masking/span_boundary" in call(program, "report", "run", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS))
+def test_the_installation_has_no_extra(extra: str, bare: Bare, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"import {extra}")
+    assert "ModuleNotFoundError" in bare.run(["python", "program.py"], tmp_path).text

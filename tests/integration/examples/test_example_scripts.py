@@ -2,19 +2,22 @@
 together.
 
 But those that make data. In place of `python` stands a program that writes down its arguments. What
-the scripts find is empty.
+the scripts find is empty. They are those of a copy that an installation without extras has made,
+which also starts the commands.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from bare import Bare, environment
 from imported import imported
+from sweeping import wait_until
 
-from metaseq_lm.cli import main
 from metaseq_lm.core.errors import NO_HINTS
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -30,7 +33,7 @@ DATA = {
     "tartan": ["data"],
 }
 # How a command ends whose files are not there.
-MISSING = ("no such", "no runs found", "no tokenizer here")
+MISSING = ("no such", "no runs found", "no tokenizer here", "metaseq-lm[transformers]")
 
 
 def calls_of(script: Path, out: Path) -> list[list[str]]:
@@ -61,43 +64,78 @@ def recorded(script: Path, out: Path, variables: dict[str, str]) -> list[list[st
 
 
 @pytest.mark.parametrize("name", sorted(DATA))
-def test_each_command_of_a_script_has_valid_options(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Sweeps compose; of the others the files alone are missing."""
+def test_each_command_of_a_script_has_valid_options(name: str, tmp_path: Path, bare: Bare) -> None:
+    """Configs and sweeps compose; of the others the files alone are missing."""
     for folder in DATA[name]:
         (tmp_path / "out" / folder).mkdir(parents=True)
-    calls = calls_of(EXAMPLES / name / "run.sh", tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
+    calls = calls_of(bare.copy / "examples" / name / "run.sh", tmp_path / "out")
     kinds = set()
     for call in calls:
         if call[:2] != ["-m", "metaseq_lm"]:
             assert Path(call[0]).is_file(), call
             continue
         kinds.add(call[2])
-        more = ["--dry-run"] if call[2] in ("sweep", "train") else []
-        code = main([*call[2:], *more])
-        shown = capsys.readouterr()
-        if call[2] == "sweep":
-            assert code == 0 and "metaseq-lm train" in shown.out, (call, shown.err)
+        more = {"sweep": ["--dry-run"], "train": ["--print-config"]}.get(call[2], [])
+        code, shown = bare.run(["metaseq-lm", *call[2:], *more], tmp_path)
+        if more:
+            assert code == 0 and ("metaseq-lm train" in shown or call[2] == "train"), (call, shown)
         else:
-            assert code in (1, 2) and any(word in shown.err for word in MISSING), (call, shown.err)
+            assert code in (1, 2) and any(word in shown for word in MISSING), (call, shown)
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
 
 
-def test_the_quickstart_is_a_part_of_the_league(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_quickstart_is_a_part_of_the_league(tmp_path: Path, bare: Bare) -> None:
     """In a copy, where the package is installed."""
-    assert main(["examples", str(tmp_path / "copy")]) == 0
-    calls = recorded(tmp_path / "copy" / "scripts" / "quickstart", tmp_path / "out", {})
+    calls = recorded(bare.copy / "scripts" / "quickstart", tmp_path / "out", {})
     assert calls[0] == ["-c", "import metaseq_lm"]
     (command,) = calls[1:]
     assert command[:3] == ["-m", "metaseq_lm", "league"] and str(tmp_path / "out") in command
-    capsys.readouterr()
-    assert main([*command[2:], "--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    assert "laptop division" in shown and "final         32 runs" in shown
+    code, shown = bare.run(["metaseq-lm", *command[2:], "--dry-run"], tmp_path)
+    assert code == 0 and "laptop division" in shown and "final         32 runs" in shown
+
+
+@pytest.mark.slow
+def test_the_quickstart_trains_in_a_copy(tmp_path: Path, bare: Bare) -> None:
+    """Without extras and with nothing installed but the wheel, until the first run has begun."""
+    path = f"{bare.programs}{os.pathsep}{os.environ['PATH']}"
+    with open(tmp_path / "output", "w") as output:
+        started = subprocess.Popen(
+            ["bash", "scripts/quickstart", tmp_path / "out"],
+            cwd=bare.copy,
+            env=environment() | {"PATH": path},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        logged = lambda: started.poll() is not None or any((tmp_path / "out").rglob("log.jsonl"))
+        wait_until(logged)
+        assert started.poll() is None, (tmp_path / "output").read_text()
+    finally:
+        os.killpg(started.pid, signal.SIGTERM)
+        started.wait()
+
+
+@pytest.mark.parametrize(
+    "words, extra",
+    [
+        (["scripts/benchmarks", "--quick"], "transformers"),
+        (["examples/real_encoder/untrained.py", "hf", "out"], "transformers"),
+        (["examples/real_encoder/peer.py", "run", "--source=hf", "--out=o"], "transformers"),
+        (
+            "examples/real_encoder/exported.py run --source . --out out --results r.jsonl".split(),
+            "transformers",
+        ),
+        (
+            "examples/suites/against_others.py --causal run --suite blimp=. --pipeline .".split(),
+            "compare",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_programs_name_the_extra_that_they_need(words: list[str], extra: str, bare: Bare) -> None:
+    code, text = bare.run(["python", *words], bare.copy)
+    assert code in (1, 2) and f"metaseq-lm[{extra}]" in text and "Traceback" not in text
 
 
 def test_scripts_that_train_ask_for_no_hints() -> None:

@@ -219,4 +219,4 @@ def test_rows_without_text_are_blank(run):
 def test_arrow_without_pyarrow(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     code, output, folder = run(b"PAR1" + bytes(50), name="c.parquet")
-    assert code == 1 and "pip install pyarrow" in output and not folder.exists()
+    assert code == 1 and "metaseq-lm[arrow]" in output and not folder.exists()

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from metaseq_lm.sweeps.search import Search
-from metaseq_lm.sweeps.studies import DIVERGED, FAILED, Setting, Studies, Trial
+from metaseq_lm.sweeps.studies import Studies
+from metaseq_lm.sweeps.trials import DIVERGED, FAILED, Setting, Trial
 
 RULES: dict[str, Any] = {
     "space": {"optimizer.lr": "log 1e-5..1e-1", "task.batch_size": [8, 16], "model.layers": "1..4"},

@@ -1,0 +1,54 @@
+"""The settings and trials of a search, as its workers and its reader see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# How a trial ended, or fares.
+FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = "finished pruned unpaid diverged failed".split()
+RUNNING, INTERRUPTED = "running", "interrupted"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the sweep, which the search tunes.
+
+    Attributes:
+        name: Its name, also that of its study and of its folder of trials.
+        values: The values of the grid and the list.
+        run_flops: The budget of a run.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    run_flops: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a setting.
+
+    Attributes:
+        setting: The name of the setting.
+        number: Its number, from 0.
+        values: The values of the searched options.
+        state: finished, pruned, unpaid (what was left did not pay the next rung), diverged, failed,
+            running or interrupted.
+        flops: What it spent.
+        share: The part of a run's budget that it may spend, or was told to.
+        score: Its last score, at the end or at a rung; None without one.
+        worker: The job that runs it.
+        message: Why it failed.
+    """
+
+    setting: str
+    number: int
+    values: Mapping[str, Any]
+    state: str = RUNNING
+    flops: float = 0.0
+    share: float = 1.0
+    score: float | None = None
+    worker: str = ""
+    message: str = ""
