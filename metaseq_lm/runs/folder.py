@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
@@ -37,7 +36,7 @@ from metaseq_lm.core.files import (
 )
 from metaseq_lm.core.loading import with_current_names
 from metaseq_lm.core.overrides import format_value, quote_path
-from metaseq_lm.core.plain_yaml import parse_yaml, yaml_problem
+from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 
@@ -54,7 +53,6 @@ RESETS = {
     ),
 }
 SOURCES_FILE = "sources.json"
-LARGEST_CONFIG = 1 << 20
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 # Keys of results.json that resuming a run, and starting from one, need.
 NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
@@ -198,11 +196,11 @@ def open_locked(path: Path) -> IO[str]:
 def read_config(file: Path) -> dict[str, Any]:
     """Return the plain, unresolved values of a config.yaml; MetaseqError if no run wrote it."""
     try:
-        config = parse_yaml(read_bounded(file, LARGEST_CONFIG).decode("utf-8"))
+        config = read_yaml(file)
         if not isinstance(config, dict):
             raise ValueError("not a mapping of keys to values")
-    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        raise MetaseqError(f"{file}: not a readable config: {yaml_problem(error)}") from error
+    except (ValueError, OSError) as error:
+        raise MetaseqError(f"{file}: not a readable config: {error}") from error
     current: dict[str, Any] = with_current_names(config)
     return current
 
