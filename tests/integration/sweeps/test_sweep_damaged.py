@@ -107,7 +107,7 @@ def test_the_record_of_the_sweep(
         ),
         ({"kind": "cancel"}, "it lacks 'run'"),
         ({"kind": "command"}, "it lacks 'pid'"),
-        ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is no whole number"),
+        ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is 'x', not a whole"),
         (["submit"], "it is no mapping"),
     ],
 )
