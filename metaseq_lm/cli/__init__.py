@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.memory import memory_message
 from metaseq_lm.core.output import set_quiet
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
@@ -174,7 +175,8 @@ def main(argv: list[str] | None = None) -> int:
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
         set_quiet(getattr(args, "quiet", False))
-        return int(args.module.run(args))
+        with memory_message():
+            return int(args.module.run(args))
     except MetaseqError as error:
         if not error.is_printed:
             say(f"metaseq-lm: {error}")

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
+from metaseq_lm.core.memory import memory_error
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
@@ -32,10 +33,6 @@ PROGRESS = True
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
-OUT_OF_MEMORY = (
-    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N "
-    "changes no result), or a smaller task.batch_size:"
-)
 STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
 FLAGS = {
@@ -268,8 +265,6 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
 
     The parts of an existing run in `reset` start anew.
     """
-    import torch
-
     from metaseq_lm.distributed import process_group
     from metaseq_lm.training import price
     from metaseq_lm.training.run import TrainingRun
@@ -283,8 +278,7 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
             say_if_not_exported(run.parts)
             run.train()
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            error = MetaseqError(f"{OUT_OF_MEMORY} {str(error).splitlines()[0]}")
+        error = memory_error(error) or error
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
         status = STATUS.get(type(known), "failed")
         if status == "failed":  # the others do not know

@@ -4,13 +4,17 @@ import ctypes
 import errno
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -61,31 +65,120 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
     return content
 
 
-KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number", float: "number"}
+KINDS = {
+    dict: "mapping",
+    list: "list",
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "yes or no (true, false)",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a number or a text of a JSON file is: types, words for messages, and a further test."""
+
+    kind: type | tuple[type, ...]
+    noun: str
+    fits: Callable[[Any], bool]
+
+
+def _is_time(text: str) -> bool:
+    try:
+        time = datetime.fromisoformat(text)
+        return time.tzinfo is not None and bool(time.astimezone(timezone.utc))
+    except (ValueError, OverflowError):
+        return False
+
+
+def _is_name(text: str) -> bool:
+    return (
+        text.isprintable() and 0 < len(text) <= 255 and text not in (".", "..") and _is_flat(text)
+    )
+
+
+def _is_flat(text: str) -> bool:
+    return "/" not in text and "\\" not in text
+
+
+LARGEST_WHOLE = (1 << 63) - 1
+_NUMBERS = (float, int)
+COUNT = Form(int, "a whole number from 0 on", lambda value: 0 <= value <= LARGEST_WHOLE)
+NUMBER = Form(_NUMBERS, "a number", lambda value: not _overflows(value))
+FINITE = Form(_NUMBERS, "a finite number", lambda value: _is_finite(value))
+AMOUNT = Form(_NUMBERS, "a finite number from 0 on", lambda value: _is_finite(value) and value >= 0)
+COST = Form(_NUMBERS, "a number from 0 on", lambda value: not (_overflows(value) or value < 0))
+POSITIVE = Form(_NUMBERS, "a finite number above 0", lambda value: _is_finite(value) and value > 0)
+TIME = Form(str, "a time with its zone, such as 2026-11-27T16:40:00+00:00", _is_time)
+NAME = Form(str, "a name without separators and control characters", _is_name)
+FOLDER = Form(
+    str,
+    "a folder inside, without '..' and control characters",
+    lambda text: all(map(_is_name, text.split("/"))),
+)
+
+
+def _overflows(value: float) -> bool:
+    return isinstance(value, int) and abs(value) > sys.float_info.max
+
+
+def _is_finite(value: float) -> bool:
+    return not _overflows(value) and math.isfinite(value)
 
 
 def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its
-    items, of which there must be at least one; or a dict with the forms of its keys. A key may be
-    missing or null if a question mark ends it; "*" matches every key.
+    A form is a type; a `Form`; a pattern that a text matches; a tuple of forms, of which one fits;
+    a list with the form of its items, of which there must be at least one unless an ellipsis
+    follows, or with the forms of exactly as many items; or a dict with the forms of its keys. A key
+    may be missing or null if a question mark ends it; "*" matches every key.
     """
-    is_pattern = isinstance(form, re.Pattern)
-    kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
-    if not isinstance(value, kind):
-        return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
-    if isinstance(value, int) and abs(value) >= 1 << 63:
+    if isinstance(form, tuple):
+        problems = [schema_error(value, part, name) for part in form]
+        return "" if "" in problems else problems[0]
+    kind = form if isinstance(form, type) else _kind_of(form)
+    is_other = not isinstance(value, kind) or (type(value) is bool and form is not bool)
+    if isinstance(form, Form):
+        wrong = is_other or not form.fits(value)
+        return f"{name} is {_shown(value)}, not {form.noun}" if wrong else ""
+    if is_other:
+        return f"{name} is no {KINDS[kind]}"
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         return f"{name} is too large"
-    if is_pattern and not form.fullmatch(value):
+    if isinstance(form, re.Pattern) and not form.fullmatch(value):
         return f"{name} {value[:60]!r} is not of the form {form.pattern}"
     if isinstance(form, list):
-        problems = [schema_error(item, form[0], f"an item of {name}") for item in value]
-        return next(filter(None, problems), "" if value else f"{name} is empty")
-    if isinstance(form, dict):
-        assert isinstance(value, dict)
-        return _schema_error_of_keys(value, form, name)
-    return ""
+        return _schema_error_of_items(value, form, name)
+    return _schema_error_of_keys(value, form, name) if isinstance(form, dict) else ""
+
+
+def _kind_of(form: Any) -> Any:
+    if isinstance(form, Form):
+        return form.kind
+    return str if isinstance(form, re.Pattern) else type(form)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more than 4,300 digits
+        return "a number that is too large"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _schema_error_of_items(value: list[Any], form: list[Any], name: str) -> str:
+    forms = form * len(value) if len(form) == 1 else form
+    if form[1:] == [...]:
+        forms = form[:1] * len(value)
+    elif not value or len(value) != len(forms):
+        return (
+            f"{name} is empty" if not value else f"{name} has {len(value)} items, not {len(form)}"
+        )
+    item = f"an item of {name}"
+    return next(filter(None, map(schema_error, value, forms, itertools.repeat(item))), "")
 
 
 def _schema_error_of_keys(value: dict[str, Any], form: dict[str, Any], name: str) -> str:
@@ -122,10 +215,10 @@ def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_altered(content: dict[str, Any]) -> bool:
-    """Return whether a JSON object was changed after `with_checksum`; False without one."""
+    """Return whether a JSON object was changed after `with_checksum`, or has no checksum."""
     rest = {key: value for key, value in content.items() if key != "checksum"}
     try:
-        return "checksum" in content and content["checksum"] != checksum(rest)
+        return bool(content.get("checksum") != checksum(rest))
     except RecursionError:  # nested as we write nothing
         return True
 

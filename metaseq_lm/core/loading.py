@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,6 +44,7 @@ from metaseq_lm.core.config import (
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
+from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, Entry, nearest
 from metaseq_lm.core.synonyms import answer
 
@@ -52,6 +57,19 @@ OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"
 OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
 OLD_ROWS = ("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size")
 Compositions = dict[tuple[str, ...], DictConfig]
+
+
+class PlainFiles(FileConfigSource):
+    """Files of configs that Hydra reads after `read_yaml` found them plain and small."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return what Hydra makes of a file; UsageError, which names it, for what is not plain."""
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        try:
+            read_yaml(file)
+        except ValueError as error:
+            raise UsageError(f"{file}: not readable as YAML: {error}") from error
+        return super().load_config(config_path)
 
 
 def load_config(
@@ -179,6 +197,8 @@ def compose_choices(folder: Path, name: str, choices: Sequence[str]) -> DictConf
     Raises UsageError for a config that is not there, or cannot be read.
     """
     fill_store()
+    Plugins.instance()  # registers Hydra's own sources
+    SourcesRegistry.instance().types["file"] = PlainFiles
     is_own = folder != FOLDER
     words = [*choices, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"] if is_own else choices
     whole = is_own or any(word.startswith("hydra") for word in choices)

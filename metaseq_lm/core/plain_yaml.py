@@ -1,12 +1,18 @@
-"""YAML that holds nothing but numbers, texts, lists and mappings, such as the config of a run."""
+"""YAML of nothing but numbers, texts, lists and mappings: configs of runs, plans, sweep files."""
 
+import itertools
 import re
-from collections import Counter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from metaseq_lm.core.files import read_bounded
+
 DEEPEST = 50  # lists and mappings in each other
+LARGEST_YAML = 1 << 20
+# Values that aliases may add: some, nested, make a large file of a small text.
+LARGEST_GROWTH = 5000
 
 
 class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -20,14 +26,6 @@ class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the mapping of a node; ValueError for a key that stands in it twice."""
-        keys = Counter((k.tag, k.value) for k, _ in node.value if isinstance(k, yaml.ScalarNode))
-        for (_, key), count in keys.most_common(1):
-            if count > 1:
-                raise ValueError(f"it has the key {key} twice")
-        return super().construct_mapping(node, deep=deep)
-
 
 PlainReader.add_implicit_resolver(
     "tag:yaml.org,2002:float",  # in YAML 1.1 a text, without a point and a sign
@@ -36,39 +34,90 @@ PlainReader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the content of a document; ValueError or yaml.YAMLError for what is not plain.
+def read_yaml(path: Path, limit: int = LARGEST_YAML) -> Any:
+    """Return the content of a file of one document.
 
-    Aliases are refused: a few of them, nested, make a large config of a small text.
+    Raises ValueError, with line and column, for what is not plain, is nested more than DEEPEST
+    deep, or grows by its aliases (*name) by more than LARGEST_GROWTH; OSError without a file.
     """
-    if "*" in text:
-        events = yaml.parse(text, PlainReader)
-        if any(isinstance(event, yaml.AliasEvent) for event in events):
-            raise ValueError("it has aliases (*name)")
-    content = PlainReader(text).get_single_data()
+    try:
+        reader = PlainReader(read_bounded(path, limit).decode("utf-8"))
+        root = reader.get_single_node()
+        if root is None:
+            return None
+        _extent(root, {}, ())
+        content = reader.construct_document(root)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(_problem(error)) from error
     _check_plain(content)
     return content
 
 
-def _check_plain(content: object, depth: int = 0) -> None:
-    """Raise ValueError for a date, a set, or lists nested too deep."""
-    if depth > DEEPEST:
-        raise ValueError(f"it is nested more than {DEEPEST} deep")
+def _extent(
+    node: yaml.Node, known: dict[int, tuple[int, int]], above: tuple[yaml.Node, ...]
+) -> tuple[int, int]:
+    """Return how many nodes a node stands for, and how deep it is; each one is visited once.
+
+    Args:
+        node: The node.
+        known: What is known of nodes, by `id`.
+        above: The nodes that contain it.
+
+    Raises:
+        ValueError: It is nested too deep, too large, contains itself, or has a key twice.
+    """
+    place = _place(node.start_mark)
+    if any(node is other for other in above):
+        raise ValueError(f"{place}: an alias (*name) refers to a node that contains it")
+    if id(node) not in known:
+        children = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+            children = itertools.chain.from_iterable(node.value)
+        size, depth = 1, 0
+        if len(above) <= DEEPEST:
+            for child in children:
+                child_size, child_depth = _extent(child, known, (*above, node))
+                size, depth = size + child_size, max(depth, child_depth + 1)
+        if size - len(known) > LARGEST_GROWTH:
+            raise ValueError(f"{place}: its aliases (*name) make it {size:,} values large")
+        known[id(node)] = size, depth
+    if len(above) + known[id(node)][1] > DEEPEST:
+        raise ValueError(f"{place}: it is nested more than {DEEPEST} deep")
+    return known[id(node)]
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Raise ValueError for a key that is null, or stands in a mapping twice."""
+    keys = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.tag.endswith(":null"):
+                raise ValueError(f"{_place(key.start_mark)}: a key is null")
+            if (key.tag, key.value) in keys:
+                raise ValueError(f"{_place(key.start_mark)}: it has the key {key.value} twice")
+            keys.add((key.tag, key.value))
+
+
+def _check_plain(content: object) -> None:
+    """Raise ValueError for a date, or a set."""
     if isinstance(content, dict):
         content = [*content, *content.values()]
     if isinstance(content, list):
         for value in content:
-            _check_plain(value, depth + 1)
+            _check_plain(value)
     elif not isinstance(content, str | int | float | None):
         raise ValueError(f"it has a {type(content).__name__}")
 
 
-def yaml_problem(error: Exception) -> str:
-    """Return the YAML reader's error message and its position as one line."""
+def _place(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _problem(error: Exception) -> str:
+    """Return the message of PyYAML and its position as one line."""
     if isinstance(error, RecursionError):
-        return "nested too deeply, or an alias (*name) refers to a node that contains it"
-    mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
-    position = (
-        f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
-    )
-    return position + (getattr(error, "problem", None) or str(error).splitlines()[0])
+        return "nested too deeply"
+    mark = getattr(error, "problem_mark", None)
+    text = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{_place(mark)}: {text}" if mark else text

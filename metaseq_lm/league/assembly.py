@@ -13,7 +13,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import schema_error
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
@@ -22,10 +21,11 @@ from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
 from metaseq_lm.league.folder import (
+    ADDED_SCHEMA,
+    PRICES,
     Added,
     Contents,
     LeagueFolder,
-    added_error,
     check_plans,
     objective_of,
 )
@@ -434,13 +434,7 @@ def with_archived(contents: Contents) -> Contents:
 
 def with_those_of(contents: Contents, file: Path, about: Mapping[str, str]) -> Contents:
     """Return contents with the objectives that were added in an archive, given its facts."""
-    try:
-        records = json.loads(about.get(ADDED, "[]"))
-        problem = schema_error(records, list) or added_error(records)
-    except ValueError as error:
-        problem = f"not readable as JSON: {error}"
-    if problem:
-        raise MetaseqError(f"{file}: damaged ({problem}). {archive.RESTORE_HINT}")
+    records = archive.read_fact(file, about, ADDED, [ADDED_SCHEMA, ...], "[]")
     return replace(contents, archived=tuple(map(Added.of, records)))
 
 
@@ -472,7 +466,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
             "are left out"
         )
         return LeagueRuns(contents, ())
-    prices = json.loads(about.get("prices", "{}"))
+    prices = archive.read_fact(file, about, "prices", PRICES, "{}")
     contents = with_those_of(contents, file, about)
     runs = with_means(contents, archive.read(file))
     check_plans({run.name: run.plan for run in runs}, contents.plan.hash)
@@ -486,7 +480,7 @@ def read_archived(contents: Contents) -> LeagueRuns:
     return LeagueRuns(
         replace(contents, prices={k: float(x) for k, x in prices.items() if k not in hidden}),
         runs,
-        from_about(about),
+        from_about(file, about),
         frozenset(map(setting_of, runs)),
         predictions=tuple(p for p in predictions if p.prediction.objective not in hidden),
     )

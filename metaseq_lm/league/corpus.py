@@ -2,18 +2,29 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import AMOUNT, COUNT, FINITE
 from metaseq_lm.data.doctor.likeness import FOREIGN, Likeness, compare, token_counts
 from metaseq_lm.data.ngrams import NGram, sequences_of
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import train_words
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.reporting import archive
+
+FORM = {
+    "vocabulary": COUNT,
+    "unigram": AMOUNT,
+    "trigram?": AMOUNT,
+    "words?": COUNT,
+    "valid?": {"divergence": FINITE, "usual": FINITE, "shared": FINITE, "passages?": FINITE},
+    "shifted?": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -43,20 +54,26 @@ class Corpus:
         return json.dumps(asdict(self))
 
 
-def from_text(text: str) -> Corpus:
-    """Return a corpus of `Corpus.as_text`."""
-    values: dict[str, Any] = json.loads(text)
-    valid = values.pop("valid")
-    return Corpus(**values, valid=Likeness(**valid) if valid else None)
+def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
+    """Return what the archive at `path` says of the corpus; None if it does not.
 
-
-def from_about(about: Mapping[str, str]) -> Corpus | None:
-    """Return what an archive says of the corpus; None if it does not."""
+    Raises MetaseqError if that is damaged.
+    """
     if "corpus" in about:
-        return from_text(about["corpus"])
+        values = _known(Corpus, archive.read_fact(path, about, "corpus", FORM, ""))
+        if "valid" in values:
+            values["valid"] = Likeness(**_known(Likeness, values["valid"]))
+        return Corpus(**values)
     if "unigram" in about:  # an archive of earlier versions
-        return Corpus(int(about["vocabulary"]), float(about["unigram"]))
+        vocabulary = archive.read_fact(path, about, "vocabulary", COUNT, "null")
+        return Corpus(vocabulary, archive.read_fact(path, about, "unigram", AMOUNT, ""))
     return None
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields of a dataclass, without null."""
+    names = (item.name for item in fields(kind))
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def read_corpus(data: Path, shifted: bool = False) -> Corpus:

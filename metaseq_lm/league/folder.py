@@ -13,6 +13,8 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
     LARGEST_SWEEP,
+    NAME,
+    POSITIVE,
     check_regular,
     is_altered,
     read_bounded,
@@ -28,15 +30,16 @@ from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 
 FILE = "league.json"
 VERSION = 1
+PRICES = {"*": POSITIVE}  # FLOPs of an update, by objective
+ADDED_SCHEMA = {"name": NAME, "content": {"options": [str, ...]}, "user_dir": (str, type(None))}
 SCHEMA = {
     "version": int,
     "plan": dict,
     "hash": str,
     "archive": (str, type(None)),
-    "added": list,
-    "prices?": {"*": (float, int)},
+    "added": [ADDED_SCHEMA, ...],
+    "prices?": PRICES,
 }
-ADDED_SCHEMA = {"name": str, "content": {"options": list}, "user_dir": (str, type(None))}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Added:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Added:
-        """Return the objective of a record that `added_error` has no complaint about."""
+        """Return the objective of a record of the form ADDED_SCHEMA."""
         return cls(record["name"], record["content"], record["user_dir"])
 
     @property
@@ -160,7 +163,6 @@ class LeagueFolder:
         try:
             content = json.loads(read_bounded(self.file, LARGEST_SWEEP))
             problem = schema_error(content, SCHEMA)
-            problem = problem or added_error(content["added"])
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no league here (there is no {FILE})") from None
         except (ValueError, RecursionError) as error:
@@ -177,7 +179,7 @@ class LeagueFolder:
                 f"{self.file}: written by another version of metaseq-lm, in which the plan had the "
                 f"hash {content['hash']}, not {plan.hash}; use that one, or choose another --out"
             )
-        prices = content.get("prices", {})
+        prices = content.get("prices") or {}
         added = tuple(map(Added.of, content["added"]))
         return Contents(plan, content["plan"], added, content["archive"], prices)
 
@@ -252,12 +254,6 @@ def check_plans(plans: Mapping[str, str], plan_hash: str, kind: str = "run") -> 
             f"{name}: a {kind} of another plan ({other}; that of this league is {plan_hash})."
             f"{further} A plan is fixed before its runs: move them away, or choose another --out"
         )
-
-
-def added_error(records: Sequence[Any]) -> str:
-    """Return what is wrong with the records of added objectives, "" if nothing is."""
-    problems = (schema_error(item, ADDED_SCHEMA, "an added objective") for item in records)
-    return next(filter(None, problems), "")
 
 
 def with_added(plan: Plan, added: Sequence[Added]) -> Plan:

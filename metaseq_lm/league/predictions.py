@@ -17,7 +17,11 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
+    FINITE,
     LARGEST_SWEEP,
+    NAME,
+    POSITIVE,
+    TIME,
     is_altered,
     read_bounded,
     schema_error,
@@ -33,19 +37,18 @@ from metaseq_lm.reporting.provenance import times
 from metaseq_lm.reporting.runs import Run
 
 FILE = "predictions.jsonl"
-NUMBER = (float, int)
 SCHEMA = {
-    "time": str,
+    "time": TIME,
     "plan": str,
     "code": str,
-    "objective": str,
-    "budget": NUMBER,
+    "objective": NAME,
+    "budget": POSITIVE,
     "metric": str,
     "form": str,
-    "rungs": [NUMBER],
-    "value": NUMBER,
-    "interval": [NUMBER],
-    "naive": {"*": NUMBER},
+    "rungs": [POSITIVE],
+    "value": FINITE,
+    "interval": [FINITE, FINITE],
+    "naive": {"*": FINITE},
     "checksum": str,
 }
 

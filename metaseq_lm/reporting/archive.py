@@ -18,21 +18,41 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
+    COUNT,
+    FOLDER,
     LARGEST_LOG,
     as_numbers,
     checksum,
     is_altered,
     read_bounded,
+    schema_error,
     to_json,
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.reporting.runs import Run, check_results, is_log_line, with_numbers
+from metaseq_lm.reporting.runs import Run, check_values, is_log_line, with_numbers
 from metaseq_lm.runs import suite_results
+from metaseq_lm.runs.folder import RESULTS
+from metaseq_lm.runs.plan import HASH
+from metaseq_lm.runs.tuning import TRIAL_FORM, TUNING_FORM
 
 KIND = "metaseq-lm runs "
 PACKED = ".gz"
 FORMAT = f"{KIND}1"
+HEADER = {"runs?": COUNT, "values": dict, "about?": {"*": str}}
+ROW = {
+    "name": FOLDER,
+    "values": dict,
+    "absent": [str, ...],
+    "results": (dict, type(None)),
+    "log": list,
+    "notes": [str, ...],
+    "state?": str,
+    "plan?": HASH,
+    "suites?": list,
+    "tuning?": TUNING_FORM,
+    "trial?": TRIAL_FORM,
+}
 RESTORE_HINT = "Restore the file from an intact copy, or delete it and write it again."
 
 
@@ -137,7 +157,8 @@ def read(path: Path) -> list[Run]:
             if "format" in line:
                 check_count(path, len(runs), expected)
                 common = read_common_values(f"{path}:{number}", line)
-                expected = len(runs) + line["runs"] if "runs" in line else None
+                count = line.get("runs")
+                expected = None if count is None else len(runs) + count
                 following = []
                 archives[number] = line, following
             else:
@@ -150,15 +171,15 @@ def read(path: Path) -> list[Run]:
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
                 ) from error
             raise MetaseqError(
-                f"{path}:{number}: not a run of an archive: {row[:60]!r}. {RESTORE_HINT}"
+                f"{path}:{number}: not a run of an archive ({error}): {row[:60]!r}. {RESTORE_HINT}"
             ) from error
     check_count(path, len(runs), expected)
     for number, (first, following) in archives.items():
-        digest = checksum(b"".join(following)) if "rows" in first else None
-        if is_altered(first) or first.get("rows") != digest:
+        if is_altered(first) or first.get("rows") != checksum(b"".join(following)):
+            lacking = {"checksum", "rows"} - first.keys()
             say(
                 f"{path}:{number}: warning: the archive that starts here was changed after it was "
-                "written"
+                f"written{', or lacks its checksums from the start' * bool(lacking)}"
             )
     if not runs:
         raise MetaseqError(f"{path}: the archive has no runs. {RESTORE_HINT}")
@@ -172,9 +193,26 @@ def read_about(path: Path) -> dict[str, str]:
     """
     try:
         first = json.loads(read_content(path).partition(b"\n")[0])
-        return {str(key): str(value) for key, value in first.get("about", {}).items()}
-    except (ValueError, AttributeError, RecursionError) as error:
+        if problem := schema_error(first, HEADER):
+            raise ValueError(problem)
+        return dict(first.get("about") or {})
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not an archive of runs: {error}") from error
+
+
+def read_fact(path: Path, about: Mapping[str, str], key: str, form: Any, default: str) -> Any:
+    """Return a fact of an archive at `path` that is stored as JSON; MetaseqError if it is damaged.
+
+    `default` is the JSON of an archive that lacks it; `form` is of `schema_error`.
+    """
+    try:
+        value = json.loads(about.get(key, default))
+        problem = schema_error(value, form, key)
+    except (ValueError, RecursionError) as error:
+        problem = f"{key} is not readable as JSON: {error}"
+    if problem:
+        raise MetaseqError(f"{path}: damaged ({problem}). {RESTORE_HINT}")
+    return value
 
 
 def read_content(path: Path) -> bytes:
@@ -214,33 +252,36 @@ def read_common_values(position: str, line: dict[str, Any]) -> dict[str, Any]:
         )
     if line["format"] != FORMAT:
         raise ValueError(f"format {line['format']}")
+    if problem := schema_error(line, HEADER):
+        raise MetaseqError(f"{position}: damaged ({problem}). {RESTORE_HINT}")
     return dict(line["values"])
 
 
 def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     """Return the run of a line; LookupError, TypeError or ValueError if it is malformed."""
+    if problem := schema_error(line, ROW):
+        raise ValueError(problem)
     values = {**common, **line["values"]}
     for key in line["absent"]:
         values.pop(key, None)
     if not isinstance(values.get("label"), str) or dict in map(type, values.values()):
         raise ValueError("invalid config values")
+    check_values(values)
     results = line["results"] and {k: as_numbers(v) for k, v in line["results"].items()}
-    check_results(results or {})
-    log = list(line["log"])
-    if not all(map(is_log_line, log)):
+    if problem := schema_error(results or {}, RESULTS):
+        raise ValueError(problem)
+    if not all(map(is_log_line, line["log"])):
         raise ValueError("invalid log line")
-    notes, state = tuple(line["notes"]), str(line.get("state", ""))
-    plan = str(line.get("plan", ""))
-    suites = tuple(suite_results.parse(as_numbers(record)) for record in line.get("suites", ()))
+    suites = (suite_results.parse(as_numbers(record)) for record in line.get("suites") or ())
     return Run(
-        path / str(line["name"]),
+        path / line["name"],
         values,
-        with_numbers(log),
+        with_numbers(line["log"]),
         results,
-        notes,
-        state=state,
-        suites=suites,
-        plan=plan,
+        tuple(line["notes"]),
+        state=line.get("state") or "",
+        suites=tuple(suites),
+        plan=line.get("plan") or "",
         tuning=dict(line.get("tuning") or {}),
         trial=dict(line.get("trial") or {}),
     )

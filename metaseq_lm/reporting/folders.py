@@ -235,6 +235,8 @@ def read_plan(path: Path) -> list[Planned]:
 
 def stage_folder(sweep: Path, name: str) -> Path:
     """Return the run folder that a sweep.json names; MetaseqError for one outside of the sweep."""
+    if "\0" in name:
+        raise MetaseqError(f"{sweep}: the run folder {name!r} is no path")
     root = sweep.parent.resolve()
     folder = Path(os.path.normpath(root / name))
     if not folder.is_relative_to(root):

@@ -9,14 +9,21 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import TOP, flatten
+from metaseq_lm.core.config import TOP, EngineConfig, TrainerConfig, flatten
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded
+from metaseq_lm.core.files import (
+    COUNT,
+    FINITE,
+    LARGEST_LOG,
+    as_numbers,
+    read_bounded,
+    schema_error,
+)
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.plan import read_plan_hash
@@ -42,6 +49,24 @@ MAX_WORDS = "trainer.max_words"
 UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
 # The only options of the engine that change results.
 PRECISIONS = ("engine.precision", "engine.reduce_precision")
+LOG_LINE = {"kind": str, "update": COUNT}
+# Forms of the config's values that reports compute with, see `schema_error`.
+TYPES: dict[Any, Any] = {
+    "int": int,
+    "float": FINITE,
+    "bool": bool,
+    "str": str,
+    "list[str]": [str, ...],
+}
+VALUES = {
+    **{f"trainer.{item.name}": TYPES[item.type] for item in fields(TrainerConfig)},
+    **{f"engine.{item.name}": TYPES[item.type] for item in fields(EngineConfig)},
+    "seed": int,
+    "label": str,
+    "data": str,
+    "task.objectives": [str, ...],
+    "schedule.total_updates": COUNT,
+}
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 # Kinds of log lines that an archive stores: all of these, only the last one of those.
 ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
@@ -342,6 +367,10 @@ def read_values(
     content: Any = run_folder.read_config(folder / "config.yaml")
     values = flatten(content)
     names = [str(values[key]) for key in ("task._name", "criterion._name") if values.get(key)]
+    try:
+        check_values(values)
+    except ValueError as error:
+        raise MetaseqError(f"{folder / 'config.yaml'}: not a readable config: {error}") from error
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}
     if values.get("data"):
@@ -439,9 +468,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        results = run_folder.parse_results(path)
-        check_results(results)
-        return results
+        return run_folder.parse_results(path)
     except ValueError as error:
         raise MetaseqError(
             f"{path}: not readable as results ({error}). Delete it and start the run again: it "
@@ -449,19 +476,20 @@ def read_results(path: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def check_results(results: dict[str, Any]) -> None:
-    """Raise ValueError if a part of results.json is not the mapping or list it should be."""
-    parts = {"metrics": dict, "pretraining": dict, "losses": list, "versions": dict}
-    for part, kind in parts.items():
-        if not isinstance(results.get(part) or kind(), kind):
-            raise ValueError(f"{part} is no {'mapping' if kind is dict else 'list'}")
-
-
 def is_log_line(line: Any) -> bool:
     """Return whether `line` is a log line: a mapping with a string kind and an int update."""
-    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-        return False
-    return isinstance(line.get("update", 0), int)
+    return not schema_error({"update": 0, **line} if isinstance(line, dict) else line, LOG_LINE)
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a value that a report computes with and that is of another type.
+
+    Those are options that every run has, and VALUES.
+    """
+    for key, value in values.items():
+        form = VALUES.get(bare_key(key))
+        if form and value is not None and (problem := schema_error(value, form, key)):
+            raise ValueError(problem)
 
 
 # ---------------------------------------------------------------- keys and values of configs

@@ -14,14 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
+    COST,
+    COUNT,
     FULL_DISK,
     LARGEST_LOG,
+    TIME,
     as_numbers,
     check_folder,
     check_regular,
@@ -31,13 +33,14 @@ from metaseq_lm.core.files import (
     read_json,
     remove_leftovers,
     require_folder,
+    schema_error,
     to_json,
     with_checksum,
     write_atomic,
 )
 from metaseq_lm.core.loading import with_current_names
 from metaseq_lm.core.overrides import format_value, quote_path
-from metaseq_lm.core.plain_yaml import parse_yaml, yaml_problem
+from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 
@@ -54,8 +57,28 @@ RESETS = {
     ),
 }
 SOURCES_FILE = "sources.json"
-LARGEST_CONFIG = 1 << 20
 NAME = re.compile(r"[A-Za-z_][\w.]*")
+# Values of results.json, see `schema_error`; those of earlier versions lack some.
+RESULTS = {
+    "status?": str,
+    "message?": str,
+    "stopped_by?": str,
+    **{f"{key}?": COUNT for key in ("updates", "max_update", "patience", "replicas", "threads")},
+    **{f"{key}?": COST for key in ("seconds", "flops", "flops_by_rule", "peak_memory")},
+    "words_seen?": COST,
+    **{f"{key}?": int for key in ("seed", "exit_code", "signal")},
+    **{f"{key}?": str for key in ("data", "corpus", "code", "architecture")},
+    **{f"{key}?": TIME for key in ("started", "ended")},
+    "metrics?": dict,
+    "losses?": [str, ...],
+    "versions?": {"*": str},
+    "parameters?": {"*": COUNT},
+    "pretraining?": {
+        **{f"{key}?": COST for key in ("seconds", "flops", "words")},
+        "updates?": COUNT,
+        "runs?": (dict, list),
+    },
+}
 # Keys of results.json that resuming a run, and starting from one, need.
 NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
@@ -198,11 +221,11 @@ def open_locked(path: Path) -> IO[str]:
 def read_config(file: Path) -> dict[str, Any]:
     """Return the plain, unresolved values of a config.yaml; MetaseqError if no run wrote it."""
     try:
-        config = parse_yaml(read_bounded(file, LARGEST_CONFIG).decode("utf-8"))
+        config = read_yaml(file)
         if not isinstance(config, dict):
             raise ValueError("not a mapping of keys to values")
-    except (ValueError, OSError, RecursionError, yaml.YAMLError) as error:
-        raise MetaseqError(f"{file}: not a readable config: {yaml_problem(error)}") from error
+    except (ValueError, OSError) as error:
+        raise MetaseqError(f"{file}: not a readable config: {error}") from error
     current: dict[str, Any] = with_current_names(config)
     return current
 
@@ -248,10 +271,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
         missing = [key for key in NEEDED if key not in results]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
-        if not isinstance(results.get("metrics") or {}, dict):
-            raise ValueError("its metrics are no mapping")
-        pretraining = results["pretraining"] or {"runs": {}}
-        if not isinstance(pretraining, dict) or "runs" not in pretraining:
+        if "runs" not in (results["pretraining"] or {"runs": {}}):
             raise ValueError("its pretraining has no runs")
     except ValueError as error:
         raise MetaseqError(
@@ -261,18 +281,21 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def parse_results(file: Path) -> dict[str, Any]:
-    """Return a results.json without its checksums; ValueError if it is no JSON object."""
-    return {
+    """Return a results.json without its checksums; ValueError if it deviates from RESULTS."""
+    results = {
         key: value if key == "message" else as_numbers(value)
         for key, value in read_json(file).items()
         if key not in ("files", "checksum")
     }
+    if problem := schema_error(results, RESULTS):
+        raise ValueError(problem)
+    return results
 
 
 def altered_files(folder: Path) -> list[str]:
     """Return the files of a run that changed after its results were written; a log may have grown.
 
-    Results without checksums, of earlier versions, are taken as they are.
+    Results without a checksum count as changed, though a first version wrote none.
     """
     try:
         results = read_json(folder / "results.json")

@@ -14,7 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, check_names
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.files import as_numbers, read_json, schema_error
+from metaseq_lm.core.files import COUNT, NUMBER, as_numbers, read_json, schema_error
 from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
@@ -27,12 +27,12 @@ BLOCK = 1 << 20  # bytes read at a time for a checksum
 # Schema of a manifest, see `schema_error`. Imported models have no data fingerprint.
 MANIFEST = {
     "format": int,
-    "update": int,
+    "update": COUNT,
     "sha256": {"*": str},
     "state?": str,
     "weights?": str,
     "shards?": list,
-    "valid?": {"*": (float, int)},
+    "valid?": {"*": NUMBER},
     "config?": {f"{part}?": dict for part in (*GROUPS, "engine", "trainer")},
     "data?": (str, dict),
     "tokenizer?": str,

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core import files
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
+    NUMBER,
     as_numbers,
     check_folder,
     is_altered,
@@ -35,12 +37,13 @@ FORM = {
     "format": str,
     "suite": str,
     "name": str,
-    "update": int,
+    "update": files.COUNT,
     "weights": str,
     "data": str,
     "options": dict,
-    "groups": {"*": {COUNT: int, "metrics": {"*": (float, int)}}},
-    "references?": {"*": {"*": (float, int)}},
+    "groups": {"*": {COUNT: files.COUNT, "metrics": {"*": NUMBER}}},
+    "references?": {"*": {"*": NUMBER}},
+    "facts?": dict,
 }
 
 
@@ -128,7 +131,6 @@ def parse(record: dict[str, Any]) -> SuiteResults:
         raise ValueError(f"its format is {record['format'][:40]!r}, not {FORMAT!r}")
     if not NAME.fullmatch(record["name"]):
         raise ValueError("its name is no name of results")
-    facts = record.get("facts")
     return SuiteResults(
         record["name"],
         record["suite"],
@@ -137,7 +139,7 @@ def parse(record: dict[str, Any]) -> SuiteResults:
         record["data"],
         record["options"],
         record["groups"],
-        facts if isinstance(facts, dict) else {},
+        record.get("facts") or {},
         record.get("references") or {},
     )
 

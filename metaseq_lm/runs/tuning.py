@@ -8,6 +8,9 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import (
+    AMOUNT,
+    COUNT,
+    NUMBER,
     is_altered,
     read_json,
     schema_error,
@@ -17,20 +20,19 @@ from metaseq_lm.core.files import (
 )
 
 TRIAL_FILE, TUNING_FILE = "trial.json", "tuning.json"
-NUMBER = (int, float)
 TRIAL_FORM = {
     "setting": str,
-    "number": int,
+    "number": COUNT,
     "values": dict,
     "state": str,
-    "flops": NUMBER,
-    "share": NUMBER,
+    "flops": AMOUNT,
+    "share": AMOUNT,
     "score?": NUMBER,
     "metric": str,
     "lower_is_better": bool,
     "independent": bool,
 }
-TUNING_FORM = {"flops": NUMBER, "trials": int, "metric": str, "values": dict, "edges": dict}
+TUNING_FORM = {"flops": AMOUNT, "trials": COUNT, "metric": str, "values": dict, "edges": dict}
 
 
 def write_trial(folder: Path, record: Mapping[str, Any]) -> None:

@@ -15,13 +15,11 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import format_value, quote
-from metaseq_lm.core.plain_yaml import yaml_problem
+from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
@@ -136,19 +134,12 @@ def read_mapping(
 
     `noun` is what the file is called in messages; `refused` are reasons against further keys.
     """
-    import yaml
-
     try:
-        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        content = read_yaml(path)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file") from None
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        content = None  # OmegaConf raises a bare OSError for a number
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not readable as YAML: {yaml_problem(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: {noun} is a mapping with the keys {', '.join(keys)}")
     for key, reason in (refused or {}).items():

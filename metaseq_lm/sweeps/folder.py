@@ -16,8 +16,12 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
+    COUNT,
+    FOLDER,
     LARGEST_LOG,
     LARGEST_SWEEP,
+    NAME,
+    TIME,
     check_regular,
     is_altered,
     read_bounded,
@@ -31,7 +35,7 @@ from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
-NAMED_FOLDER = {"name": str, "folder": str}
+NAMED_FOLDER = {"name": str, "folder": FOLDER}
 # The required content of sweep.json and of the lines of jobs.jsonl; see `schema_error`.
 SWEEP_SCHEMA = {
     "version": int,
@@ -40,18 +44,18 @@ SWEEP_SCHEMA = {
         "data": str,
         "config_dir": (str, type(None)),
         "user_dir": (str, type(None)),
-        "stages": [{"name": str, "config_name": (str, type(None)), "overrides": list}],
-        "grid": dict,
-        "list": list,
-        "seeds": [int],
-        "overrides": list,
+        "stages": [{"name": str, "config_name": (str, type(None)), "overrides": [str, ...]}],
+        "grid": {"*": list},
+        "list": [dict, ...],
+        "seeds": [COUNT],
+        "overrides": [str, ...],
     },
     "launch": dict,
     "runs": [
         {
             **NAMED_FOLDER,
             "values": dict,
-            "seed": int,
+            "seed": COUNT,
             "stages": [{**NAMED_FOLDER, "arguments": [str]}],
         }
     ],
@@ -62,9 +66,18 @@ JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
 JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
 HASH = re.compile(r"[0-9a-f]{16}")
 JOBS_SCHEMA = {
-    "submit": {"run": str, "executor": str, "job": JOB_ID, "folder": JOBS_FOLDER, "code": HASH},
-    "cancel": {"run": str, "job": JOB_ID, "folder": JOBS_FOLDER},
-    "command": {"pid": int, "host": str, "start": int},
+    "submit": {
+        "run": NAME,
+        "executor": re.compile("local|slurm"),
+        "job": JOB_ID,
+        "folder": JOBS_FOLDER,
+        "code": HASH,
+        "time?": TIME,
+        "host?": str,
+        "start?": COUNT,
+    },
+    "cancel": {"run": NAME, "job": JOB_ID, "folder": JOBS_FOLDER, "time?": TIME},
+    "command": {"pid": COUNT, "host": str, "start": COUNT, "time?": TIME},
 }
 
 
@@ -249,7 +262,7 @@ class SweepFolder:
             problem = schema_error(row, JOBS_SCHEMA.get(kind, {}))
             if not problem and kind == "submit" and row["executor"] == "local":
                 problem = "" if row["job"].isdecimal() else "job is no process"
-            if not problem and is_altered(row):
+            if not problem and "checksum" in row and is_altered(row):
                 problem = "changed after a sweep wrote it"
             if problem:
                 raise MetaseqError(f"{file}:{number}: damaged ({problem}). Delete that line")

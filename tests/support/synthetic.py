@@ -5,6 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from metaseq_lm.core.files import with_checksum
+
 
 def make_run(
     folder: Path,
@@ -65,5 +67,5 @@ def make_run(
             "pretraining": None,
         }
         whole.update(results or {})
-        (folder / "results.json").write_text(json.dumps(whole))
+        (folder / "results.json").write_text(json.dumps(with_checksum(whole)))
     return folder

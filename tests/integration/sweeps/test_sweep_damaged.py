@@ -107,7 +107,7 @@ def test_the_record_of_the_sweep(
         ),
         ({"kind": "cancel"}, "it lacks 'run'"),
         ({"kind": "command"}, "it lacks 'pid'"),
-        ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is no whole number"),
+        ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is 'x', not a whole"),
         (["submit"], "it is no mapping"),
     ],
 )
@@ -167,16 +167,22 @@ def test_odd_lines_of_a_log_are_passed_over(out: Path) -> None:
     assert (state.update, state.seconds) == (3, 2.5)
 
 
+BOMB = b"a0: &a0 [x]\n" + b"\n".join(
+    b"a%d: &a%d [%s]" % (i, i, b",".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     "content, words",
     [
-        (b"grid: {a: [1], a: [2]}", ("line 1, column 16: found duplicate key",)),
-        (b"seeds: [\n", ("line 2, column 1: expected",)),
-        (b"grid: {null: [1]}", ("grid: Incompatible key type",)),
+        (b"grid: {a: [1], a: [2]}", ("line 1, column 16: it has the key a twice",)),
+        (b"seeds: [\n", ("line 2, column 1: did not find expected",)),
+        (b"grid: {null: [1]}", ("line 1, column 8: a key is null",)),
         (b"label: &x [*x]", ("alias (*name)", "a node that contains it")),
-        (b"label: " + b"[" * 3000, ("nested too deeply",)),
+        (b"label: " + b"[" * 3000, ("nest",)),
         (b"seeds: [0x_]", ("not readable as YAML: invalid literal",)),
         (b"label: \xff", ("not readable as YAML", "position 7")),
+        (BOMB, ("line 5, column 5: its aliases (*name) make it 13,",)),
         (b"5", ("a mapping with the keys data,",)),
         (b"- a", ("a mapping with the keys data,",)),
     ],

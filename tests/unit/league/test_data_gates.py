@@ -12,6 +12,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.corpus import Corpus, check_domain, from_about, read_corpus
 from metaseq_lm.league.data_gates import domain, epochs, leak, not_judged
 
+FILE = Path("runs.jsonl")
+
 
 def corpus(**changes: object) -> Corpus:
     return replace(Corpus(SYMBOLS, UNIGRAM, words=1000, valid=ALIKE), **changes)
@@ -95,11 +97,11 @@ def test_runs_without_a_count_of_words_are_not_judged() -> None:
 
 def test_an_archive_keeps_what_is_known() -> None:
     known = corpus(valid=replace(ALIKE, passages=0.02))
-    assert from_about({"corpus": known.as_text()}) == known
+    assert from_about(FILE, {"corpus": known.as_text()}) == known
     earlier = corpus().as_text().replace(', "passages": null', "")
-    assert "passages" not in earlier and from_about({"corpus": earlier}) == corpus()
-    assert from_about({"vocabulary": "7", "unigram": "1.5"}) == Corpus(7, 1.5)
-    assert from_about({}) is None
+    assert "passages" not in earlier and from_about(FILE, {"corpus": earlier}) == corpus()
+    assert from_about(FILE, {"vocabulary": "7", "unigram": "1.5"}) == Corpus(7, 1.5)
+    assert from_about(FILE, {}) is None
 
 
 def preprocessed(folder: Path, train: list[str], valid: list[str]) -> Path:

@@ -122,7 +122,7 @@ def test_a_report_without_a_baseline_says_that_nothing_was_tested(tmp_path):
 
 
 def test_every_value_is_escaped(tmp_path):
-    bad = {"status": EVIL, "message": EVIL, "data": EVIL, "code": EVIL, "updates": EVIL}
+    bad = {"status": EVIL, "message": EVIL, "data": EVIL, "code": EVIL, "architecture": EVIL}
     make_run(tmp_path / "runs" / "a<b>&", 0.5, label=EVIL, results=bad, clip=EVIL)
     make_run(tmp_path / "runs" / "c", 0.5, label=f'"{EVIL}', clip="'\x1b[2J")
     text = page_of(tmp_path, notes=[EVIL], command=EVIL, drawings=drawings_of(tmp_path))

@@ -352,7 +352,7 @@ def test_the_same_runs_under_two_labels_are_corrected_once(tmp_path):
                 folder,
                 score + seed / 1000,
                 config=change,
-                results={"seconds": 60 + len(label), "ended": label, "versions": {"torch": label}},
+                results={"seconds": 60 + len(label), "versions": {"torch": label}},
                 **shown,
             )
     settings = group(find_runs([tmp_path]))

@@ -34,11 +34,21 @@ def test_what_a_run_writes_is_read_back(tmp_path: Path) -> None:
     assert read_config(file) == config
 
 
+LEVELS = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+BOMB = "\n".join(["a0: &a0 [x]", *LEVELS]) + "\n"
+
+
+def test_small_aliases_and_merges_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: *b, z: [*a, *a]}\n")
+    assert read_config(file) == OmegaConf.to_container(OmegaConf.load(file))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: &x [1]\nb: *x\n", "aliases"),
-        ("a: &- [1]\nb: *-\n", "aliases"),
+        ("a: &x [*x]\n", "line 1, column 4: an alias"),
+        (BOMB, "line 5, column 5: its aliases"),
         ("a: 1\nb: {c: 1, c: 2}\n", "it has the key c twice"),
         ("a: !!timestamp 2026-11-28\n", "it has a date"),
         ("a: !!set {b, c}\n", "it has a set"),

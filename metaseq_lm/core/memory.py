@@ -1,0 +1,51 @@
+"""One message where memory ran out: that of a GPU, of this machine, or of a limit set for it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from metaseq_lm.core.errors import MetaseqError
+
+# How libraries say it in errors of other types: torch, the loader of shared objects, threads.
+SIGNS = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|can't start new "
+    r"thread|failed to map segment|unable to mmap|paging file is too small",
+    re.IGNORECASE,
+)
+OF_GPU = (
+    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N "
+    "changes no result), or a smaller task.batch_size"
+)
+OF_HOST = (
+    "the memory of this machine, or the limit on that of this process, is full; compute fewer rows "
+    "at a time (engine.micro_batch_size=N changes no result), take fewer workers and processes, a "
+    "smaller model, or more memory (ulimit -v shows the limit)"
+)
+
+
+def memory_error(error: BaseException) -> MetaseqError | None:
+    """Return the error with a remedy for one that says that memory ran out, None for another."""
+    text = (str(error).splitlines() or [""])[0]
+    if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
+        return MetaseqError(f"{OF_GPU}: {text}")
+    is_full = isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    )
+    is_said = isinstance(error, (RuntimeError, OSError, ImportError)) and SIGNS.search(str(error))
+    if isinstance(error, MetaseqError) or not (is_full or is_said):
+        return None
+    return MetaseqError(f"{OF_HOST}{f': {text}' * bool(text)}")
+
+
+@contextmanager
+def memory_message() -> Iterator[None]:
+    """Turn a lack of memory inside the block into a MetaseqError; other errors pass through."""
+    try:
+        yield
+    except Exception as error:
+        if (known := memory_error(error)) is None:
+            raise
+        raise known from error
