@@ -55,9 +55,9 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
 
     NOUN: ClassVar[str] = "labelled sets"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
-        "labels_from": "labels regression",
+        "labels_from": "labels first_label regression",
         "label_separator": "regression",
-        "label_columns": "label_column label_separator labels regression",
+        "label_columns": "label_column label_separator labels first_label regression",
         "text_column": "text_columns",
     }
 
@@ -77,8 +77,15 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
     labels: tuple[str, ...] | None = option(
         None,
         "the classes in order (default: of train, sorted); names for labels that are the numbers "
-        "0, 1, ...",
+        "0, 1, ... or 1, 2, ...",
         metavar="A,B,...",
+    )
+    first_label: int | None = option(
+        None,
+        "the number that the first of --labels names (default: 0 or 1, if the labels of all splits "
+        "leave no doubt)",
+        metavar="N",
+        at_least=0,
     )
     label_separator: str = option(
         "", "a row has any number of labels, with this text between them", metavar="S"
@@ -92,7 +99,8 @@ class LabelledForm:
 
     `labels` are the classes in order, None for those of the train split, sorted. `form` is one of
     labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the
-    manifest.
+    manifest. Labels that are numbers have these classes as names if `are_names`, the first of them
+    for the number `first`; None lets the labels of all splits decide.
     """
 
     labels: list[str] | None = None
@@ -100,6 +108,8 @@ class LabelledForm:
     form: str = ""
     benchmark: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    are_names: bool = False
+    first: int | None = None
 
 
 def names_in(label: Label) -> tuple[str, ...]:
@@ -172,20 +182,25 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     else:
         details["label_column"] = columns.label
 
-    names = {str(i): label for i, label in enumerate(options.labels or ())}
-    if any(number_of(label) is not None for label in names.values()):
-        names = {}
-
-    def named(row: Row) -> list[Row]:
-        return [with_names(row, names)]
-
     def open_rows(split: str, path: Path) -> Rows:
-        required = not may_lack_labels(split)
-        return RowReader(request.record_file(path), columns, required, expand=named)
+        return RowReader(request.record_file(path), columns, not may_lack_labels(split))
+
+    are_names = options.labels is not None and all(
+        number_of(label) is None for label in options.labels
+    )
+    if options.first_label is not None and not are_names:
+        raise UsageError("--first-label needs --labels A,B,... that are no numbers")
 
     return LabelledPipeline(
         request.inside(options.labelled),
-        LabelledForm(labels, columns.regression, form, details=details),
+        LabelledForm(
+            labels,
+            columns.regression,
+            form,
+            details=details,
+            are_names=are_names,
+            first=options.first_label,
+        ),
         open_rows,
         tokenizer_for_set(request.destdir, options.tokenizer_from),
     )
@@ -232,7 +247,33 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             self._classes = gold_classes(count_labels(self._labels_of(TRAIN)))
         # "1" and "1.0" are one class, as numbers are that a column of floats holds in one split.
         self._spellings = {whole_number(name): name for name in self._classes or []}
+        if self.form.are_names:
+            self._spellings |= self._names_of_numbers(self._classes or [])
         return describe_tokenizer(self.tokenizer)
+
+    def _names_of_numbers(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the name of each label that is a number; UsageError if it could have two.
+
+        A split without labels says nothing, nor does one whose labels are all 0 in their place.
+        """
+        seen: set[int] = set()
+        for split in self.request.splits:
+            labels = {*chain.from_iterable(map(names_in, self._labels_of(split)))}
+            numbers = {int(word) for label in labels if (word := whole_number(label)).isdecimal()}
+            if not (may_lack_labels(split) and numbers == {0}):
+                seen |= numbers
+        first = self.form.first
+        if first is None:
+            last = len(names)
+            first = int(last in seen and 0 not in seen)
+            if seen and 0 < min(seen) <= max(seen) < last:
+                number = min(seen)
+                raise UsageError(
+                    f"--labels has {last} names, and the labels are numbers from {number} to "
+                    f"{max(seen)}: {number} is {names[number]!r} if they count from 0, or "
+                    f"{names[number - 1]!r} if they count from 1; say --first-label 0 or 1"
+                )
+        return {str(number): name for number, name in enumerate(names, first)}
 
     def _labels_of(self, split: str) -> Iterator[Label]:
         """Yield the labels of a split before it is read, so that its classes are decided on."""
@@ -251,6 +292,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if not may_lack_labels(split):
             return False
         labels, no_gold = self._labels_of(split), self._no_gold() | {()}
+        if self.form.are_names and "0" not in self._spellings:
+            no_gold.add("0")
         first = next(labels, None)
         return first in no_gold and all(label in no_gold for label in labels)
 

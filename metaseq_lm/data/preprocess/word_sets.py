@@ -197,6 +197,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
                 reader = self.open_file(path)
                 sentences += reader
                 split.counts.update(reader.counts)
+                self.remarks += reader.remarks
             if split.name == TRAIN and len(overlap):
                 n_sentences = len(sentences)
                 sentences = [s for s in sentences if s.words not in overlap]

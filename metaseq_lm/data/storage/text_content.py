@@ -8,15 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.data.storage.encodings import guess_encodings, guess_seven_bits
 from metaseq_lm.data.storage.file_kinds import HEAD
 from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks, check_length
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
-MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
+MANY_HIGH = 0.3  # damaged characters of a line, NULs of a file: more than damage makes
 LONE_CR = re.compile(rb"\r(?!\r|\n)")
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-# Encodings other than Western ones that are looked for in text that is not UTF-8.
-ENCODINGS = ("cp1251", "koi8_r", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp037")
 UNICODE = ("utf_16_le", "utf_16_be", "utf_32_le", "utf_32_be")
 
 
@@ -69,10 +68,15 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
             f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; "
             f"remove them, for example with tr -d '\\000' < OLD > NEW, {allow}"
         )
-    guess = guess_encoding(sample)
-    remedy = f"perhaps the text is {guess}: convert it with --encoding {guess} (or with iconv)"
-    if not guess:
-        remedy = "name its encoding with --encoding"
+    guesses = guess_encodings(sample.removesuffix(b"\n"))
+    remedy = (
+        "name its encoding with --encoding; of one that Python does not know, such as TCVN or "
+        "VISCII, convert it with iconv"
+    )
+    if guesses:
+        remedy = f"perhaps the text is {guesses[0]}: convert it with --encoding {guesses[0]}"
+    if others := " or ".join(guesses[1:]):
+        remedy += f", or it is {others}: look at the result"
     raise MetaseqError(
         f"{file}: {invalid:,} of {lines:,} lines hold invalid UTF-8, the first is line {first}; "
         f"{remedy}, {allow}"
@@ -120,8 +124,8 @@ def describe_bytes(head: bytes) -> str:
         return "a tar archive; unpack it first"
     if b"\0" in head and (meaning := _describe_nuls(head)):
         return meaning
-    if b"\x1b$B" in head or b"\x1b$@" in head:
-        return "ISO-2022-JP; convert it with --encoding iso2022_jp"
+    if encoding := guess_seven_bits(head):
+        return f"text in {encoding.upper()}; convert it with --encoding {encoding}"
     if len(CONTROL.findall(head)) > DAMAGED_SHARE * len(head):
         return "binary data, not text"
     if len(LONE_CR.findall(head)) > max(1, head.count(b"\n") // 2):
@@ -140,21 +144,6 @@ def _describe_nuls(head: bytes) -> str:
     if head.count(b"\0") > DAMAGED_SHARE * len(head) or not _valid(head[: head.index(b"\0")]):
         return "binary data, not text (it holds NUL bytes)"
     return ""
-
-
-def guess_encoding(sample: bytes) -> str:
-    """Return the likely encoding of text that is not UTF-8, "" where there is none.
-
-    Text with few bytes above ASCII is Western; the bytes 0x80 to 0x9F are letters in cp1252 only.
-    """
-    high = [byte for byte in sample if byte >= 0x80]
-    if len(high) < MANY_HIGH * len(sample):
-        return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
-    if detected := _detect(sample, ENCODINGS):
-        return detected
-    # Short lines between curly quotes have many bytes above ASCII, but few letters there.
-    letters = sum(byte >= 0xC0 for byte in high)
-    return "cp1252" if letters < MANY_HIGH * len(sample) else ""
 
 
 def _detect(data: bytes, encodings: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
 
 In CoNLL columns words and labels stand between tabs or white space, in the first and last column
-unless others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code).
+unless others are named; lines of documents (-DOCSTART-, CoNLL-2012's "#begin document") are passed
+over (Clark et al. 2018, code).
 CoNLL-U is the format of Universal Dependencies.
 """
 
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -22,6 +23,9 @@ from metaseq_lm.data.storage.text_files import TextFile
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
+_DOCUMENT = re.compile(rf"\s*(?:{DOCUMENT}(?!\S)|#(?:begin|end) document\b)")
+COMMENTED = 0.9  # of the sentences that begin with "#" if that marks a comment
+FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
 # Not Python's split: a no-break space may be a part of a word.
 _WHITE = " \t\r\f\v"
 _BLANKS, _TAB, _TABS = re.compile(f"[{_WHITE}]+"), re.compile("\t"), re.compile("\t+")
@@ -51,18 +55,23 @@ class Sentence:
 class SentenceReader:
     """Iterates over the sentences of a file; `counts` are what it passed over, by reason.
 
-    A subclass parses the lines of a sentence, (number, text) each, in `_sentence`. Where the file
-    skips invalid UTF-8, a sentence with some is left out.
+    `remarks` are warnings for the end of the run. A subclass parses the lines of a sentence,
+    (number, text) each, in `_sentence`. Where the file skips invalid UTF-8, a sentence with some is
+    left out.
     """
 
     file: TextFile
     counts: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
+
+    def _groups(self) -> Iterator[list[tuple[int, str, bool]]]:
+        """Yield the lines between blank lines."""
+        for is_blank, group in groupby(self.file.lines(), lambda line: not line[1].strip()):
+            if not is_blank:
+                yield list(group)
 
     def __iter__(self) -> Iterator[Sentence]:
-        for is_blank, group in groupby(self.file.lines(), lambda line: not line[1].strip()):
-            if is_blank:
-                continue
-            lines = list(group)
+        for lines in self._groups():
             if any(bad for _, _, bad in lines):
                 self.counts["bad_utf8"] += 1
                 if self.file.skips_bad:
@@ -81,8 +90,8 @@ class ColumnReader(SentenceReader):
     """Reads words and labels from columns, counted from 0 or, if negative, from the right.
 
     Tabs separate where each row looked at has some, so that a word may hold blanks; else white
-    space does. A header row is passed over. MetaseqError with file and line for a row that has not
-    as many columns as the first one, or lacks a column that is asked for.
+    space does. A header row and comments are passed over. MetaseqError with file and line for a row
+    that has not as many columns as the first one, or lacks a column that is asked for.
     """
 
     word_column: int = 0
@@ -90,6 +99,9 @@ class ColumnReader(SentenceReader):
     n_columns: int = 0  # of the first row
     _separator: re.Pattern[str] = _BLANKS
     _seen: bool = False  # whether the first sentence was checked
+    _comment: str = ""  # the first field of comments with as many columns as the rows
+    _opens_all: bool = False  # whether one opens (nearly) every sentence
+    _tags: set[str] = field(default_factory=set)  # the last fields of all rows
 
     def __iter__(self) -> Iterator[Sentence]:
         lines = first_lines(self.file)
@@ -101,7 +113,54 @@ class ColumnReader(SentenceReader):
                 f"{self.file}: column {self.word_column} holds texts, not words; "
                 f"{REMEDIES[Kind.TABLE]}"
             )
+        self._find_comments()
         return super().__iter__()
+
+    def _find_comments(self) -> None:
+        """Decide whether lines with "#" in front that are as wide as the rows are comments.
+
+        "#" can be a word, too: its tag is that of other words, or at least of other "#".
+        """
+        openers: Counter[tuple[str, str]] = Counter()
+        places: dict[tuple[str, str], str] = {}
+        sentences = 0
+        for group in self._groups():
+            lines = [self._fields(text) for _, text, _ in group if not _DOCUMENT.match(text)]
+            marked = list(takewhile(lambda row: row[0].startswith("#"), lines))
+            rows = lines[len(marked) :]
+            sentences += bool(rows)
+            self._tags.update(row[-1] for row in rows)
+            if opener := next((row for row in marked if len(row) == len(lines[-1])), None):
+                key = opener[0], opener[-1]
+                openers[key] += 1
+                places.setdefault(key, f"{self.file}:{group[0][0]}: {' '.join(opener)[:40]!r}")
+        own = Counter({key: n for key, n in openers.items() if key[1] not in self._tags})
+        firsts: Counter[str] = Counter()
+        for (first, _), count in own.items():
+            firsts[first] += count
+        if not firsts:
+            return
+        first, count = firsts.most_common(1)[0]
+        tags = {tag for mark, tag in own if mark == first}
+        where = next(places[key] for key in own if key[0] == first)
+        self._opens_all = sentences > 1 and count >= COMMENTED * sentences
+        if self._opens_all or FEWEST_COMMENTS <= count == len(tags):
+            self._comment = first
+            self.remarks.append(f"{where} and lines like it are comments, not words")
+        elif first == "#" and any(map(str.isalnum, "".join(tags))):
+            self.remarks.append(
+                f"{where} is a word with a tag that no other word has; if it is a comment, take it "
+                "out"
+            )
+
+    def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
+        """Return whether fields in front of the words of a sentence are those of a comment."""
+        if not fields[0].startswith("#"):
+            return False
+        if len(fields) != width:
+            return True
+        opens = self._opens_all and is_first
+        return fields[0] == self._comment and (opens or fields[-1] not in self._tags)
 
     def _fields(self, text: str) -> list[str]:
         return [field.strip(_WHITE) for field in self._separator.split(text.strip(_WHITE))]
@@ -116,11 +175,11 @@ class ColumnReader(SentenceReader):
             rest = lines[i + 1 :]
             # A comment has not as many columns as the rows have; "#" can be a word.
             width = len(self._fields(rest[-1][1])) if rest else self.n_columns
-            if fields[0].startswith("#") and not words and len(fields) != width:
-                self.counts["comments"] += 1
-                continue
-            if fields[0].split(" ")[0] == DOCUMENT:
+            if _DOCUMENT.match(text):
                 self.counts["documents"] += 1
+                continue
+            if not words and self._is_comment(fields, width, not i):
+                self.counts["comments"] += 1
                 continue
             self._check(fields, number)
             word, label = fields[self.word_column], fields[self.label_column]
@@ -269,9 +328,9 @@ def head_number(text: str, where: str) -> int:
 
 
 def checked_tree(sentence: Sentence) -> Sentence:
-    """Return a sentence; MetaseqError unless its heads make trees.
+    """Return a sentence; MetaseqError unless its heads make a tree.
 
-    Heads are places of words, 1 for the first, and 0 for a root.
+    Heads are places of words, 1 for the first, and 0 for the root.
     """
     assert sentence.heads is not None
     for word, head in enumerate(sentence.heads):
@@ -283,6 +342,13 @@ def checked_tree(sentence: Sentence) -> Sentence:
             )
     if sentence.words and 0 not in sentence.heads:
         raise MetaseqError(f"{sentence.location(0)}: no word of this sentence has head 0, the root")
+    roots = [word for word, head in enumerate(sentence.heads) if not head]
+    if len(roots) > 1:
+        raise MetaseqError(
+            f"{sentence.location(roots[1])}: words {roots[0] + 1} and {roots[1] + 1} both have "
+            "head 0; a sentence has one root (Universal Dependencies). Attach one to the other, or "
+            "write a blank line between two sentences"
+        )
     try:
         TopologicalSorter({word: [head] for word, head in enumerate(sentence.heads, 1)}).prepare()
     except CycleError as error:

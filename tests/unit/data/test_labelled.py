@@ -574,3 +574,51 @@ def test_names_of_numbers(run):
     assert data.label_names == ["world", "sports"] and data.labels.tolist() == [1, 0, 1]
     code, output, folder = run({"train.jsonl": content}, "--labels", "1,0")
     assert LabelledSet(folder, "train").labels.tolist() == [0, 1, 0]
+
+
+ABC = "A,B,C"
+
+
+@pytest.mark.parametrize(
+    "splits, options, expected",
+    [
+        ({"train": "0 2 1"}, ABC, [0, 2, 1]),
+        ({"train": "1 3 2"}, ABC, [0, 2, 1]),
+        ({"train": "1 3.0 2"}, ABC, [0, 2, 1]),
+        ({"train": "1 2"}, ABC, 2),
+        ({"train": "1 2"}, f"{ABC} --first-label 0", [1, 2]),
+        ({"train": "1 2"}, f"{ABC} --first-label 1", [0, 1]),
+        ({"train": "1 2", "valid": "3"}, ABC, [0, 1]),
+        ({"train": "1 2", "test": "0 1"}, ABC, [1, 2]),
+        ({"train": "1 2", "test": "3"}, ABC, [0, 1]),
+        ({"train": "1 2", "test": "0 0"}, ABC, 2),
+        ({"train": "1 3", "test": "0 0"}, ABC, [0, 2]),
+        ({"train": "1 3", "test": "-1 -1"}, ABC, [0, 2]),
+        ({"train": "0 1 2", "test": "0 0"}, ABC, [0, 1, 2]),
+        ({"train": "A 2 B"}, ABC, 2),
+        ({"train": "A 3 B"}, ABC, [0, 2, 1]),
+        ({"train": "A B C"}, ABC, [0, 1, 2]),
+        ({"train": "0 3"}, ABC, 1),
+        ({"train": "1 2 4"}, ABC, 1),
+        ({"train": "1 2"}, "A,B --first-label 0", 1),
+        ({"train": "1 2"}, "1,2 --first-label 0", 2),
+    ],
+)
+@pytest.mark.parametrize("form", ["tsv", "jsonl"])
+def test_numbers_are_named_from_0_or_1(run, splits, options, expected, form):
+    """By the labels of all splits; what could be either is refused."""
+    files = {}
+    for split, words in splits.items():
+        lines = ["text\tlabel", *(f"a\t {word}" for word in words.split())]
+        if form == "jsonl":
+            values = [word if word.isalpha() else json.loads(word) for word in words.split()]
+            lines = [json.dumps({"text": "a", "label": value}) for value in values]
+        files[f"{split}.{form}"] = "\n".join(lines) + "\n"
+    code, output, folder = run(files, "--labels", *options.split())
+    if isinstance(expected, int):
+        assert code == expected and "Traceback" not in output, output
+        return
+    assert code == 0, output
+    assert LabelledSet(folder, "train").labels.tolist() == expected
+    zeros = splits.get("test") in ("0 0", "-1 -1") and "0" not in splits["train"]
+    assert not zeros or LabelledSet(folder, "test").labels is None

@@ -14,8 +14,8 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage import text_files
+from metaseq_lm.data.storage.encodings import guess_encodings, guess_seven_bits
 from metaseq_lm.data.storage.file_kinds import Kind, recognise_lines
-from metaseq_lm.data.storage.text_content import guess_encoding
 
 WORDS = "old house dogs tree cat eat sleeps blue while under café Noël".split()
 LINES = [" ".join(np.random.default_rng(i).choice(WORDS, 8)).capitalize() for i in range(150)]
@@ -261,4 +261,72 @@ def test_a_file_in_a_folder_that_is_no_text_is_named(run, tmp_path):
 def test_forms_of_lines():
     for lines in ([], ["", " "], ["a,b"], ["a\tb"]):
         assert recognise_lines(lines).kind is Kind.TEXT
-    assert guess_encoding("naïve café".encode("latin-1")) == "latin-1"
+
+
+ARTICLE = {  # article 1 of the Universal Declaration of Human Rights
+    "Tous les êtres humains naissent libres et égaux en dignité et en droits. Où ça?": "latin-1 "
+    "mac-roman cp850",
+    "Menschen sind gleich an Würde. Die Straße war schön, Äpfel und Öl": "latin-1 mac-roman",
+    "The café on the corner of a street serves “naïve” people who come and go every day and do not "
+    "speak a word of any language but their own, as far as we can tell from here": "cp1252",
+    "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności": "cp1250 iso8859-2 cp852",
+    "Všichni lidé se rodí svobodní a sobě rovní co do důstojnosti a práv.": "cp1250 iso8859-2",
+    "Bütün insanlar hür, haysiyet ve haklar bakımından eşit doğarlar.": "cp1254",
+    "Visi žmonės gimsta laisvi ir lygūs savo orumu ir teisėmis. Šeši įėjimai.": "cp1257",
+    "Все люди рождаются свободными и равными в своём достоинстве и правах.": "cp1251 koi8-r "
+    "iso8859-5 cp866 mac-cyrillic",
+    "Всі люди народжуються вільними і рівними у своїй гідності та правах.": "cp1251 koi8-u",
+    "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια": "cp1253 iso8859-7 cp737",
+    "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם. כולם חוננו בתבונה": "iso8859-8 cp1255 "
+    "cp862",
+    "يولد جميع الناس أحرارا متساوين في الكرامة والحقوق. وقد وهبوا عقلا": "cp1256 iso8859-6",
+    "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ": "tis-620",
+    "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心": "gb18030",
+    "人人生而自由，在尊嚴和權利上一律平等。他們賦有理性和良心": "big5 gb18030",
+    "すべての人間は、生まれながらにして自由であり": "shift-jis euc-jp",
+    "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.": "euc-kr",
+    "All human beings are born free and equal in dignity and rights": "cp037",
+}
+
+
+@pytest.mark.parametrize(
+    "text, encoding", [(text, name) for text, names in ARTICLE.items() for name in names.split()]
+)
+def test_the_first_guess_reads_the_text_and_others_are_few(text, encoding):
+    data = f"{text}\n".encode(encoding)
+    guesses = guess_encodings(data)
+    assert data.decode(guesses[0]) == f"{text}\n" and len(guesses) <= 2, guesses
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Vi\xd6t l\xb5 m\xe9t n\xad\xedc \xae\xd1p, ti\xd5ng Vi\xd6t".encode("latin-1"),  # TCVN
+        b"Vi\xaet l\xe0 m\xb5t n\xdf\xbec \xf0\xa9p, ti\xaang Vi\xaet",  # VISCII
+        "старый дом и собака ".encode("cp1251") + "спят под".encode("cp866"),
+        np.random.default_rng(0).bytes(400),
+    ],
+)
+def test_no_guess_where_no_language_fits(data):
+    assert guess_encodings(data) == []
+
+
+@pytest.mark.parametrize(
+    "text, encoding",
+    [
+        ("你好，我们今天学习语言。", "hz"),
+        ("これは日本語の短い文章です。", "iso2022_jp"),
+        ("오늘은 날씨가 좋습니다.", "iso2022_kr"),
+        ("Menschen sind an Würde gleich, Äpfel und Brüder.", "utf-7"),
+        ("Все люди рождаются", "utf-7"),
+    ],
+)
+def test_text_of_seven_bits_is_refused(run, text, encoding):
+    code, output, _ = run(f"{text}\n".encode(encoding) * 20)
+    assert code == 1 and f"--encoding {encoding}" in output
+    assert run(None, "--encoding", encoding)[0] == 0
+
+
+def test_signs_of_encodings_in_ascii():
+    for text in (b"a+bcd-e x+123- +abc-", rb"Figure~{\ref} ~{ab~} ~ 5", b"1+1- +500- +1000-"):
+        assert not guess_seven_bits(text)

@@ -57,6 +57,51 @@ def test_comments_have_other_columns_than_rows(tmp_path):
     assert counts == {"comments": 2}
 
 
+WORDS_2 = "anna N\nsleeps V\n"
+WORDS_4 = "anna _ _ N\nsleeps _ _ V\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "comments", "first", "remarks"),
+    [
+        *(
+            ("".join(f"{comment.format(i)}\n{rows}\n" for i in range(4)), 4, "anna", remarks)
+            for comment, rows, remarks in (
+                ("# s{}", WORDS_2, 1),
+                ("#\ts{}", WORDS_2.replace(" ", "\t"), 1),
+                ("# s{}", WORDS_2.replace(" ", "\t"), 0),
+                ("# id 0ffa{} domain=en", WORDS_4, 1),
+                ("# text = N", WORDS_2, 0),
+                ("#text a{}", WORDS_2, 1),
+                ("#id{}", WORDS_2, 0),
+                ("# doc{}\n" + WORDS_2, WORDS_2, 1),  # of two sentences each
+                ("# s{}\n", WORDS_2, 1),
+            )
+        ),
+        (f"# s0\n{WORDS_2}\n" * 12 + f"# N\n{WORDS_2}", 13, "anna", 1),
+        (f"# SYM\n{WORDS_2}\n{WORDS_2}", 0, "#", 1),
+        (f"# #\n{WORDS_2}\n{WORDS_2}", 0, "#", 0),
+        (f"# N\n{WORDS_2}\n" * 4, 0, "#", 0),
+        ("".join(f"#joy{i} HT\n{WORDS_2}\n" for i in range(4)), 0, "#joy0", 0),
+    ],
+)
+def test_comments_as_wide_as_rows(tmp_path, content, comments, first, remarks):
+    path = tmp_path / "file.txt"
+    path.write_text(content)
+    reader = ColumnReader(TextFile(path))
+    found = list(reader)
+    assert reader.counts["comments"] == comments and len(reader.remarks) == remarks
+    assert found[0].words[0] == first
+    if comments:
+        assert {*found[-1].labels} == {"N", "V"} and "#" not in {w for s in found for w in s.words}
+
+
+def test_documents_of_conll_2012(tmp_path):
+    part = f"#begin document (bc/{{}});\n{WORDS_2}\n#end document\n"
+    found, counts = read(tmp_path, part.format(1) + part.format(2))
+    assert [s.words for s in found] == [["anna", "sleeps"]] * 2 and counts == {"documents": 4}
+
+
 def test_other_columns_and_packed_files(tmp_path):
     path = tmp_path / "file.txt.xz"
     path.write_bytes(lzma.compress(b"1 a X Y\r\n2 b Z W"))
@@ -139,10 +184,10 @@ def leads_to_the_root(heads):
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.integers(0, n), min_size=n, max_size=n)))
 def test_heads_that_are_no_tree_are_told(heads):
-    """Without a root, or in a circle, which the message names by file, line and words."""
+    """Without a root, with two, or in a circle, which the message names by file, line and words."""
     lines = list(range(11, 11 + len(heads)))
     read_in = Sentence("a.conllu", lines, ["w"] * len(heads), ["x"] * len(heads), heads)
-    if leads_to_the_root(heads):
+    if leads_to_the_root(heads) and heads.count(0) == 1:
         assert checked_tree(read_in) is read_in
         return
     with pytest.raises(MetaseqError) as caught:
@@ -152,6 +197,9 @@ def test_heads_that_are_no_tree_are_told(heads):
         circle = [int(word) for word in found[2].split(" -> ")]
         assert [heads[word - 1] for word in circle[:-1]] == circle[1:]
         assert circle[0] == circle[-1] and int(found[1]) == 10 + circle[0]
+    elif "a sentence has one root" in message:
+        second = [word for word, head in enumerate(heads) if not head][1]
+        assert message.startswith(f"a.conllu:{11 + second}: ")
     elif "itself" not in message:
         assert 0 not in heads and message.startswith("a.conllu:11: no word")
 
@@ -160,6 +208,7 @@ def test_heads_that_are_no_tree_are_told(heads):
     ("content", "message"),
     [
         (ROW.format(1, 2) + ROW.format(2, 1), ":1: no word .*has head 0"),
+        (ROW.format(1, 0) + ROW.format(2, 1) + ROW.format(3, 0), ":3: words 1 and 3 both"),
         (
             "# c\n" + "".join(ROW.format(i, h) for i, h in ((1, 0), (2, 3), (3, 4), (4, 2))),
             ":3: .*words 2 -> 3 -> 4 -> 2 go round",
@@ -195,7 +244,7 @@ def trees(draw):
     heads = [0] * len(words)
     order = draw(st.permutations(range(1, len(words) + 1)))
     for place, word in enumerate(order[1:], 1):
-        heads[word - 1] = draw(st.sampled_from([0, *order[:place]]))
+        heads[word - 1] = draw(st.sampled_from(order[:place]))
     return words, heads, [draw(FIELD) for _ in words]
 
 

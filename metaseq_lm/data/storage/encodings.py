@@ -1,0 +1,223 @@
+"""Guesses the encoding of text that is not UTF-8: those in which it is plausible in some language.
+
+A wrong guess would store nonsense, so there is none where no language fits, and several where they
+do.
+"""
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FITTING = 0.95  # of the words with letters outside ASCII, or of the characters without words
+FEW_WORDS = 0.1  # of the words, if names and borrowed words alone have such letters
+# Encodings of seven bits, and what other characters than ASCII begin with.
+SEVEN_BITS = {
+    "iso2022_jp": re.compile(rb"\x1b\$[@B]"),
+    "iso2022_kr": re.compile(rb"\x1b\$\)C"),
+    "hz": re.compile(rb"~\{(?:[!-w][!-~])+~\}"),
+    "utf-7": re.compile(rb"\+[A-Za-z0-9/]{3,}"),
+}
+EBCDIC = ("cp037", "cp500", "cp273")  # not even their ASCII is ASCII
+# Signs around words and between them; any other sign in a word tells a wrong encoding.
+_EDGES = "“”‘’«»„‚‹›…–—¿¡°€£§™®©•·¶²³ªº\N{NO-BREAK SPACE}"
+_BETWEEN = re.compile(
+    "[\\s!-@\\[-`{-~“”‘’–—…\N{SOFT HYPHEN}\N{NO-BREAK SPACE}"
+    "\u3000-\u3004\u3008-\u3020\uff01-\uff20\uff3b-\uff40\uff5b-\uff65]+"
+)
+
+
+@dataclass(frozen=True)
+class Language:
+    """How text of a language, or of several with one alphabet, looks.
+
+    Attributes:
+        encodings: In which it is looked for, the most frequent first.
+        alphabet: Its small letters outside ASCII, and the range of those that have no case.
+        frequent: Letters that make up a `share` of those outside ASCII at least.
+        never: A pattern that no word of it holds.
+    """
+
+    encodings: tuple[str, ...]
+    alphabet: str
+    frequent: str = ""
+    share: float = 0.0
+    never: str = "$^"
+
+    def has_letter(self, character: str) -> bool:
+        """Return whether a character outside ASCII is a letter of the language."""
+        if self.alphabet[1:2] == "-":
+            return self.alphabet[0] <= character <= self.alphabet[2]
+        return character.lower()[0] in self.alphabet or unicodedata.combining(character) > 0
+
+
+_WESTERN = ("latin-1", "cp1252", "mac-roman", "cp850", *EBCDIC)
+_CENTRAL = ("cp1250", "iso8859-2", "cp852", "mac-latin2")
+_BALTIC = ("cp1257", "iso8859-13", "iso8859-4")
+_CYRILLIC = ("cp1251", "koi8-r", "koi8-u", "iso8859-5", "cp866", "mac-cyrillic")
+# Hebrew is before Cyrillic, in whose encodings it can look like words, which the reverse cannot.
+WESTERN = tuple(
+    Language(_WESTERN, alphabet)
+    for alphabet in (
+        "àâæçéèêëîïôœùûüÿ",  # French
+        "äöüßé",  # German
+        "áéíñóúüªº",  # Spanish
+        "áâãàçéêíóôõúü",  # Portuguese
+        "àèéìíòóùú",  # Italian
+        "åäöéæøü",  # Danish, Norwegian, Swedish, Finnish
+        "áéíóúýðþæö",  # Icelandic
+        "áéíóúàèïüçñ",  # Catalan, Irish, Galician
+        "éëïöüèêáíóú",  # Dutch
+    )
+)
+OTHERS = (
+    Language(_CENTRAL, "ąćęłńóśźż"),  # Polish
+    Language(_CENTRAL, "áčďéěíňóřšťúůýž"),  # Czech
+    Language(_CENTRAL, "áäčďéíĺľňóôŕšťúýž"),  # Slovak
+    Language(_CENTRAL, "áéíóöőúüű"),  # Hungarian
+    Language(_CENTRAL, "čćđšž"),  # Croatian, Slovene
+    Language(("iso8859-16", *_CENTRAL), "ăâîșțşţ"),  # Romanian
+    Language(("cp1254", "iso8859-9", "cp857", "mac-turkish"), "çğıiöşüâîû"),  # Turkish
+    Language(_BALTIC, "ąčęėįšųūž"),  # Lithuanian
+    Language(_BALTIC, "āčēģīķļņōšūž"),  # Latvian
+    Language((*_BALTIC, *_WESTERN), "äõöüšž"),  # Estonian
+    Language(("cp1258",), "ăâđêôơưàáãèéìíòóõùúý"),  # Vietnamese
+    Language(("cp1255", "iso8859-8", "cp862"), "\u0591-ת", "יוהלאתרמשבנ", 0.5, "[םןץףך][א-ת]"),
+    Language(("cp1256", "iso8859-6", "cp864"), "،-ۿ", "اليمونرتبعد", 0.5),
+    Language(("cp874",), "ก-๛", "านรอกเงมยลวดทสตะปบคหแจพชขใไัี่้ิ์ุู", 0.7),
+    Language(  # Russian
+        _CYRILLIC, "абвгдежзийклмнопрстуфхцчшщъыьэюяё", "оеаинтсрвлкм", 0.4, "^[ъыь]|ъ(?![еёюя])"
+    ),
+    Language(_CYRILLIC, "абвгдежзийклмнопрстуфхцчшщъьюя", "аиоетнрсвдлк", 0.65, "^ь"),  # Bulgarian
+    Language(
+        _CYRILLIC, "абвгґдеєжзиіїйклмнопрстуфхцчшщьюя", "оаніивтерслк", 0.5, "^ь"
+    ),  # Ukrainian
+    Language(
+        _CYRILLIC, "абвгдеёжзійклмнопрстуўфхцчшыьэюя", "анірелоясткц", 0.5, "^[ыь]"
+    ),  # Belarusian
+    Language(_CYRILLIC, "абвгдђежзијклљмнњопрстћуфхцчџшѓѕќ", "аоиенјтсрвук", 0.5),  # Serbian
+    Language(
+        ("cp1253", "iso8859-7", "cp737"),
+        "αάβγδεέζηήθιίϊΐκλμνξοόπρσςτυύϋΰφχψωώ",
+        "αοιετσνηυρπ",
+        0.5,
+        "ς.|[^σ]σ$",
+    ),
+    Language(
+        ("gb18030",),
+        "一-龥",
+        "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发"
+        "后作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开"
+        "但因只从想实日者意无力与长把机十民第公此已工使情明性知全三又关点正业外将两高间由问很最今气们语言",
+        0.2,
+    ),
+    Language(
+        ("big5",),
+        "一-龥",
+        "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發"
+        "後作裡用道行所然家種事成方多經麼去法學如都同現當沒動面起看定天分還進好小部其些主樣理心她本前開"
+        "但因只從想實日者意無力與長把機十民第公此已工使情明性知全三又關點正業外將兩高間由問很最今氣語言",
+        0.2,
+    ),
+    Language(
+        ("shift-jis", "euc-jp", "cp932"),
+        "々-龥",
+        "のにはたいをとがしてでなるれさもかっらりこうすくんー",
+        0.25,
+    ),
+    Language(
+        ("euc-kr", "cp949"),
+        "가-힣",
+        "이다는에의을가고하지로한를은도어서기사리아나자시인그과있라정",
+        0.2,
+    ),
+)
+
+
+def guess_encodings(sample: bytes) -> list[str]:
+    """Return the encodings in which text that is not UTF-8 is plausible, [] if there is none.
+
+    Of those that read the same in it only the first is named.
+    """
+    found: dict[str, str] = {}
+    for encoding in _WESTERN:
+        text = _decoded(sample, encoding)
+        if text is not None and _borrows(text):
+            found.setdefault(text, encoding)
+    for language in (*WESTERN, *OTHERS):
+        for encoding in language.encodings:
+            text = _decoded(sample, encoding)
+            if text is not None and text not in found and _fits(text, language, encoding):
+                found[text] = encoding
+    return list(found.values())
+
+
+def guess_seven_bits(head: bytes) -> str:
+    """Return the encoding of ASCII that stands for other characters, "" if it stands for itself."""
+    for encoding, sign in SEVEN_BITS.items():
+        found = sign.findall(head)
+        if found and encoding.startswith("iso2022"):  # an escape tells it
+            return encoding
+        # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
+        text = _decoded(b" ".join(found) if encoding == "hz" else head, encoding)
+        if found and text and any(_fits(text, language) for language in (*WESTERN, *OTHERS)):
+            return encoding
+    return ""
+
+
+def _decoded(sample: bytes, encoding: str) -> str | None:
+    """Return the text, which may end inside a character; None for other bytes and controls."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError:
+        return None
+    kinds = {unicodedata.category(c) for c in set(text) - set("\t\r\n\f\v\x85\x1a")}
+    return None if kinds & {"Cc", "Co", "Cn", "Cs"} else text
+
+
+def _words(text: str) -> Iterator[str]:
+    """Yield the words without the signs around them."""
+    for word in _BETWEEN.split(text):
+        if word := word.strip(_EDGES):
+            yield word
+
+
+def _fits(text: str, language: Language, encoding: str = "") -> bool:
+    """Return whether text is of a language by its letters and where capitals stand."""
+    words = list(_words(text))
+    foreign = [word for word in words if not word.isascii()]
+    if not foreign:
+        return encoding in EBCDIC and _is_ascii_text(text)
+    good = [word for word in foreign if _is_word(word, language)]
+    if 2 * sum(map(str.isupper, foreign)) > len(foreign):
+        return False  # as text in KOI8-R looks in cp1251
+    letters = [c for word in foreign for c in word.lower() if not c.isascii()]
+    frequent = sum(c in language.frequent for c in letters)
+    return len(good) >= FITTING * len(foreign) and frequent >= language.share * len(letters)
+
+
+def _is_ascii_text(text: str) -> bool:
+    letters = [c for c in text.lower() if c.isalpha()]
+    most = 2 * len(letters) > len("".join(text.split()))
+    return most and sum(c in "etaoinsrhldu" for c in letters) > 0.6 * len(letters)
+
+
+def _is_word(word: str, language: Language) -> bool:
+    outside = [c for c in word if not c.isascii()]
+    if not all(map(language.has_letter, outside)):
+        return False
+    if language.frequent and len(outside) < len(word):
+        return False  # two scripts
+    if re.search(language.never, word.lower()):
+        return False
+    return word[1:].islower() or word.isupper() or word.upper() == word.lower() or len(word) == 1
+
+
+def _borrows(text: str) -> bool:
+    """Return whether text is of ASCII but for signs and for few words of any Western language."""
+    words = list(_words(text))
+    foreign = [word for word in words if not word.isascii()]
+    good = [word for word in foreign if any(_is_word(word, one) for one in WESTERN)]
+    few = len(foreign) <= FEW_WORDS * len(words)
+    return few and len(good) >= FITTING * len(foreign) and any(map(str.isascii, words))
