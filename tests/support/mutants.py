@@ -32,7 +32,6 @@ CACHES = shutil.ignore_patterns("__pycache__")
 # What exercises a module beside the tests of its room that name it.
 MORE = {
     "metaseq_lm/data/corpus/masking.py": ["tests/unit/data/test_units.py"],
-    "metaseq_lm/data/corpus/packing.py": ["tests/integration/cli/test_preprocess_documents.py"],
     "metaseq_lm/engine/reduction.py": ["tests/reliability/test_reduction.py"],
     "metaseq_lm/runs/checkpoint.py": ["tests/reliability/test_damaged_checkpoints.py"],
 }
