@@ -13,6 +13,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.distributed import process_group, shards
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.engine.reduction import GlobalCount, Reduction, fillers
 
 WIDTHS = [3, 7, 2, 8, 5]
 UPDATES = 3
@@ -101,3 +102,49 @@ def test_buckets_change_nothing(world: int, size: int, tmp_path: Path) -> None:
                 assert (a is None) == (b is None) == (at == 3)
                 if a is not None:
                     assert (torch.tensor(a) - torch.tensor(b)).abs().max() <= 1e-12
+
+
+# By replica: how many micro-batches it has, and their sizes.
+COUNTS = {
+    "equal": [(2, {"a": 3.0, "b": 1.0}), (2, {"a": 4.0, "b": 0.0})],
+    "more": [(1, {"a": 3.0}), (2, {"a": 4.0})],
+    "other": [(1, {"a": 3.0}), (1, {"b": 4.0})],
+    "none": [(0, {}), (3, {"a": 4.0, "copies": torch.tensor([1.0, 2.0])})],
+}
+KNOWN = {  # are_alike, are_equal, totals
+    "equal": (True, True, {"a": 7.0, "b": 1.0}),
+    "more": (True, False, {"a": 7.0}),
+    "other": (False, True, {"a": 3.0, "b": 4.0}),
+    "none": (False, False, {"a": 4.0, "copies": [1.0, 2.0]}),
+}
+
+
+def counter(out: str) -> None:
+    """Be a replica that counts, and one that sums gradients of a batch the other has not."""
+    process_group.initialise("cpu", 30)
+    rank, found = process_group.rank(), {}
+    for name, counts in COUNTS.items():
+        number, sizes = counts[rank]
+        count = GlobalCount(number, sizes, torch.device("cpu"), [rank + 1.0])
+        totals = {n: total.tolist() for n, total in count.totals.items()}
+        own = [RowBatch(x=torch.full((1,), rank), number=torch.zeros(1))] * number
+        filled = [int(batch.x) for batch in fillers(own)]
+        found[name] = [count.are_alike, count.are_equal, totals, count.others, filled]
+    leaf = torch.ones(2, requires_grad=True)
+    with Reduction([leaf], [leaf]) as reduction:
+        (leaf * 3).sum().backward()
+    logs = {"ab"[rank]: torch.tensor(2.0), "all": torch.tensor(5.0)}
+    (grad,) = reduction.finish(logs, are_alike=False)
+    found["logs"] = [{n: float(v) for n, v in logs.items()}, grad.tolist()]
+    Path(out, f"{rank}.json").write_text(json.dumps(found))
+    process_group.finish()
+
+
+def test_what_replicas_count_of_unlike_batches(tmp_path: Path) -> None:
+    on_replicas(2, counter, str(tmp_path))
+    every = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    filled = {"equal": [[], []], "more": [[0], []], "other": [[], []], "none": [[1] * 3, []]}
+    for rank, found in enumerate(every):
+        assert found.pop("logs") == [{"a": 2.0, "b": 2.0, "all": 10.0}, [6.0, 6.0]]
+        for name, values in found.items():
+            assert values == [*KNOWN[name], [3.0], filled[name][rank]], name

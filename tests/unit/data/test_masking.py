@@ -9,7 +9,12 @@ from scipy import stats
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
-from metaseq_lm.data.corpus.masking import Masking, choose, mask_tokens
+from metaseq_lm.data.corpus.masking import (
+    Masking,
+    choose,
+    mask_tokens,
+    pick_by_weight_with_replacement,
+)
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig
 
 REPLACEMENTS = np.arange(10, 60)
@@ -366,3 +371,9 @@ def test_a_row_without_candidates_is_left_as_it_is() -> None:
     masked, positions, targets = mask_tokens(tokens, np.full(2, 6), keys_of(2), masking)
     assert (targets >= 0).sum(1).tolist() == [0, 1] and positions[1, 0] == 3
     assert (masked[0] == tokens[0]).all()
+
+
+def test_with_replacement_a_row_without_weights_has_none() -> None:
+    weights = np.array([[0.0, 0.0], [0.0, 1.0]])
+    positions, counted = pick_by_weight_with_replacement(weights, np.full(2, 2), 2, keys_of(2))
+    assert counted.tolist() == [[False] * 2, [True] * 2] and positions[1].tolist() == [1, 1]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -156,6 +157,13 @@ def test_too_few_seeds_never_decide_and_say_how_many_would():
     assert four.verdict == UNDECIDED and not four.can_differ
 
 
+@pytest.mark.parametrize("more, is_enough", [((0, 0), True), ((0, 9), True), ((-1, 9), False)])
+def test_seeds_that_should_have_decided_are_no_remedy(more, is_enough):
+    row = decide([10, 11, 12], [1, 2, 3], Rule(1.0))
+    sizes = tuple(row.seeds + n for n in more)
+    assert ("did not" in replace(row, sizes=sizes).remedy) == is_enough
+
+
 def test_single_seeds_have_no_interval():
     alone = decide([0.9], [0.5], Rule(0.1))
     assert (alone.verdict, alone.interval, alone.sd, alone.seeds) == (UNDECIDED, None, None, None)
@@ -242,4 +250,5 @@ def test_seeds_to_decide_are_the_least_that_do_both():
     ]
     assert both[0] < POWER <= both[1]
     assert seeds_to_decide(5.0, rule) is None
+    assert [equivalence_power(3, effect, 0.0) for effect in (0.0, 0.1)] == [0.0, 1.0]
     assert seeds_to_decide(0.0, rule) == 6  # the least with 2 / C(2n, n) < .05 / 7

@@ -204,3 +204,11 @@ def test_half_life_needs_rows_of_tokens() -> None:
         with_half_life(run_config("translation"))
     config = run_config("masked_lm", "sgd")
     assert with_half_life(config) is config
+
+
+def test_the_norm_of_a_gradient_leaves_out_what_has_none() -> None:
+    named = parameters()
+    optimizer = build(named, {"_name": "adamw", **ADAM}, FLAT)
+    gradient = [torch.full_like(named["table"], 2.0), None, torch.tensor(2.0).double()]
+    assert optimizer.load_gradient(gradient).item() == pytest.approx(8.0)
+    assert [p.grad is None for p in named.values()] == [False, True, False]

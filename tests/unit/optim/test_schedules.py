@@ -1,5 +1,7 @@
 """Schedules at their corners and by their formulas."""
 
+import math
+
 import pytest
 
 from metaseq_lm.core.config import build, section
@@ -84,6 +86,9 @@ def test_cosine_rises_and_falls_to_its_floor() -> None:
     assert [factor(step) for step in (1, 2, 4)] == pytest.approx([0.25, 0.5, 1.0])
     assert factor(8) == pytest.approx(0.1 + 0.9 / 2)
     assert factor(6) == pytest.approx(0.1 + 0.9 * (1 + 0.5**0.5) / 2)
+    assert factor(8, warmup_updates=5) == pytest.approx(
+        0.1 + 0.45 * (1 + math.cos(math.pi * 3 / 7))
+    )
     assert factor(12) == factor(13) == factor(1000) == pytest.approx(0.1)
     assert factor(12, end=0.0) == pytest.approx(0.0, abs=1e-15)
     with pytest.raises(UsageError, match="must exceed warmup_updates"):

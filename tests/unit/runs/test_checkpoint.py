@@ -4,6 +4,8 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +199,17 @@ def test_load_into_names_what_does_not_fit() -> None:
         checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         manifests.resolve("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("shape, dtype", [((2,), torch.float32), ((3,), torch.int64), (None, None)])
+def test_a_tensor_of_another_form_than_its_place_is_refused(shape: Any, dtype: Any) -> None:
+    stored = {"a": SimpleNamespace(shape=shape, dtype=dtype)} if shape else {}
+    with pytest.raises(ValueError, match="a is missing, or not torch.float32"):
+        checkpoint._find(stored, "a", torch.empty(3, device="meta"))
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_part_of_an_old_checkpoint_of_another_shape_is_refused(length: int) -> None:
+    tensors = {"weights/a": torch.zeros(length)}
+    with pytest.raises(ValueError, match=rf"\[{length}\] instead of \[3\]"):
+        checkpoint._insert([(["weights", "a"], [3])], tensors, {"weights": {}})
