@@ -10,6 +10,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ENTRY_POINTS = "metaseq_lm.plugins"
+LOADED: list[Path] = []  # files and folders of plug-ins
 CORE = ("tasks", "criterions", "models", "evaluation")
 
 
@@ -37,7 +39,12 @@ def load(name_or_path: str) -> None:
         if path is not None:
             _import_path(path)
         else:
-            importlib.import_module(name_or_path)
+            module = importlib.import_module(name_or_path)
+            file = Path(module.__file__ or os.devnull).resolve()
+            is_file = "." not in name_or_path and file.name != "__init__.py"
+            path = file if is_file else file.parent
+        if not path.is_relative_to(Path(__file__).resolve().parent):
+            LOADED.append(path)
     except UsageError:
         raise
     except Exception as error:  # a user's module may raise anything
@@ -45,6 +52,22 @@ def load(name_or_path: str) -> None:
             f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: "
             f"{error}"
         ) from error
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the deepest line of a plug-in that led to an error, and the error; "" if none did."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if any(Path(frame.filename).is_relative_to(path) for path in LOADED)
+    ]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return (
+        f"{last.filename}:{last.lineno}: in {last.name}: {last.line}: {type(error).__name__}: "
+        f"{error}"
+    )
 
 
 def path_of(name_or_path: str) -> Path | None:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 
 from metaseq_lm import __version__
-from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.errors import TRACEBACK, MetaseqError, UsageError, say
 from metaseq_lm.core.memory import memory_message
 from metaseq_lm.core.output import set_quiet
 from metaseq_lm.core.registry import nearest
@@ -212,8 +212,13 @@ def program() -> None:
     """
     try:
         code = main()
-    except Exception:  # a defect of ours
-        say(traceback.format_exc())
+    except Exception as error:  # a defect of ours, or of a plug-in
+        plugins = sys.modules.get("metaseq_lm.plugins")  # if the command has loaded any
+        failure = plugins.describe_failure(error) if plugins is not None else ""
+        if failure and not os.environ.get(TRACEBACK):
+            say(f"metaseq-lm: {failure}\n{TRACEBACK}=1 shows the whole traceback")
+        else:
+            say(traceback.format_exc())
         code = MetaseqError.exit_code
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

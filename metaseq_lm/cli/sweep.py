@@ -462,12 +462,16 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
         content["config_name"] = options.config_name
     if options.seeds:
         content["seeds"] = list(options.seeds)
-    typed = absolute_sources({"grid": dict(map(axis, options.grid))}, working_dir)
-    if options.grid:
+    values = flag_values(args)
+    grid = list(options.grid)
+    if "," in values.get("objective", ""):
+        grid.append(f"objective={values.pop('objective')}")
+    typed = absolute_sources({"grid": dict(map(axis, grid))}, working_dir)
+    if grid:
         content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
     flags = [
         f"{key}={quote(absolute(value, working_dir) if names_runs(key) else value)}"
-        for key, value in flag_values(args).items()
+        for key, value in values.items()
     ]
     listed = content.get("overrides", [])
     if not isinstance(listed, list):

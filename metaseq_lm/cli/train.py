@@ -36,6 +36,7 @@ OVERRIDES = True
 STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
 FLAGS = {
+    "objective": "objective",
     "task": "task",
     "criterion": "criterion",
     "model": "model",
@@ -119,7 +120,8 @@ def add_key_flags(parser: Any, without: Collection[str] = ()) -> None:
     """Declare the flags that stand for keys of the configuration, on a parser or group."""
     for flag, key in FLAGS.items():
         if flag not in without:
-            parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+            text = "a criterion with its task" if key == "objective" else f"the same as {key}=V"
+            parser.add_argument(f"--{flag}", metavar="V", help=text)
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, str]:
@@ -138,6 +140,7 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
     quotes = dict.fromkeys((*PATHS, "init_from", "branch_from"), quote_path) | {
+        "objective": str,
         "task": str,
         "criterion": str,
     }

@@ -4,7 +4,8 @@
 Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or
 not what the command needs. An error is what became of the rest: damaged files, a full disk. A
 user's mistake is raised as one of these classes and printed by the command line as one message; any
-other exception is a bug of this package and keeps its traceback.
+other exception is a bug of this package and keeps its traceback, or one of a plug-in, whose line is
+named.
 """
 
 import contextlib
@@ -17,6 +18,8 @@ from metaseq_lm.core.output import is_quiet, printable
 
 # Environment variable of runs that no user watches one by one: those of sweeps and scripts.
 NO_HINTS = "METASEQ_LM_NO_HINTS"
+# Environment variable with which an error inside a plug-in keeps its traceback.
+TRACEBACK = "METASEQ_LM_TRACEBACK"
 
 
 class MetaseqError(Exception):

@@ -42,10 +42,11 @@ from metaseq_lm.core.config import (
     names_runs,
     untyped_section,
 )
+from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
 from metaseq_lm.core.plain_yaml import read_yaml
-from metaseq_lm.core.registry import ALL, Entry, nearest
+from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
 from metaseq_lm.core.synonyms import answer
 
 # A folder of YAML only.
@@ -81,7 +82,8 @@ def load_config(
     """Compose a run's configuration.
 
     Args:
-        overrides: Options as key=value in Hydra's grammar.
+        overrides: Options as key=value in Hydra's grammar; objective=CRITERION stands for the
+            criterion and its task.
         config_dir: Folder with configs of the user's; None for those of the package.
         config_name: The primary config (it can name `base` in its defaults); None for `base`.
         compositions: What was composed so far, by its choices: for callers that load many
@@ -91,7 +93,8 @@ def load_config(
         UsageError: An option, name or value is wrong; the message names the nearest.
     """
     folder, name = primary_config(config_dir, config_name)
-    parsed = [parse_override(literal_path(override)) for override in overrides]
+    words = [word for override in overrides for word in pair_of(override)]
+    parsed = [parse_override(literal_path(word)) for word in words]
     values = [item for item in parsed if not is_choice(item, folder)]
     choices = [str(item.input_line) for item in parsed if is_choice(item, folder)]
     if compositions is None:
@@ -111,6 +114,30 @@ def load_config(
         raise UsageError(mistakes.explain_value(error, known)) from error
     check_values(loaded)
     return loaded
+
+
+def pair_of(override: str) -> list[str]:
+    """Return the task and the criterion that objective=CRITERION stands for, or another override.
+
+    The task is called as the criterion, or names its class, or is the only one that takes it.
+    Raises UsageError for a criterion of several tasks, UnreadableError if it is only declared.
+    """
+    key, _, name = override.partition("=")
+    if key != "objective":
+        return [override]
+    criterion = CRITERIONS.entry(str(parse_override(override).value())).value
+    tasks = [name] * (name in TASKS.entries)
+    if not tasks and not isinstance(criterion, type):
+        raise UnreadableError(f"criterion {name} is not imported")
+    if not tasks:
+        taking = [t for t, entry in TASKS.entries.items() if takes(t, entry.value, criterion)]
+        tasks = [t for t in taking if criterion in TASKS.entry(t).value.criterions] or taking
+    if len(tasks) != 1:
+        raise UsageError(
+            f"objective={name}: {' and '.join(sorted(tasks)) or 'no task'} take criterion {name}; "
+            f"give task=TASK criterion={name}"
+        )
+    return [f"task={tasks[0]}", f"criterion={name}"]
 
 
 def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Path, str]:

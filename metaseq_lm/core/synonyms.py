@@ -41,7 +41,7 @@ TABLE = (
     Synonyms("label", "run-name experiment-name exp-name"),
     Synonyms("seed", "random-seed manual-seed rng-seed data-seed global-seed"),
     Synonyms("model", "arch architecture model-type network"),
-    Synonyms("criterion", "loss objective loss-fn"),
+    Synonyms("criterion", "loss loss-fn"),
     Synonyms("optimizer", "optim optimizer-type optimizer-name"),
     Synonyms(
         "schedule",

@@ -74,12 +74,14 @@ class FiniteCheck:
     Attributes:
         defers: Whether the device itself skips such a step, and `skipped` says so later.
         refused: Names of the optimizers whose steps the host has refused in this update.
+        gradient: The first parameter of theirs, by name, whose gradient was not finite here.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.defers = False
         self.refused: list[str] = []
+        self.gradient = ""
         self._update = 0
         self._sum: Any = 0.0  # of all that must be finite in this update
         # This replica's part of the losses, by update, until the host knows whether it is finite.
@@ -90,7 +92,7 @@ class FiniteCheck:
     def begin(self, update: int) -> None:
         """Start an update."""
         self._update, self._sum = update, 0.0
-        self.refused = []
+        self.refused, self.gradient = [], ""
         if self.defers:
             self._local_losses.pop(update, None)  # of the same number before a rollback
         else:
@@ -449,6 +451,7 @@ class Engine:
             return True
         norm = optimizer.load_gradient(grads)
         if self.finite_check.refuses(name, norm):
+            self.finite_check.gradient = self.finite_check.gradient or optimizer.nonfinite()
             optimizer.forget_gradient()
             self.norms.pop(name, None)
             return False

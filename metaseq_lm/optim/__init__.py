@@ -40,6 +40,7 @@ class Optimizer:
         parameters: Sequence[nn.Parameter],
         clip_norm: float = 0.0,
         local: Sequence[nn.Parameter] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.inner = inner
         self.schedule = schedule
@@ -50,6 +51,7 @@ class Optimizer:
         self.parameters = list(parameters)
         # The tensors that `inner` updates: the local rows of sharded parameters.
         self.local = list(parameters) if local is None else list(local)
+        self.names = names or [f"parameter {i}" for i in range(len(self.local))]
         self.is_sharded = any(map(is_dtensor, self.parameters))
 
     @property
@@ -82,6 +84,11 @@ class Optimizer:
         for parameter, grad in zip(self.local, gradient, strict=True):
             parameter.grad = grad
         return norm
+
+    def nonfinite(self) -> str:
+        """Return the name of the first of `local` whose `.grad` is not finite, "" if none is."""
+        gradients = zip(self.names, (p.grad for p in self.local))
+        return next((n for n, g in gradients if g is not None and not g.isfinite().all()), "")
 
     def forget_gradient(self) -> None:
         """Reset the `.grad` of `local`."""
@@ -213,6 +220,7 @@ def build_optimizer(
         [p for _, p in named],
         config.clip_norm,
         [p for _, p in local],
+        [name for name, _ in named],
     )
 
 

@@ -90,4 +90,7 @@ def check_configs(runs: Sequence[Run], definition: Definition, check: Check | No
             check_parts(config)
             check_final_suites(config)
         except UsageError as error:
-            raise UsageError(f"{name_of(run, stage)}: {error}") from error
+            hint = ""
+            if {"task", "criterion"} <= definition.grid.keys():
+                hint = "; a grid combines all values, and --objective A,B each with its own task"
+            raise UsageError(f"{name_of(run, stage)}: {error}{hint}") from error

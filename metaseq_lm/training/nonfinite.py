@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import TrainerConfig
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.distributed import process_group
@@ -100,13 +101,23 @@ class NonfinitePolicy:
             )
 
 
-def describe_refusal(update: int, optimizers: list[str], replicas: list[int]) -> str:
+def describe_refusal(update: int, engine: Engine, optimizers: list[str], logs: Logs) -> str:
     """Return a sentence on the update (counted from 1) that was refused.
 
-    `replicas` are those whose part of the loss is not finite. It names them if there are others.
+    It names the terms of the loss in `logs` that are not finite; if all are, the first parameter
+    whose gradient is not; and the replicas whose part of the loss is not, if there are others. A
+    call of all replicas.
     """
     names = ", ".join(dict.fromkeys(optimizers))
     text = f"update {update}: the loss or the gradient of {names} is not finite"
+    terms = engine.record.loss_terms & logs.keys()
+    bad = sorted(name for name in terms if not math.isfinite(float(logs[name])))
+    gradients = process_group.gather_objects(engine.finite_check.gradient)
+    if bad:
+        text += f": the term {', '.join(bad)} is not"
+    elif gradient := next(filter(None, gradients), ""):
+        text += f": no term, but the gradient of {gradient} is the first that is not"
+    replicas = engine.finite_check.nonfinite_replicas(update - 1)
     if 0 < len(replicas) < process_group.world_size():
         numbers = ", ".join(map(str, replicas))
         text += f" (the loss of replica{'s' if len(replicas) > 1 else ''} {numbers})"

@@ -83,10 +83,12 @@ class Parts:
 def prepare_config(config: RunConfig) -> RunConfig:
     """Return the configuration, completed by what other runs, the task and the data decide.
 
-    The data folder must exist. Raises UsageError for trainer.save_words that are no numbers.
+    The data folder must exist. Raises UsageError for trainer.save_words that are no numbers, and
+    for a task and a criterion that do not fit.
     """
     require_data_folder(config.data)
     numbers_of_words(config.trainer.save_words)
+    check_pair(config)
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
     config = task_class.prepare(config) if issubclass(task_class, Prepares) else config

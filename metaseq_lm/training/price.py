@@ -92,10 +92,10 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     window, costs, steps = Window(), [], []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
         with Counter() as counter:
-            window.add(task.update(engine, model, placed))
-        if engine.finite_check.refused:
-            replicas = engine.finite_check.nonfinite_replicas(number)
-            raise DivergedError(describe_refusal(number + 1, engine.finite_check.refused, replicas))
+            logs = task.update(engine, model, placed)
+        window.add(logs)
+        if refused := engine.finite_check.refused:
+            raise DivergedError(describe_refusal(number + 1, engine, refused, logs))
         steps.append(sum(process_group.gather_objects(counter.steps)))
         on_batches = sum(process_group.gather_objects(counter.total - counter.steps))
         costs.append(float(divisor * on_batches))

@@ -191,7 +191,7 @@ class Trainer:
                 self.nonfinite.accept()
                 self.window.add(update.logs)
                 continue
-            self._report_refusal(number, refused[number], update.samples)
+            self._report_refusal(number, refused[number], update)
             if self.nonfinite.policy == "rollback":
                 self._roll_back(update)
                 return True
@@ -206,12 +206,9 @@ class Trainer:
         self.positions = refused.positions
         self.words.load_state_dict(refused.words)
 
-    def _report_refusal(
-        self, update: int, optimizers: list[str], samples: dict[str, list[Any]]
-    ) -> None:
-        replicas = self.engine.finite_check.nonfinite_replicas(update)
-        message = describe_refusal(update + 1, optimizers, replicas)
-        self._event(message, samples=process_group.gather_objects(samples))
+    def _report_refusal(self, number: int, optimizers: list[str], update: Unchecked) -> None:
+        message = describe_refusal(number + 1, self.engine, optimizers, update.logs)
+        self._event(message, samples=process_group.gather_objects(update.samples))
         self.nonfinite.refuse(message)
 
     def _spent(self, flops: float) -> list[float]:

@@ -1,9 +1,11 @@
 """What every registered criterion must satisfy, whatever it computes."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import battery
@@ -11,7 +13,7 @@ import pytest
 import real_runs
 import torch
 
-from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.config import RunConfig, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.distributed import process_group
@@ -49,6 +51,20 @@ def test_micro_batches_change_nothing(
     more = battery.dropped(f"engine.micro_batch_size={rows}", *battery.few_rows(case))
     config = battery.configure(moons, tmp_path, case, *more)
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
+
+
+@pytest.mark.parametrize("case", battery.TASKS, ids=lambda c: c[0])
+def test_a_task_takes_or_refuses_each_criterion(
+    case: battery.Case, moons: Path, tmp_path: Path
+) -> None:
+    taken, config = set(), battery.configure(moons, tmp_path, case)
+    for criterion in CRITERIONS.names():
+        with contextlib.suppress(UsageError):
+            options = section("criterion", _name=criterion)
+            changed = replace(config, criterion=options) if criterion != case[0] else config
+            build_task(prepare_config(changed))
+            taken.add(criterion)
+    assert case[0] in taken and len(taken) < len(CRITERIONS.names())
 
 
 @cases

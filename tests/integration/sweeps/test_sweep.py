@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from submitit.slurm.slurm import _make_sbatch_string
 from sweeping import SHORT, states_of, sweep
 
-from metaseq_lm.cli import build_parser, overrides
+from metaseq_lm.cli import build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
@@ -51,6 +51,24 @@ def refused(capsys: pytest.CaptureFixture, code: int, *words: str) -> None:
 
 
 # ---------------------------------------------------------------- definition
+
+
+@pytest.mark.parametrize("name, task", [("causal_lm", "causal_lm"), ("electra_rtd", "electra")])
+def test_an_objective_is_a_criterion_with_its_task(name: str, task: str) -> None:
+    config = load_config([f"objective={name}", "data=d", "save_dir=s"])
+    assert (config.task._name, config.criterion._name) == (task, name)
+    for wrong in ("causel_lm", "bert_pretraining", "causal_lm,masked_lm"):
+        with pytest.raises(UsageError, match=r"causal_lm|task=TASK|sweep"):
+            load_config([f"objective={wrong}", "data=d", "save_dir=s"])
+
+
+def test_objectives_are_an_axis(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    words = [str(moons), "--out", str(tmp_path / "s"), "--dry-run"]
+    both = "causal_lm,masked_lm"
+    assert main(["sweep", *words, "--objective", both]) == 0
+    assert capsys.readouterr().out.count("seed=1 objective=") == 2
+    code = main(["sweep", *words, "--grid", f"task={both}", "--grid", f"criterion={both}"])
+    refused(capsys, code, "--objective")
 
 
 def test_grid_list_and_seeds(tmp_path: Path) -> None:

@@ -210,7 +210,11 @@ def test_policies_where_the_host_looks_later(
                 "updates": engine.optimizers["main"].updates,
                 "positions": run.trainer.positions,
                 "logs": [line["loss"] for line in lines if line["kind"] == "train"],
-                "refusals": [(line["message"], line["samples"]) for line in refusals],
+                # A host that looks also names the first gradient that is not finite.
+                "refusals": [
+                    (line["message"].partition(": no term")[0], line["samples"])
+                    for line in refusals
+                ],
             }
         )
     weights = [end.pop("weights") for end in ends]
