@@ -1,6 +1,5 @@
 """How many tokens of a data set are [UNK], which stands for what the tokenizer cannot write."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,10 @@ from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Ma
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
-MANY_UNKNOWN = 0.03
-COUNTED_BYTES = 256 << 20  # of files of an earlier version, which are counted at the start of a run
+COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
 CHUNK = 1 << 21
 # The names of the token files of a split, by the kind of the manifest.
 TOKENS = {CORPUS: ["{}"], LABELLED: ["{}.input*"], SQUAD: ["{}.context", "{}.question"]}
-REMEDY = (
-    "preprocess with a larger --vocab-size, with --tokenizer byte_bpe, which can write every text, "
-    "or with a tokenizer of this language (--tokenizer-from)"
-)
 
 
 def count_unknown(values: np.ndarray, unk: int | None) -> int:
@@ -72,14 +66,3 @@ def _counted(folder: Path, files: list[Path]) -> float | None:
         return None
     total = sum(map(len, tokens))
     return sum(count_unknown(values, unk) for values in tokens) / total if total else None
-
-
-def describe_unknown(shares: Mapping[str, float | None], least: float = MANY_UNKNOWN) -> str:
-    """Return which share of the tokens of the splits is [UNK], "" if it is `least` or less in all.
-
-    With the remedy if the share is large.
-    """
-    large = {split: share for split, share in shares.items() if share and share > least}
-    parts = [f"{100 * share:.3g} % of {split}" for split, share in large.items()]
-    text = f"tokens that are [UNK]: {', '.join(parts)}" if parts else ""
-    return f"{text}; {REMEDY}" if max(large.values(), default=0.0) > MANY_UNKNOWN else text

@@ -61,10 +61,11 @@ from metaseq_lm.data.storage.manifest import (
 from metaseq_lm.data.storage.text_content import DAMAGED_SHARE
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.unknown_tokens import describe_unknown, unknown_shares
+from metaseq_lm.data.unknown_tokens import unknown_shares
 from metaseq_lm.data.words.sets import KINDS, TAGS, TEXT, TREES, WordSet, missing_breaks
 from metaseq_lm.data.words.tags import SPELLING, span_like
 from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 MANY_CLASSES = 20
 MANY_UNKNOWN = 0.2
@@ -136,7 +137,8 @@ def unknown_tokens(subject: Subject) -> Iterator[Finding]:
         return  # which has lines of its own on unknown words
     if text := describe_unknown(subject.unknown, 0.0):
         is_large = bool(describe_unknown(subject.unknown))
-        yield Finding(WARNING if is_large else OK, f"{subject.folder}: {text}")
+        text = f"{subject.folder}: {text}"
+        yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
 
 
 def damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:

@@ -32,7 +32,8 @@ from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, text_files
-from metaseq_lm.data.unknown_tokens import TOKENS, describe_unknown, unknown_share
+from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
+from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -263,7 +264,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     if text := pipeline.report():
         show(text)
     if text := describe_unknown(shares):
-        show(f"warning: {request.destdir}: {text}")
+        show(f"warning: {request.destdir}: {text}; {REMEDY}")
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest
