@@ -314,6 +314,8 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     """Launch a new sweep, or go on with one."""
     from metaseq_lm import plugins
+    from metaseq_lm.runs.conditions import count_conditions
+    from metaseq_lm.sweeps.configs import conditions_of_runs
     from metaseq_lm.sweeps.folder import SweepFolder
     from metaseq_lm.sweeps.options import slurm_parameters
     from metaseq_lm.sweeps.states import AGAIN
@@ -349,6 +351,8 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
         return 0
     if options.dry_run:
         show_plan(runs, definition)
+        for sentence in count_conditions(conditions_of_runs(runs, definition)):
+            show(sentence)
         if launch.executor == "slurm":
             parameters = slurm_parameters(launch, out)
             show("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
@@ -497,6 +501,7 @@ def show_estimate(
     Of each batch a `divisor`-th part is measured; at a `rate` of FLOPs a second hours are computed.
     """
     from metaseq_lm.core.errors import MetaseqError
+    from metaseq_lm.runs.conditions import count_conditions
     from metaseq_lm.sweeps.configs import composed
     from metaseq_lm.training.price import price_of_run
 
@@ -504,17 +509,18 @@ def show_estimate(
     for run in runs:
         settings.setdefault(str(run.values), run)
     seeds = len(runs) / len(settings)
-    flops, seconds = 0.0, 0.0
+    flops, seconds, conditions = 0.0, 0.0, []
     for run, stage, config in composed(list(settings.values()), definition):
         name = ", ".join(
             [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]
         )
         try:
-            spent, took = price_of_run(config, divisor, rate)
+            spent, took, condition = price_of_run(config, divisor, rate)
         except MetaseqError as error:
             show(f"{name}: not estimated: {error}")
             continue
         flops, seconds = flops + seeds * spent, seconds + seeds * took
+        conditions.append(condition)
         show(f"{name}: {spent:.2g} FLOPs, {took / 3600:.2g} hours")
     at_rate = f" at {rate:.2g} FLOPs a second" if rate else ""
     show(
@@ -522,6 +528,8 @@ def show_estimate(
         f"without validations, {seconds / 3600 / max_parallel:.2g} with --max-parallel "
         f"{max_parallel}"
     )
+    for sentence in count_conditions(conditions, "settings"):
+        show(sentence)
 
 
 def show_plan(runs: list[Any], definition: "Definition") -> None:

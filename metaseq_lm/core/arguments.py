@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options
+from metaseq_lm.core.options import check_options, read_whole
 from metaseq_lm.core.registry import nearest
 
 TRUTH = {"true": True, "false": False}
@@ -82,12 +82,13 @@ def read_options(schema: type, values: Mapping[str, Any]) -> Any:
         if value is None:
             continue
         kind, is_tuple = value_type(hints[item.name])
+        convert = read_whole if kind is int else kind
         try:
             if is_tuple:
                 parts = value.split(",") if isinstance(value, str) else value
-                read[item.name] = tuple(map(kind, parts))
+                read[item.name] = tuple(map(convert, parts))
             else:
-                read[item.name] = kind(value)
+                read[item.name] = convert(value)
         except (TypeError, ValueError):
             noun = {int: "a whole number", float: "a number"}.get(kind, "such a value")
             raise UsageError(f"{flag_of(item.name)}: {value!r} is not {noun}") from None
@@ -128,7 +129,7 @@ def value_of(hint: Any, text: str) -> Any:
     kind, is_tuple = value_type(hint)
     if text == "null" and type(None) in get_args(hint):
         return None
-    convert = TRUTH.__getitem__ if kind is bool else kind
+    convert = {bool: TRUTH.__getitem__, int: read_whole}.get(kind, kind)
     if not is_tuple:
         return convert(text)
     inside = text.removeprefix("[").removesuffix("]").strip()
@@ -143,9 +144,9 @@ def value_type(hint: Any) -> tuple[type, bool]:
 
 
 def whole_number(text: str) -> int:
-    """Return a whole number; raises ArgumentTypeError."""
+    """Return a whole number, such as 1000 for "1e3"; raises ArgumentTypeError."""
     try:
-        return int(text)
+        return read_whole(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 

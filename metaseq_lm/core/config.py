@@ -61,7 +61,9 @@ class TrainerConfig:
     best_checkpoint_metric: str = option(
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )
-    maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
+    maximize_best_checkpoint_metric: bool | None = option(
+        None, "whether a larger metric is better (default: as its name says, such as accuracy)"
+    )
     ties: str = option(
         "first", "the best of equal validations: first or latest", choices=("first", "latest")
     )

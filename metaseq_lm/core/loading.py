@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
@@ -44,6 +44,7 @@ from metaseq_lm.core.config import (
 )
 from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import whole
 from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
 from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
@@ -210,7 +211,7 @@ def compose_typed(folder: Path, name: str, choices: Sequence[str]) -> DictConfig
     check_sections(composed, folder, name)
     config = schema_of(composed)
     try:
-        config.merge_with(composed)
+        config.merge_with(whole_numbers(config, OmegaConf.to_container(composed)))
     except OmegaConfBaseException as error:
         wrong = mistakes.explain_value(error, dotted(schema_of(composed)))
         file = file_with(error.full_key or "", folder, name, choices)
@@ -368,7 +369,25 @@ def set_value(config: DictConfig, override: Override) -> None:
     if key.endswith("._name"):
         group = key.removesuffix("._name")
         raise UsageError(f"'{key}' is no option; choose a {group} with {group}=NAME")
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    value = whole_numbers(config, value)
+    for part in key.split("."):
+        value = value[part]
     OmegaConf.update(config, key, value, merge=True)
+
+
+def whole_numbers(node: Any, value: Any) -> Any:
+    """Return a value with 1e3 as 1000 wherever the typed `node` that it is for is an integer."""
+    if isinstance(value, dict) and isinstance(node, DictConfig):
+        names = node.keys()
+        return {
+            k: whole_numbers(node._get_node(k), v) if k in names else v for k, v in value.items()
+        }
+    if isinstance(value, list) and isinstance(node, ListConfig):
+        is_integer = node._metadata.element_type is int
+        return [whole(item) if is_integer else item for item in value]
+    return whole(value) if isinstance(node, IntegerNode) else value
 
 
 def resolved(config: DictConfig) -> RunConfig:

@@ -80,6 +80,19 @@ def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def whole(value: Any) -> Any:
+    """Return a float without a fraction as the integer that it is, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def read_whole(text: Any) -> int:
+    """Return a whole number of a text, also 1000 for "1e3"; raises ValueError."""
+    number = whole(float(text)) if isinstance(text, str) and "e" in text.lower() else text
+    if isinstance(number, float):
+        raise ValueError(text)
+    return int(number)
+
+
 def check_options(
     dataclass: type, values: Any, prefix: str = "", name_option: Callable[[str], str] | None = None
 ) -> None:

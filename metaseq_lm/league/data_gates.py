@@ -6,6 +6,7 @@ from metaseq_lm.data.doctor.findings import MANY_SHARED
 from metaseq_lm.data.doctor.likeness import SHIFTED
 from metaseq_lm.data.doctor.passages import WINDOW
 from metaseq_lm.league.standings import FLAG, NOTE, Context, Finding, Row
+from metaseq_lm.runs.conditions import KEY, count_conditions
 
 LEAKED = 0.1  # of the tokens of valid: from so many on its losses are those of training
 
@@ -44,6 +45,12 @@ def epochs(row: Row, context: Context) -> Iterator[Finding]:
     if words and counts and min(counts) > words:
         times = sum(counts) / len(counts) / words
         yield Finding("epochs", NOTE, f"the runs see their text {times:.1f} times")
+
+
+def conditions(row: Row, context: Context) -> Iterator[Finding]:
+    """What the runs did is not what was asked: [UNK], rows that are cut, rates, batches."""
+    for sentence in count_conditions((run.results or {}).get(KEY) for run in row.scored):
+        yield Finding("conditions", NOTE, sentence)
 
 
 def not_judged(row: Row, context: Context) -> Iterator[Finding]:

@@ -19,11 +19,14 @@ from metaseq_lm.league.runner import Runner
 from metaseq_lm.league.standings import Row
 from metaseq_lm.league.verdict import detectable
 from metaseq_lm.reporting.numbers import flops_text
+from metaseq_lm.runs.conditions import count_conditions
 from metaseq_lm.sweeps.configs import composed
+from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import (
     PRICED_SEED,
     PriceEstimate,
+    conditions_before,
     estimate_price,
     seconds_of_update,
 )
@@ -32,11 +35,14 @@ from metaseq_lm.training.price import (
 def forecast(runner: Runner, contents: Contents) -> str:
     """Return lines on runs, FLOPs and hours of a request, and the effect that it can show."""
     lines, plan = [contents.title], runner.plan
-    prices, rates = {}, {}
+    prices, rates, conditions = {}, {}, []
     for objective in runner.request.objectives:
         estimate = estimate_update(runner, objective)
         prices[objective.name] = estimate.flops
         rates[objective.name] = seconds_of_update(estimate) / estimate.flops
+        most = int(max(runner.budgets(objective)) // estimate.flops)
+        config = with_updates(estimate.parts.config, max(most, 1))
+        conditions.append(conditions_before(config, estimate))
     excluded = runner.excluded(prices)
     runner = runner.with_prices(prices)
     request = runner.request
@@ -75,6 +81,7 @@ def forecast(runner: Runner, contents: Contents) -> str:
         sd = sd_of(rows, budget, plan.comparison.metric)
         effect = detectable(seeds, 1.0 if sd is None else sd, level, comparisons)
         lines.append(f"{flops_text(budget)} FLOPs: {effect_text(effect, sd)}")
+    lines += count_conditions(conditions, "objectives")
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
     return "\n".join(lines)
 

@@ -336,8 +336,7 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     where W is a whole number, rounded down.
     """
     total, end = config.total_updates, config.end
-    if total < 1:
-        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
+    check_length(total)
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
     if not config.decay_in_warmup:
         rising = int(rising)
@@ -352,12 +351,10 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     return factor
 
 
-def check_length(total: int, rising: float) -> None:
-    """Raise UsageError unless there are updates after a warm-up of `rising`."""
-    if total <= rising:
-        raise UsageError(
-            f"schedule.total_updates ({total}) must exceed warmup_updates ({rising:g})"
-        )
+def check_length(total: int) -> None:
+    """Raise UsageError for a schedule without updates."""
+    if total < 1:
+        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
 
 
 @dataclass
@@ -372,14 +369,15 @@ def cosine(config: CosineConfig) -> Schedule:
     """Return min(1, step / W) * (end + (1 - end) (1 + cos(pi p)) / 2).
 
     p is the share of the updates after the warm-up, (step - W) / (total - W), in it 0. The factor
-    is `end` at the last step and after it.
+    is `end` at the last step and after it, if the warm-up is over by then.
     """
     total, end = config.total_updates, config.end
+    check_length(total)
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    check_length(total, rising)
+    falling = total - rising if total > rising else 1.0
 
     def factor(step: int) -> float:
-        share = min(1.0, max(0.0, (step - rising) / (total - rising)))
+        share = min(1.0, max(0.0, (step - rising) / falling))
         return warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
 
     return factor
@@ -416,8 +414,7 @@ def wsd(config: WsdConfig) -> Schedule:
     (Hägele et al. 2024, equation 2). The factor is `end` at the last step and after it.
     """
     total, end, shape = config.total_updates, config.end, SHAPES[config.decay]
-    if total < 1:
-        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
+    check_length(total)
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
     falling = config.decay_ratio * total
 
@@ -432,13 +429,13 @@ def wsd(config: WsdConfig) -> Schedule:
 
 @register_schedule("linear", dataclass=LinearConfig)
 def linear(config: LinearConfig) -> Schedule:
-    """Return min(step / W, (total - step) / (total - W)), not below 0."""
+    """Return min(step / W, (total - step) / (total - W)), not below 0; step / W if W >= total."""
     total = config.total_updates
+    check_length(total)
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    check_length(total, rising)
 
     def factor(step: int) -> float:
-        left = (total - step) / (total - rising)
-        return max(0.0, min(warmup(step, rising), left))
+        rate = warmup(step, rising)
+        return max(0.0, min(rate, (total - step) / (total - rising))) if total > rising else rate
 
     return factor

@@ -31,6 +31,7 @@ from metaseq_lm.reporting.settings import (
     suggestion,
 )
 from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significance
+from metaseq_lm.runs.conditions import KEY, count_conditions
 
 
 @dataclass(frozen=True)
@@ -403,6 +404,8 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             )
         for run in setting.runs:
             lines += [f"{run.name}: {note}." for note in run.notes]
+        conditions = [(run.results or {}).get(KEY) for run in setting.runs]
+        lines += [f"{setting.name}: {text}." for text in count_conditions(conditions)]
     return lines
 
 

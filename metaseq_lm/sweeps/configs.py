@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from metaseq_lm.core.config import RunConfig, as_dict, flatten
 from metaseq_lm.core.errors import UsageError
@@ -67,6 +68,28 @@ def check_each_value(
             seen |= values
     for _ in composed(fresh, definition, check):
         pass
+
+
+def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict[str, Any]]:
+    """Return the conditions of the runs (see runs.conditions), which `check_configs` has passed.
+
+    Of those that differ only in seed and name they are computed once. Runs whose data or source are
+    still to be made have none.
+    """
+    from metaseq_lm.training.conditions import conditions_of
+    from metaseq_lm.training.parts import check_parts
+
+    known: dict[str, dict[str, Any]] = {}
+    found = []
+    for _, _, config in composed(runs, definition):
+        options = as_dict(config) | dict.fromkeys(("save_dir", "label", "seed"))
+        content = json.dumps(options)
+        if content not in known:
+            task = check_parts(config)
+            streams = task.build_streams("train") if task else {}
+            known[content] = conditions_of(task.run_config, task, streams) if task else {}
+        found.append(known[content])
+    return found
 
 
 def check_configs(runs: Sequence[Run], definition: Definition, check: Check | None = None) -> None:

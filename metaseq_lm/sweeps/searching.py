@@ -150,7 +150,7 @@ class Searched:
         flops, seconds = 0.0, 0.0
         for setting, (_, runs) in zip(settings, self.corner_runs()):
             for _, _, config in composed(runs[:1], self.definition, self.check):
-                price, took = price_of_run(config, divisor, rate)
+                price, took, _ = price_of_run(config, divisor, rate)
             per_flop = took / price
             whole = int(search.flops // setting.run_flops)
             trials = f"{whole} trials"

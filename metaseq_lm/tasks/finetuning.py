@@ -288,6 +288,11 @@ class OneSetTask(TextTask):
         examples = cls.n_examples(config)
         return with_epochs(config, examples, options.batch_size, options.epochs, between)
 
+    def cut_rows(self, split: str) -> dict[str, np.ndarray]:
+        """Return which rows of a split are cut, if any can be."""
+        is_cut = getattr(self.labelled(split), "is_cut", None)
+        return {} if is_cut is None else {"": is_cut}
+
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Load the encoder of any model with one of this name."""
         return encoder_weights(weights, self.run_config)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout, Logs, ScoredBatch
@@ -63,6 +64,14 @@ class ScoresTraining(Protocol):
 
     def single_pass(self, split: str) -> dict[str, Stream]:
         """Return one pass over a split; of "train" over the examples that are trained on."""
+
+
+@runtime_checkable
+class CutsRows(Protocol):
+    """Makes rows that lose tokens if they are too long."""
+
+    def cut_rows(self, split: str) -> dict[str, np.ndarray]:
+        """Return for each set, "" if there is one, which rows of a split are cut, bool (rows,)."""
 
 
 @runtime_checkable

@@ -107,6 +107,10 @@ class SquadTask(LabelledSetTask):
         numbers = np.arange(len(windows))
         return {split: sorted_pass(split, numbers, windows.lengths, windows.batch, size, seed)}
 
+    def cut_rows(self, split: str) -> dict[str, np.ndarray]:
+        """Return which questions are cut; contexts become windows."""
+        return {"": self.windows(split).data.questions.sizes > self.config.max_query_length}
+
     def build_model(self) -> nn.Module:
         sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
         flags = (self.config.joint, self.config.answerability)

@@ -18,6 +18,7 @@ from metaseq_lm.core.config import RunConfig, TrainerConfig, as_dict, build
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.core.output import present_time
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group, vectors
@@ -308,11 +309,7 @@ class BestCheckpoint:
         """
         if not self.metric:
             return False
-        if self.metric not in metrics:
-            raise UsageError(
-                f"trainer.best_checkpoint_metric is '{self.metric}' but validation gives "
-                f"{', '.join(sorted(metrics))}"
-            )
+        check_produced(self.metric, metrics)
         value, best = metrics[self.metric], self.value
         sign = 1 if self.maximize else -1
         better = best is None or sign * value > sign * best
@@ -333,6 +330,15 @@ class BestCheckpoint:
             return False
         self.value, self.update, self.waited = (state[n] for n in ("value", "update", "waited"))
         return True
+
+
+def check_produced(metric: str, metrics: Mapping[str, float]) -> None:
+    """Raise UsageError if the metric is not among those of a validation, if there are any."""
+    if metric and metrics and metric not in metrics:
+        raise UsageError(
+            f"trainer.best_checkpoint_metric is '{metric}' but validation gives "
+            f"{', '.join(sorted(metrics))}.{nearest(metric, list(metrics))}"
+        )
 
 
 def check_room(folder: Path, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import resource
 import shutil
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from metaseq_lm.core.config import RunConfig, as_dict, build, flatten, options_with
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.metric_names import lower_is_better
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run, require_data_folder
 from metaseq_lm.data.streams import Shard
@@ -92,7 +93,16 @@ def prepare_config(config: RunConfig) -> RunConfig:
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
     config = task_class.prepare(config) if issubclass(task_class, Prepares) else config
-    return with_width(with_half_life(config))
+    return with_direction(with_width(with_half_life(config)))
+
+
+def with_direction(config: RunConfig) -> RunConfig:
+    """Return `config` with the direction of its best checkpoint's metric, if its name says it."""
+    trainer = config.trainer
+    lower = lower_is_better(trainer.best_checkpoint_metric)
+    if trainer.maximize_best_checkpoint_metric is not None or lower is None:
+        return config
+    return replace(config, trainer=replace(trainer, maximize_best_checkpoint_metric=not lower))
 
 
 def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -> Parts:
@@ -190,26 +200,27 @@ def set_up_compiler() -> None:
     torch._dynamo.config.specialize_float = True
 
 
-def check_parts(config: RunConfig) -> None:
-    """Raise UsageError if the configured task or its networks cannot be built.
+def check_parts(config: RunConfig) -> Task | None:
+    """Return the configured task; UsageError if it or its networks cannot be built.
 
     The networks get no memory. One that computes with its first weights cannot be built so, and
-    passes; nor is a run looked at whose data folder is empty, or that starts from another run, as
-    long as these are still to be made.
+    passes; nor is a run looked at, and None returned, whose data folder is empty, or that starts
+    from another run, as long as these are still to be made.
     """
     check_pair(config)
     require_data_folder(config.data)
     if not any(Path(config.data).iterdir()):
-        return
+        return None
     values = flatten(as_dict(config))
     for key in options_with("source", config):
         source = values.get(key) or []
         paths = [source] if isinstance(source, str) else source
         if not all(Path(path).exists() for path in paths):
-            return
+            return None
     task = build_task(prepare_config(config))
     with torch.device("meta"), contextlib.suppress(RuntimeError):
         task.build_model()
+    return task
 
 
 def build_task(config: RunConfig) -> Task:

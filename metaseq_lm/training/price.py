@@ -15,11 +15,13 @@ from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
+from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.options import WarmupConfig
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
+from metaseq_lm.training.conditions import check_best_metric, conditions_of
 from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
@@ -138,8 +140,10 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Ite
         yield parts.to_device(batches)
 
 
-def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, float]:
-    """Return the FLOPs and the seconds of all updates of a run, without its validations.
+def price_of_run(
+    config: RunConfig, divisor: int, rate: float
+) -> tuple[float, float, dict[str, Any]]:
+    """Return FLOPs and seconds of all updates of a run, without validations, and its conditions.
 
     A source of weights that does not exist yet, such as an earlier stage of a sweep, is left out.
 
@@ -154,7 +158,18 @@ def price_of_run(config: RunConfig, divisor: int, rate: float) -> tuple[float, f
     estimate = estimate_price(config, divisor)
     updates = config.trainer.max_update
     seconds = estimate.flops / rate if rate else seconds_of_update(estimate)
-    return updates * estimate.flops, updates * seconds
+    conditions = conditions_before(config, estimate)
+    return updates * estimate.flops, updates * seconds, conditions
+
+
+def conditions_before(config: RunConfig, estimate: PriceEstimate) -> dict[str, Any]:
+    """Return the conditions of a run whose price is known, {} if the number of updates is not."""
+    limit, task = updates_of_budget(config, estimate.flops), estimate.parts.task
+    if not config.trainer.max_update and limit:
+        config = with_updates(config, limit)
+    most = config.trainer.max_update
+    streams = task.build_streams("train")
+    return conditions_of(config, task, streams, min(limit or most, most)) if most else {}
 
 
 def seconds_of_update(estimate: PriceEstimate) -> float:
@@ -190,6 +205,7 @@ def dry_run(config: RunConfig) -> Parts:
     if config.trainer.valid_split:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
+        check_best_metric(parts, valid)
     trained = count_parameters(parts.model)["trained"]
     is_part = estimate.divisor > 1
     part = f" (measured on 1/{estimate.divisor} of a batch)" if is_part else ""
@@ -208,6 +224,8 @@ def dry_run(config: RunConfig) -> Parts:
         f"most{' with such a part, more with a whole batch' if is_part else ''}",
         is_result=True,
     )
+    for sentence in describe_conditions(conditions_before(config, estimate), REMEDY):
+        log.message(sentence, is_result=True)
     log.close()
     return parts
 

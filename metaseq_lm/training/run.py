@@ -20,6 +20,7 @@ from metaseq_lm.data.storage.manifest import corpus_fingerprint
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests, suite_results
+from metaseq_lm.runs.conditions import KEY
 from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import (
@@ -30,6 +31,7 @@ from metaseq_lm.tasks.protocols import (
     submissions_of,
 )
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
+from metaseq_lm.training.conditions import check_best_metric
 from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.parts import (
     build_parts,
@@ -115,6 +117,7 @@ class TrainingRun:
         messages = trainer.resume(self.reset)
         if 0 < self.config.trainer.max_update <= trainer.update:
             messages[-1] += "; no results.json of a finished run, it is written anew"
+        check_best_metric(self.parts, trainer.last_valid)
         if self.folder is not None:
             self.folder.cut_log(trainer.update)
             self.folder.write_config(self.config)
@@ -233,6 +236,7 @@ class TrainingRun:
                 "peak_memory": max(memory for _, memory in by_replica),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
+                KEY: trainer.conditions,
                 "losses": sorted(self.engine.record.loss_terms),
                 "data": self.parts.data_fingerprint,
                 "corpus": corpus_fingerprint(config.data),

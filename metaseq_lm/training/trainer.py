@@ -12,10 +12,13 @@ from typing import Any
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, signals
+from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks import Batches
+from metaseq_lm.tasks.protocols import PricedByRule
 from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
+from metaseq_lm.training.conditions import conditions_of
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
 from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
@@ -61,6 +64,7 @@ class Trainer:
         # The updates that the device may have refused.
         self._unchecked: dict[int, Unchecked] = {}
         self.stopped_by = ""  # the limit that ended the run
+        self.conditions: dict[str, Any] = {}  # see runs.conditions; on the first replica
         self._validated_at = -1
 
     # ---------------------------------------------------------------- the loop
@@ -76,6 +80,10 @@ class Trainer:
                 '{"train": stream}'
             )
         self.words.start(streams, self.positions)
+        if process_group.rank() == 0:
+            self.conditions = conditions_of(self.config, self.task, streams, self._expected())
+            for sentence in describe_conditions(self.conditions, REMEDY):
+                self.log.message(sentence)
         self._started = time.monotonic() - self.seconds
         shard, engine = self.parts.shard, self.config.engine
         if self.options.on_nonfinite == "rollback" and not self.update:
@@ -99,6 +107,12 @@ class Trainer:
                 except DivergedError:
                     self.checkpointer.finish()
                     raise
+
+    def _expected(self) -> int:
+        """Return the updates that the run will make, as far as a rule for its FLOPs tells."""
+        price = self.task.flops_by_rule() if isinstance(self.task, PricedByRule) else None
+        most, flops = self.options.max_update, self.options.max_flops
+        return min(most, math.ceil(flops / price)) if price and flops else most
 
     def _make_updates(self, prefetcher: Prefetcher) -> None:
         """Make updates until the run ends or is rolled back."""

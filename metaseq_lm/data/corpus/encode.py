@@ -35,6 +35,7 @@ class Counts:
     bad_utf8: int = 0  # the lines with invalid bytes, whether replaced or skipped
     skipped: int = 0
     no_tokens: int = 0
+    unknown: int = 0  # the tokens that are [UNK]; known at the end only
 
     def add(self, other: "Counts") -> None:
         """Add the numbers of `other` to these."""

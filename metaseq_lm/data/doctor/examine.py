@@ -5,6 +5,7 @@ A check is a generator of findings; CHECKS names the kinds of manifests that eac
 
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -60,9 +61,11 @@ from metaseq_lm.data.storage.manifest import (
 from metaseq_lm.data.storage.text_content import DAMAGED_SHARE
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.unknown_tokens import unknown_shares
 from metaseq_lm.data.words.sets import KINDS, TAGS, TEXT, TREES, WordSet, missing_breaks
 from metaseq_lm.data.words.tags import SPELLING, span_like
 from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 MANY_CLASSES = 20
 MANY_UNKNOWN = 0.2
@@ -120,9 +123,22 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
         checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
     yield from damaged_text(subject.folder, manifest)
+    if manifest.kind != CORPUS and not wrong_sizes:
+        yield from unknown_tokens(subject)
     # Without its files, every reader of a set would say so again.
     if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
         yield from CHECKS[manifest.kind](subject)
+
+
+def unknown_tokens(subject: Subject) -> Iterator[Finding]:
+    """Yield the share of [UNK] in the splits of a set with a tokenizer, if it has any."""
+    subject.unknown = unknown_shares(subject.folder, most=sys.maxsize)
+    if subject.manifest is not None and subject.manifest.kind in KINDS:
+        return  # which has lines of its own on unknown words
+    if text := describe_unknown(subject.unknown, 0.0):
+        is_large = bool(describe_unknown(subject.unknown))
+        text = f"{subject.folder}: {text}"
+        yield Finding(WARNING, f"{text}; {REMEDY}") if is_large else Finding(OK, text)
 
 
 def damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
@@ -161,6 +177,7 @@ def corpus(subject: Subject) -> Iterator[Finding]:
     """Yield the findings on the tokenizer and the token files of a corpus, train first."""
     folder = subject.folder
     yield from tokenizer_files(subject)
+    yield from unknown_tokens(subject)
     names = token_files(folder) | set(subject.splits)
     if not names:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
@@ -177,11 +194,13 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             yield from text_form(data, subject.tokenizer)
             tokens = np.diff(token_offsets(data, data.documents))
             sizes[split] = tokens[tokens > 0]
+            if (subject.unknown.get(split) or 0.0) > MANY_UNKNOWN:  # texts that differ look alike
+                continue
             hashes[split] = document_hashes(data, data.documents)[tokens > 0]
             yield duplicates(str(folder / split), np.sort(hashes[split]))
     yield from overlaps(folder, hashes, sizes=sizes)
-    if subject.tokenizer is not None and "train" in sound:
-        for split in [split for split in sound if split != "train"]:
+    if subject.tokenizer is not None and "train" in sound and "train" in hashes:
+        for split in [split for split in sound if split != "train" and split in hashes]:
             likeness = compare(sets["train"], sets[split], subject.tokenizer.vocabulary)
             yield passages(f"{folder}: {split}", likeness)
             if sample_size(sets["train"], sets[split]) >= FEWEST:

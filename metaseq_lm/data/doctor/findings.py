@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,7 @@ class Subject:
     shifted: bool = False
     tokenizer: Tokenizer | None = None
     vocabulary: WordVocabulary | None = None
+    unknown: dict[str, float | None] = field(default_factory=dict)  # the share of [UNK] by split
 
     @property
     def splits(self) -> list[str]:

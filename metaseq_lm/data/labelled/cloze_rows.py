@@ -56,8 +56,10 @@ class ClozeRows:
                 f"{data.folder}: '{data.split}' lacks blanks or candidates; preprocess again"
             )
         shrunk = np.bincount(rows, np.diff(self._columns)[:, 0] - 1, len(data)).astype(np.int64)
+        sizes = data.inputs[0].sizes - shrunk
+        self.is_cut: np.ndarray = sizes > self.room
         # Of each row with its special tokens, int64 (N,).
-        self.lengths: np.ndarray = np.minimum(data.inputs[0].sizes - shrunk, self.room) + 2
+        self.lengths: np.ndarray = np.minimum(sizes, self.room) + 2
 
     def __len__(self) -> int:
         return len(self.data)

@@ -92,6 +92,8 @@ class TokenPipeline(Pipeline[Record, Written]):
         self, split: Split, counts: Counts, frequencies: np.ndarray, has_words: bool = True
     ) -> None:
         """Note what was written of a split, and how often it has each symbol."""
+        unk = self.tokenizer.vocabulary.unk
+        counts.unknown = 0 if unk is None else int(frequencies[unk])
         split.counts = vars(counts)
         suffixes = [".bin", ".idx", *[WORDS] * has_words]
         split.files = [f"{split.name}{suffix}" for suffix in suffixes]

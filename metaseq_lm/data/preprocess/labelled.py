@@ -44,9 +44,10 @@ from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
+from metaseq_lm.data.unknown_tokens import count_unknown
 
 BATCH = 1024
-COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens")
+COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens", "unknown")
 
 
 @dataclass(frozen=True)
@@ -394,6 +395,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         with contextlib.ExitStack() as stack:
             writers: list[IndexedWriter] = []
             span_writer = append_facts = None
+            unk = self.tokenizer.vocabulary.unk
             for rows, columns, spans in encoded:
                 if not writers:
                     for i in range(len(columns)):
@@ -406,6 +408,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         append_facts = self.open_text(stack, split, rows_name(split.name))
                 for writer, (values, sizes) in zip(writers, columns):
                     writer.extend(values, sizes)
+                    split.counts["unknown"] += count_unknown(values, unk)
                 if span_writer is not None:
                     for places in spans:
                         span_writer.add(np.array(places, np.int32))
@@ -487,7 +490,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         labels = [label for _, _, label in self._complete_labels(split)]
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         parts = [f"{counts['rows']:,} rows", f"{tokens} tokens"]
-        text = f"{split.name}: {', '.join(parts + split.other_counts('rows', 'tokens'))}"
+        text = f"{split.name}: {', '.join(parts + split.other_counts('rows', 'tokens', 'unknown'))}"
         if not labels:
             return f"{text}; no labels"
         if self._classes is None:

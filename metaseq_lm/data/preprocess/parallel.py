@@ -35,6 +35,7 @@ from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_toke
 from metaseq_lm.data.storage.file_kinds import PLAIN, Kind
 from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.unknown_tokens import count_unknown
 
 BATCH = 1024
 MAY_BE_EMPTY = (TRAIN, UNLABELLED)
@@ -195,8 +196,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 rows += len(targets)
                 for (side, writer), (values, sizes) in zip(writers.items(), columns):
                     writer.extend(values, sizes)
-                    unk = self.tokenizers[side].vocabulary.unk
-                    unknown[side] += 0 if unk is None else int((values == unk).sum())
+                    unknown[side] += count_unknown(values, self.tokenizers[side].vocabulary.unk)
                 if references is not None:
                     references("".join(f"{text}\n" for text in targets))
             tokens = {side: writer.tokens for side, writer in writers.items()}

@@ -32,6 +32,8 @@ from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, text_files
+from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
+from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -237,6 +239,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         raise UsageError(f"--workers {request.workers}: at least 1")
     for path in pipeline.input_files():
         pipeline.check_file(path)
+    shares: dict[str, float | None] = {}
     with staging(request.destdir, request.overwrite) as folder:
         pipeline.folder = folder
         tokenizer = pipeline.prepare()
@@ -250,11 +253,18 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                 "sources": list(map(str, split.sources)),
             }
             manifest.add_files(folder, split.files)
-            show_progress(pipeline.summary(split))
+            text = pipeline.summary(split)
+            if "tokens" in split.counts:
+                shares[split.name] = share = unknown_share(split.counts)
+                if share and pipeline.kind in TOKENS:
+                    text += f"; {100 * share:.3g} % of the tokens are [UNK]"
+            show_progress(text)
         manifest.add_files(folder, pipeline.shared_files)
         publish(folder, request.destdir, manifest)
     if text := pipeline.report():
         show(text)
+    if text := describe_unknown(shares):
+        show(f"warning: {request.destdir}: {text}; {REMEDY}")
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest

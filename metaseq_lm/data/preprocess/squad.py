@@ -17,6 +17,7 @@ from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadRead
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
+from metaseq_lm.data.unknown_tokens import count_unknown
 
 COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
 
@@ -68,6 +69,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
 
     def write(self, split: Split, encoded: Iterator[EncodedParagraph]) -> None:
         tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
+        unk = self.tokenizer.vocabulary.unk
+        counts["unknown"] = 0
         with contextlib.ExitStack() as stack:
             writers = [
                 self.open_writer(stack, split, f"{split.name}.{part}", stored)
@@ -78,6 +81,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
             for paragraph, context, questions in encoded:
                 for writer, values in zip(context_writers, context):
                     writer.add(values)
+                for ids in (context[0], *questions):
+                    counts["unknown"] += count_unknown(np.asarray(ids), unk)
                 texts = []
                 for question, ids in zip(paragraph.questions, questions):
                     first, last = gold_tokens(question, paragraph.context, context)

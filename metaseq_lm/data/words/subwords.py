@@ -70,6 +70,7 @@ class TaggedRows:
         # Some tokenizers have no tokens for some signs.
         unknown = [vocabulary.mask if vocabulary.unk is None else vocabulary.unk]
         tokens = [ids[:room] or unknown for ids in encoded]
+        is_cut = np.array([len(ids) > room for ids in encoded], bool)
         sizes = np.array([len(ids) for ids in tokens], np.int64)
         self._tokens = np.array(list(chain.from_iterable(tokens)), np.int64)
         numbers = data.form_numbers(np.arange(len(data)))
@@ -78,6 +79,7 @@ class TaggedRows:
         numbers = numbers + len(forms) * is_later
         # Of each word of the split: where its tokens begin, and how many there are.
         self._starts, self._sizes = (np.cumsum(sizes) - sizes)[numbers], sizes[numbers]
+        self.is_cut = is_cut[numbers]  # of each word
 
     def _cut_sentences(self, room: int) -> None:
         rows, first, sizes = [], 0, self._sizes.tolist()

@@ -262,6 +262,11 @@ class BamTask(Task):
         order = MixedEpochs(sizes, counts, options.batch_size, seed, stream_key, lengths)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
 
+    def cut_rows(self, split: str) -> dict[str, np.ndarray]:
+        """Return which rows of each set are cut."""
+        names = [name for name in self.names if split in Manifest.load(self.data / name).splits]
+        return {name: self.labelled(name, split).is_cut for name in names}
+
     def one_pass(self, name: str, split: str) -> Stream:
         """Return one pass over a split of a set."""
         rows, options = self.labelled(name, split), self.config

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -141,6 +142,10 @@ class TartanTask(EndTaskAware):
                 f"{'real values' if rows.data.regression else f'the form {rows.data.form}'}"
             )
         return rows
+
+    def cut_rows(self, split: str) -> dict[str, np.ndarray]:
+        """Return which rows of the end task's set are cut."""
+        return {"": self.labelled(split).is_cut}
 
     def labelled_rows(self, split: str) -> Rows:
         rows = self.labelled(split)

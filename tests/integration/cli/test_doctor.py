@@ -21,8 +21,8 @@ def data(tmp_path):
     files = {
         "train.txt": "".join(f"line {i} of the text\n" for i in range(40)),
         "valid.txt": "line 100 of the text\n",
-        "train.tsv": "text\tlabel\nline one\ta\nline two\tb\nline three\ta\n",
-        "test.tsv": "text\tlabel\nline four\tb\n",
+        "train.tsv": "text\tlabel\nline 1\ta\nline 2\tb\nline 3\ta\n",
+        "test.tsv": "text\tlabel\nline 4\tb\n",
     }
     for name, content in files.items():
         (tmp_path / name).write_text(content)

@@ -64,6 +64,21 @@ def test_numbers_that_are_not_finite_or_too_long_are_refused() -> None:
         load_config([f"seed={1 << 63}"])
 
 
+@pytest.mark.parametrize("value", ["1e3", "1000.0", "1000"])
+def test_whole_numbers_may_have_an_exponent(value: str, tmp_path: Path) -> None:
+    words = ["trainer.max_update=" + value, "schedule.warmup_updates=" + value]
+    by_file = tmp_path / "own.yaml"
+    by_file.write_text(f"defaults: [base, _self_]\ntrainer: {{max_update: {value}}}\n")
+    configs = [load_config(words), load_config([], str(tmp_path), "own")]
+    assert [config.trainer.max_update for config in configs] == [1000, 1000]
+    assert type(configs[0].schedule.warmup_updates) is int
+    buckets = ["task=translation", "criterion=translation", "model=lstm_encoder_decoder"]
+    assert load_config([*buckets, f"task.buckets=[{value}]"]).task.buckets == [1000]
+    for wrong in ("1.5", "1e-3"):
+        with pytest.raises(UsageError, match="max_update"):
+            load_config([f"trainer.max_update={wrong}"])
+
+
 def test_values_that_are_no_choice_are_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="engine.precision is 'bf61'. Did you mean 'bf16'.*fp64"):
         load_config(["engine.precision=bf61"])

@@ -91,8 +91,18 @@ def test_cosine_rises_and_falls_to_its_floor() -> None:
     )
     assert factor(12) == factor(13) == factor(1000) == pytest.approx(0.1)
     assert factor(12, end=0.0) == pytest.approx(0.0, abs=1e-15)
-    with pytest.raises(UsageError, match="must exceed warmup_updates"):
-        factor(1, warmup_updates=12)
+    with pytest.raises(UsageError, match="total_updates"):
+        factor(1, total_updates=0)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "polynomial", "wsd"])
+@pytest.mark.parametrize("warmup", [12, 50])
+def test_a_warmup_as_long_as_the_run_only_rises(name: str, warmup: int) -> None:
+    values = {"total_updates": 12, "warmup_updates": warmup}
+    values |= {"power": 0.0} if name == "polynomial" else {}
+    values |= {"decay_ratio": 0.0} if name == "wsd" else {}
+    factor = build("schedule", section("schedule", _name=name, **values))
+    assert [factor(n) for n in range(1, 12)] == [n / warmup for n in range(1, 12)]
 
 
 @pytest.mark.parametrize("warmup", [1, 4, 1000])

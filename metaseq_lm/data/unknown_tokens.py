@@ -1,0 +1,68 @@
+"""How many tokens of a data set are [UNK], which stands for what the tokenizer cannot write."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.squad.sets import SQUAD
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Manifest
+from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+
+COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
+CHUNK = 1 << 21
+# The names of the token files of a split, by the kind of the manifest.
+TOKENS = {CORPUS: ["{}"], LABELLED: ["{}.input*"], SQUAD: ["{}.context", "{}.question"]}
+
+
+def count_unknown(values: np.ndarray, unk: int | None) -> int:
+    """Return how many token ids (tokens,) are `unk`, which is None where there is no [UNK]."""
+    pieces = range(0, len(values) if unk is not None else 0, CHUNK)
+    return sum(int(np.count_nonzero(values[i : i + CHUNK] == unk)) for i in pieces)
+
+
+def unknown_share(counts: dict[str, Any]) -> float | None:
+    """Return the share of [UNK] by the counts of a split; None if they do not say."""
+    unknown, units = counts.get("unknown"), counts.get("tokens", counts.get("words"))
+    total = _total(units)
+    return None if unknown is None or not total else _total(unknown) / total
+
+
+def _total(count: Any) -> int:
+    """Return the sum of a count, which may be one for each column or side."""
+    parts = count.values() if isinstance(count, dict) else count
+    return sum(parts) if isinstance(count, (dict, list)) else int(count or 0)
+
+
+def unknown_shares(folder: Path, most: int = COUNTED_BYTES) -> dict[str, float | None]:
+    """Return the share of [UNK] in each split of a data folder; None where it is not known.
+
+    Where the manifest is of an earlier version, or there is none, token files of up to `most` bytes
+    are counted.
+    """
+    if not (folder / MANIFEST_FILE).is_file():
+        splits: dict[str, Any] = {path.stem: {} for path in sorted(folder.glob("*.bin"))}
+        patterns = TOKENS[CORPUS]
+    else:
+        manifest = Manifest.load(folder)
+        splits, patterns = manifest.splits, TOKENS.get(manifest.kind, [])
+    shares = {split: unknown_share(counts) for split, counts in splits.items()}
+    for split in [split for split, share in shares.items() if share is None]:
+        files = sorted(path for p in patterns for path in folder.glob(f"{p.format(split)}.bin"))
+        if files and sum(path.stat().st_size for path in files) <= most:
+            shares[split] = _counted(folder, files)
+    return shares
+
+
+def _counted(folder: Path, files: list[Path]) -> float | None:
+    has_tokenizer = (folder / OPTIONS_FILE).is_file()
+    try:
+        unk = load_tokenizer(folder if has_tokenizer else folder.parent).vocabulary.unk
+        tokens = [IndexedDataset(path.with_suffix("")).tokens for path in files]
+    except MetaseqError:  # doctor says what is wrong with them, and so does the task
+        return None
+    total = sum(map(len, tokens))
+    return sum(count_unknown(values, unk) for values in tokens) / total if total else None
