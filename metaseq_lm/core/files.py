@@ -62,21 +62,26 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
 
 
 KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number", float: "number"}
+KINDS[bool] = "truth value"
 
 
 def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its
-    items, of which there must be at least one; or a dict with the forms of its keys. A key may be
-    missing or null if a question mark ends it; "*" matches every key.
+    A form is a type or a tuple of types; a pattern that a text matches; a range of whole numbers; a
+    list with the form of its items, of which there must be at least one; or a dict with the forms
+    of its keys. A key may be missing or null if a question mark ends it; "*" matches every key.
     """
     is_pattern = isinstance(form, re.Pattern)
     kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
+    if isinstance(form, range):
+        kind = int
     if not isinstance(value, kind):
         return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
     if isinstance(value, int) and abs(value) >= 1 << 63:
         return f"{name} is too large"
+    if isinstance(form, range) and (isinstance(value, bool) or value not in form):
+        return f"{name} is {value}, not from {form.start} to {form.stop - 1}"
     if is_pattern and not form.fullmatch(value):
         return f"{name} {value[:60]!r} is not of the form {form.pattern}"
     if isinstance(form, list):

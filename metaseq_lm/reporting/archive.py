@@ -27,7 +27,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.reporting.runs import Run, check_results, is_log_line, with_numbers
+from metaseq_lm.reporting.runs import Run, check_results, log_problem, with_numbers
 from metaseq_lm.runs import suite_results
 
 KIND = "metaseq-lm runs "
@@ -227,7 +227,7 @@ def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     results = line["results"] and {k: as_numbers(v) for k, v in line["results"].items()}
     check_results(results or {})
     log = list(line["log"])
-    if not all(map(is_log_line, log)):
+    if any(map(log_problem, log)):
         raise ValueError("invalid log line")
     notes, state = tuple(line["notes"]), str(line.get("state", ""))
     plan = str(line.get("plan", ""))
