@@ -131,11 +131,14 @@ def _is_finite(value: float) -> bool:
 def schema_error(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type; a `Form`; a pattern that a text matches; a tuple of forms, of which one fits;
-    a list with the form of its items, of which there must be at least one unless an ellipsis
-    follows, or with the forms of exactly as many items; or a dict with the forms of its keys. A key
-    may be missing or null if a question mark ends it; "*" matches every key.
+    A form is a type; a `Form`; a range of whole numbers; a pattern that a text matches; a tuple of
+    forms, of which one fits; a list with the form of its items, of which there must be at least one
+    unless an ellipsis follows, or with the forms of exactly as many items; or a dict with the forms
+    of its keys. A key may be missing or null if a question mark ends it; "*" matches every key.
     """
+    if isinstance(form, range):
+        numbers, noun = form, f"a whole number from {form.start} to {form.stop - 1}"
+        form = Form(int, noun, lambda value: value in numbers)
     if isinstance(form, tuple):
         problems = [schema_error(value, part, name) for part in form]
         return "" if "" in problems else problems[0]

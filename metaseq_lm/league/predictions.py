@@ -23,12 +23,11 @@ from metaseq_lm.core.files import (
     POSITIVE,
     TIME,
     is_altered,
-    read_bounded,
     schema_error,
     to_json,
     with_checksum,
-    write_atomic,
 )
+from metaseq_lm.core.journal import Journal
 from metaseq_lm.league.curves import Fit, form_of, naive_predictions, obstacle, rejection
 from metaseq_lm.league.ladders import Ladder
 from metaseq_lm.league.standings import finished
@@ -141,16 +140,21 @@ def predict_from(
 def read_predictions(folder: Path) -> list[Registered]:
     """Return the predictions of a league, the earliest first; [] without a file.
 
-    Raises MetaseqError for a line that is damaged or was changed.
+    Raises MetaseqError for a line that is damaged or was changed, but not for a torn last one.
     """
-    file = folder / FILE
-    if not file.exists():
-        return []
-    try:
-        text = read_bounded(file, LARGEST_SWEEP).decode("utf-8")
-    except ValueError as error:
-        raise MetaseqError(f"{file}: {error}. Restore it or delete it") from error
-    return parse_lines(text, str(file))
+    journal = _journal(folder)
+    registered = [parse(row) for _, row in journal.rows()]
+    journal.warn_of_torn_line()
+    return registered
+
+
+def _journal(folder: Path) -> Journal:
+    return Journal(
+        folder / FILE,
+        lambda row, number: schema_error(row, SCHEMA),
+        "Restore the file or delete it",
+        LARGEST_SWEEP,
+    )
 
 
 def parse_lines(text: str, source: str) -> list[Registered]:
@@ -191,14 +195,15 @@ def parse(content: dict[str, Any]) -> Registered:
 
 def add_predictions(folder: Path, predictions: Sequence[Registered]) -> None:
     """Write further predictions behind those of a league."""
-    text = as_lines([*read_predictions(folder), *predictions])
-    write_atomic(folder / FILE, text.encode())
+    read_predictions(folder)  # not behind a damaged line
+    _journal(folder).append(list(map(_content_of, predictions)))
+
+
+def _content_of(item: Registered) -> dict[str, Any]:
+    about = {"time": item.time, "plan": item.plan, "code": item.code}
+    return about | asdict(item.prediction)
 
 
 def as_lines(predictions: Sequence[Registered]) -> str:
     """Return a line for each prediction; `parse_lines` is the inverse."""
-    lines = []
-    for item in predictions:
-        content = {"time": item.time, "plan": item.plan, "code": item.code}
-        lines.append(to_json(with_checksum(content | asdict(item.prediction))) + "\n")
-    return "".join(lines)
+    return "".join(to_json(with_checksum(_content_of(item))) + "\n" for item in predictions)

@@ -30,7 +30,12 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
-from metaseq_lm.reporting.runs import Run, check_values, is_log_line, with_numbers
+from metaseq_lm.reporting.runs import (
+    Run,
+    check_values,
+    log_problem,
+    with_numbers,
+)
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.folder import RESULTS
 from metaseq_lm.runs.plan import HASH
@@ -270,7 +275,7 @@ def parse_run(path: Path, line: dict[str, Any], common: dict[str, Any]) -> Run:
     results = line["results"] and {k: as_numbers(v) for k, v in line["results"].items()}
     if problem := schema_error(results or {}, RESULTS):
         raise ValueError(problem)
-    if not all(map(is_log_line, line["log"])):
+    if any(map(log_problem, line["log"])):
         raise ValueError("invalid log line")
     suites = (suite_results.parse(as_numbers(record)) for record in line.get("suites") or ())
     return Run(

@@ -19,11 +19,10 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import (
     COUNT,
     FINITE,
-    LARGEST_LOG,
     as_numbers,
-    read_bounded,
     schema_error,
 )
+from metaseq_lm.core.journal import Journal
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.plan import read_plan_hash
@@ -428,31 +427,20 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if not os.path.lexists(path):
         notes.append("no log.jsonl: the run ended before its first update was logged")
         return []
-    try:
-        rows = read_bounded(path, LARGEST_LOG).splitlines()
-    except (OSError, ValueError) as error:
-        raise MetaseqError(f"{path}: not a log: {error}") from error
-    while rows and not rows[-1].strip():
-        rows.pop()
+    journal = Journal(path, log_problem, "Repair or delete that line")
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, row in enumerate(rows, start=1):
-        try:
-            line = json.loads(row)
-        except (ValueError, RecursionError):
-            line = None
-        if is_log_line(line):
+    try:
+        for number, line in journal.rows():
+            line.pop("checksum", None)
             is_event = line["kind"] == "event"
             key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
             lines[key] = line
-        elif number == len(rows):
-            notes.append(
-                f"log.jsonl:{number}: the last line is incomplete (run killed?) and was left out"
-            )
-        elif row.strip():
-            raise MetaseqError(
-                f"{path}:{number}: not a JSON object with a 'kind': {row[:60]!r}. "
-                "Repair or delete that line."
-            )
+    except OSError as error:
+        raise MetaseqError(f"{path}: not a log: {error}") from error
+    if journal.torn:
+        notes.append(
+            f"log.jsonl:{journal.torn}: the last line is incomplete (run killed?) and was left out"
+        )
     return with_numbers(list(lines.values()))
 
 
@@ -476,9 +464,9 @@ def read_results(path: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def is_log_line(line: Any) -> bool:
-    """Return whether `line` is a log line: a mapping with a string kind and an int update."""
-    return not schema_error({"update": 0, **line} if isinstance(line, dict) else line, LOG_LINE)
+def log_problem(line: Any, number: int = 0) -> str:
+    """Return what is wrong with a line of a log, "" if nothing is."""
+    return schema_error({"update": 0, **line} if isinstance(line, dict) else line, LOG_LINE)
 
 
 def check_values(values: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -38,6 +37,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
+from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.loading import with_current_names
 from metaseq_lm.core.overrides import format_value, quote_path
 from metaseq_lm.core.plain_yaml import read_yaml
@@ -101,7 +101,8 @@ class RunFolder:
             check_regular(self.path / name)
         for name in ("checkpoints", "tb", "wandb"):
             check_folder(self.path / name)
-        self._waiting: list[str] = []
+        self._log = Journal(self.path / "log.jsonl", sync=False)
+        self._waiting: list[dict[str, Any]] = []
         self._written: dict[str, Any] = {}  # as config.yaml
         commands = self._held = open_locked(self.path / "command.txt")
         for name in ("config.yaml", SOURCES_FILE, "log.jsonl", "results.json"):
@@ -120,7 +121,6 @@ class RunFolder:
         sources = options_with("source", config)
         if sources.keys() - common_sources().keys():
             write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
-        cut_torn_line(self.path / "log.jsonl")
         commands.write(masked(sys.argv) + "\n")
         commands.flush()
 
@@ -137,21 +137,16 @@ class RunFolder:
         """Append one line to log.jsonl; on a full disk lines wait until there is room."""
         texts = {key: mask_text(value) for key, value in values.items() if isinstance(value, str)}
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values, **texts}
-        self._waiting.append(to_json(line) + "\n")
-        path = self.path / "log.jsonl"
+        self._waiting.append(line)
         require_folder(self.path)
-        before = path.stat().st_size if path.exists() else 0
         try:
-            with open(path, "a", encoding="utf-8") as log:
-                log.write("".join(self._waiting))
+            self._log.write(self._waiting)
             self._waiting.clear()
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
-            if path.exists():  # without a part of a line
-                os.truncate(path, before)
             if len(self._waiting) == 1:
-                say(f"{path}: {error.strerror}; lines wait until there is room")
+                say(f"{self._log.path}: {error.strerror}; lines wait until there is room")
 
     def cut_log(self, update: int) -> None:
         """Drop values after an update, logged by a killed process: they will be logged again."""
@@ -314,14 +309,6 @@ def altered_files(folder: Path) -> list[str]:
                 same = False
             altered += [name] * (not same)
     return altered
-
-
-def cut_torn_line(file: Path) -> None:
-    """Drop an incomplete last line that a killed process left, before another is appended to it."""
-    if file.is_file():
-        data = file.read_bytes()
-        if data and not data.endswith(b"\n"):
-            write_atomic(file, data[: data.rfind(b"\n") + 1])
 
 
 def stored_overrides(folder: Path) -> list[str]:

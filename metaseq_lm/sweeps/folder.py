@@ -18,7 +18,6 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     COUNT,
     FOLDER,
-    LARGEST_LOG,
     LARGEST_SWEEP,
     NAME,
     TIME,
@@ -30,6 +29,7 @@ from metaseq_lm.core.files import (
     with_checksum,
     write_atomic,
 )
+from metaseq_lm.core.journal import Journal
 from metaseq_lm.core.output import present_time
 from metaseq_lm.sweeps.definition import KEY, Definition, differences
 from metaseq_lm.sweeps.expansion import Run
@@ -112,6 +112,7 @@ class SweepFolder:
         self.path = path.resolve()
         self.lock_file = self.path / ".lock"
         self._warnings: set[str] = set()
+        self._jobs = Journal(self.path / "jobs.jsonl", job_problem)
 
     def read(self) -> dict[str, Any]:
         """Return sweep.json; UsageError if there is none, MetaseqError if it is damaged."""
@@ -227,51 +228,24 @@ class SweepFolder:
 
     def append(self, kind: str, **values: Any) -> None:
         """Add a line to jobs.jsonl."""
-        line = json.dumps(with_checksum({"kind": kind, "time": present_time(), **values})) + "\n"
-        with open(self.path / "jobs.jsonl", "ab+") as file:
-            size = file.seek(0, os.SEEK_END)
-            if size:
-                file.seek(size - 1)
-                line = line if file.read(1) == b"\n" else "\n" + line  # after a torn line
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._jobs.append([{"kind": kind, "time": present_time(), **values}])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of jobs.jsonl, without duplicates and lines left incomplete by a kill.
+        """Return the lines of jobs.jsonl, without duplicates and a last line torn by a kill.
 
-        Raises MetaseqError for a complete line that lacks a value or was changed.
+        Raises MetaseqError for another line that lacks a value or was changed.
         """
-        file = self.path / "jobs.jsonl"
+        file = self._jobs.path
         check_regular(file)
         if not (file.exists() and file.stat().st_size) and (self.path / "jobs").is_dir():
             self._warn(f"{file}: warning: no lines, though jobs were submitted")
         rows: list[dict[str, Any]] = []
-        left_out: dict[int, str] = {}
-        try:
-            lines = read_bounded(file, LARGEST_LOG).splitlines() if file.exists() else []
-        except ValueError as error:
-            raise MetaseqError(f"{file}: {error}") from error
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                left_out[number] = "not readable"  # a killed process leaves part of a line
-                continue
-            kind = str(row.get("kind")) if isinstance(row, dict) else ""
-            problem = schema_error(row, JOBS_SCHEMA.get(kind, {}))
-            if not problem and kind == "submit" and row["executor"] == "local":
-                problem = "" if row["job"].isdecimal() else "job is no process"
-            if not problem and "checksum" in row and is_altered(row):
-                problem = "changed after a sweep wrote it"
-            if problem:
-                raise MetaseqError(f"{file}:{number}: damaged ({problem}). Delete that line")
+        for number, row in self._jobs.rows():
             if "checksum" in row and row in rows:
-                left_out[number] = "a line that is there already"
+                self._warn(f"{file}:{number}: warning: a line that is there already, left out")
             else:
                 rows.append(row)
-        for number, reason in left_out.items():
-            self._warn(f"{file}:{number}: warning: {reason}, left out")
+        self._jobs.warn_of_torn_line()
         return rows
 
     def submissions(self) -> dict[str, Submission]:
@@ -305,6 +279,14 @@ class SweepFolder:
                 (jobs / f"{number:04d}").mkdir()
                 break
         return jobs / f"{number:04d}"
+
+
+def job_problem(row: dict[str, Any], number: int) -> str:
+    """Return what is wrong with a line of jobs.jsonl, "" if nothing is."""
+    problem = schema_error(row, JOBS_SCHEMA.get(str(row.get("kind")), {}))
+    if problem or row.get("kind") != "submit" or row["executor"] != "local":
+        return problem
+    return "" if row["job"].isdecimal() else "job is no process"
 
 
 def schema_of(content: Any) -> dict[str, Any]:
@@ -354,7 +336,7 @@ def process_start(pid: int) -> int:
     """Return when a process started, in clock ticks since boot; 0 if it is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     parts = text.rpartition(")")[2].split()
     return 0 if parts[0] in "ZX" else int(parts[19])

@@ -2,9 +2,7 @@
 
 Of each study the account is kept: a trial reserves the FLOPs of a run up to its next rung before it
 spends them, and is charged with what it spent, also if it was stopped or its process died. What is
-read and then written happens under a lock that works on NFS 3 and later, as that of the journal.
-
-The one module that needs an extra; others import it where a search runs.
+read and then written is one change of the journal, under a lock that works on NFS 3 and later.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
 from metaseq_lm.sweeps.definition import text_of
 from metaseq_lm.sweeps.search import FACTOR, Search
 from metaseq_lm.sweeps.space import Choice, Range
+from metaseq_lm.sweeps.study_journal import StudyJournal
 from metaseq_lm.sweeps.trials import (
     DIVERGED,
     FAILED,
@@ -40,9 +38,6 @@ from metaseq_lm.sweeps.trials import (
     Trial,
 )
 
-JOURNAL, ACCOUNT = "journal.jsonl", "account"
-# Seconds after which the lock of a process that died is broken; holding it takes far less than one.
-GRACE = 120
 MOST_FAILURES = 3  # in a row; then a setting is not tried any more
 ROUNDING = 1e-9  # of sums of FLOPs
 
@@ -54,19 +49,18 @@ class Studies:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder, self.search = folder, search
         folder.mkdir(parents=True, exist_ok=True)
-        path = str(folder / JOURNAL)
-        backend = JournalFileBackend(path, JournalFileOpenLock(path, GRACE))
-        self.storage = JournalStorage(backend)
         self.distributions = {key: to_optuna(d) for key, d in search.space.items()}
+        self.journal = StudyJournal(folder, self.distributions, search.rungs)
+        self.storage = JournalStorage(self.journal)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        lock = JournalFileOpenLock(str(self.folder / ACCOUNT), GRACE)
-        lock.acquire()
         try:
-            yield
-        finally:
-            lock.release()
+            with self.journal.change():
+                yield
+        except BaseException:
+            self.storage = JournalStorage(self.journal)  # without what was not written
+            raise
 
     def _study(self, name: str, sampler: BaseSampler | None = None) -> optuna.Study:
         pruner: Any = optuna.pruners.NopPruner()
@@ -111,6 +105,8 @@ class Studies:
         settings = []
         for study in self.storage.get_all_studies():
             attributes = study.user_attrs
+            if not attributes.keys() >= {"values", "run_flops"}:
+                continue  # torn in an earlier version; `create` completes it
             settings.append(
                 Setting(study.study_name, attributes["values"], attributes["run_flops"])
             )
@@ -168,7 +164,7 @@ class Studies:
 
     def failures(self, name: str) -> list[Trial]:
         """Return the trials that failed last, if so many failed in a row that it is no chance."""
-        start = self._study(name).user_attrs["tries_from"]
+        start = self._study(name).user_attrs.get("tries_from", 0)
         last = self.trials(name)[start:][-MOST_FAILURES:]
         failed = [trial for trial in last if trial.state == FAILED]
         return failed if len(failed) == MOST_FAILURES else []
@@ -266,7 +262,8 @@ class Studies:
 
     def interrupt(self, trial: Trial) -> None:
         """Record that a trial has saved and waits for a worker that goes on with it."""
-        self._set(trial, interrupted=True)
+        with self._locked():
+            self._set(trial, interrupted=True)
 
     def running(self) -> list[Trial]:
         """Return the trials that are running, or whose process died."""
@@ -279,7 +276,8 @@ class Studies:
         """Return the finished trial of a setting with the best score, the first of equals."""
         sign = 1 if self.search.lower_is_better else -1
         finished = [trial for trial in self.trials(name) if trial.state == FINISHED]
-        return min(finished, key=lambda trial: sign * (trial.score or 0.0), default=None)
+        scored = [trial for trial in finished if trial.score is not None]
+        return min(scored, key=lambda trial: sign * (trial.score or 0.0), default=None)
 
 
 def to_optuna(distribution: Range | Choice) -> Any:

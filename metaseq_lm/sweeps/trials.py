@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # How a trial ended, or fares.
-FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = "finished pruned unpaid diverged failed".split()
+STATES = "finished pruned unpaid diverged failed".split()
+FINISHED, PRUNED, UNPAID, DIVERGED, FAILED = STATES
 RUNNING, INTERRUPTED = "running", "interrupted"
 
 

@@ -47,7 +47,7 @@ DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
 LOSS, OTHERS = 1e-7, 1e-4
 
 
-SKIPPED = ("kind", "seconds", "words_seen")
+SKIPPED = ("kind", "seconds", "words_seen", "checksum")
 
 
 def numbers(case: battery.Case, data: Path, save: Path) -> dict[str, Any]:

@@ -277,11 +277,12 @@ def listens(pid: int, number: int = signal.SIGTERM) -> bool:
 
 
 def rows(save: Path, kind: str, name: str = "log.jsonl") -> list[dict]:
-    """Return the whole lines of one kind in a log, without the time."""
+    """Return the whole lines of one kind in a log, without time and checksum."""
     file = save / name
     text = file.read_text() if file.exists() else ""
     lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in lines if r["kind"] == kind]
+    untimed = [{k: r[k] for k in r.keys() - {"seconds", "checksum"}} for r in lines]
+    return [row for row in untimed if row["kind"] == kind]
 
 
 def records(save: Path, rank: int = 0) -> list[dict]:

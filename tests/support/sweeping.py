@@ -131,11 +131,13 @@ def processes(*words: str) -> list[int]:
 
 def result_of(run: Path) -> tuple[bytes, list[str]]:
     """Return the final weights of a run, byte for byte, and its logged values but for
-    the seconds.
+    seconds and checksum.
     """
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     kept = {
-        (line["kind"], line["update"]): {k: v for k, v in line.items() if k != "seconds"}
+        (line["kind"], line["update"]): {
+            k: v for k, v in line.items() if k not in ("seconds", "checksum")
+        }
         for line in lines
         if line["kind"] != "event"
     }

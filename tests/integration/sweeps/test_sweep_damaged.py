@@ -114,14 +114,17 @@ def test_the_record_of_the_sweep(
 def test_the_record_of_the_jobs(
     row: Any, word: str, moons: Path, out: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The line is named; one that is torn, or of a kind we do not know, is passed over."""
+    """The line is named; a torn last one, or one of a kind we do not know, is passed over."""
     file = out / "jobs.jsonl"
-    harmless = '{"kind": [], "executor": "local"}\n{"kind": "sub\n' + "[" * 100_000 + "\n"
-    file.write_text(harmless)
-    assert states_of(out)["seed=1"].state == "waiting"
-    assert f"{file}:2: warning: not readable, left out" in capsys.readouterr().err
-    file.write_text(harmless + json.dumps(row) + "\n")
-    damaged(capsys, moons, out, f"{file}:4: damaged ({word}", "Delete that line")
+    unknown = '{"kind": [], "executor": "local"}\n'
+    for torn in ('{"kind": "sub', "[" * 100_000 + "\n", "\0" * 100_000):
+        file.write_text(unknown + torn)
+        assert states_of(out)["seed=1"].state == "waiting"
+        assert f"{file}:2: warning: the last line" in capsys.readouterr().err
+        file.write_text(unknown + torn + "\n" + unknown)
+        damaged(capsys, moons, out, f"{file}:2: damaged (not readable", "Delete that line")
+    file.write_text(unknown + json.dumps(row) + "\n")
+    damaged(capsys, moons, out, f"{file}:2: damaged ({word}", "Delete that line")
 
 
 def test_lines_of_jobs_that_were_changed_or_repeated(

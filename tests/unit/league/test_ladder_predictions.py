@@ -152,7 +152,7 @@ def test_a_prediction_that_was_changed_is_refused(tmp_path, edit, reason):
     add_predictions(tmp_path, [registered()])
     file = tmp_path / FILE
     file.write_text(json.dumps(edit(json.loads(file.read_text()))) + "\n")
-    with pytest.raises(MetaseqError, match=f"line 1.*{reason}"):
+    with pytest.raises(MetaseqError, match=f":1: .*{reason}"):
         read_predictions(tmp_path)
 
 

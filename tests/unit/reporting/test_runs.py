@@ -82,7 +82,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
 def test_any_other_bad_line_is_an_error_with_its_number(tmp_path, bad):
     folder = make_run(tmp_path / "a")
     write_log(folder, [valid(1, 0.1), bad, valid(3, 0.1)])
-    with pytest.raises(MetaseqError, match=r"log\.jsonl:2: not a JSON object"):
+    with pytest.raises(MetaseqError, match=r"log\.jsonl:2: damaged"):
         read_run(folder)
 
 

@@ -1,0 +1,115 @@
+"""A lock file that works on NFS 3 and later and names its owner, so that a dead one is seen."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaseq_lm.core.errors import say
+from metaseq_lm.core.files import full_disk_message
+from metaseq_lm.sweeps.folder import process_start
+
+# Seconds after which the lock of a process that cannot be seen from here is broken; holding it
+# takes far less than one.
+GRACE = 120.0
+PATIENCE = 10.0  # seconds after which a waiting process says whom it waits for
+
+
+class LockFile:
+    """A lock that is held as long as a file exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Wait for the lock and hold it inside the block."""
+        owner = f"{_place()} {os.getpid()} {process_start(os.getpid())} {uuid.uuid4().hex}"
+        try:
+            self._acquire(owner)
+            yield
+        finally:
+            self._remove(owner)  # unless another process broke the lock
+
+    def _acquire(self, owner: str) -> None:
+        holder, since, is_told, pause = None, 0.0, False, 0.001
+        while not self._create(owner):
+            current = self._owner()
+            if current != holder:
+                holder, since = current, time.monotonic()
+            waited = time.monotonic() - since
+            if is_dead(current) or (waited > GRACE and not _is_here(current)):
+                self._remove(current)
+                continue
+            if waited > PATIENCE and not is_told:
+                is_told = True
+                say(f"{self.path}: waits for {describe(current)}, which holds this lock")
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _create(self, owner: str) -> bool:
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        try:
+            with full_disk_message(self.path):
+                os.write(descriptor, owner.encode())
+        except BaseException:
+            self.path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _owner(self) -> str:
+        try:
+            return self.path.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _remove(self, owner: str) -> None:
+        """Remove the file if that is its owner; processes of one machine do so one by one."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if self._owner() == owner:
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(folder)
+
+
+def _place() -> str:
+    """Return the host, its start and the space of process ids; without blanks inside each."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()} - -"
+
+
+def is_dead(owner: str) -> bool:
+    """Return whether it is certain that the owner of a lock, a process, is no more."""
+    words = owner.split(" ")
+    if len(words) != 6 or not words[3].isdecimal() or words[1] == "-":
+        return False  # of an earlier version, or not written yet
+    host, boot, *_ = _place().split(" ")
+    if words[0] == host and words[1] != boot:
+        return True  # the machine was started again
+    return _is_here(owner) and str(process_start(int(words[3]))) != words[4]
+
+
+def _is_here(owner: str) -> bool:
+    return owner.startswith(f"{_place()} ") and " - - " not in owner
+
+
+def describe(owner: str) -> str:
+    """Return the owner of a lock for messages."""
+    words = owner.split(" ")
+    return f"process {words[3]} on {words[0]}" if len(words) == 6 else "an unknown process"
