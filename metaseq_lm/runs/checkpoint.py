@@ -427,9 +427,9 @@ def newest(
     """
     skipped: list[str] = []
     paths = _recovered(folder) if process_group.rank() == 0 else []
-    for path in process_group.from_first(paths):
+    for name in process_group.from_first([path.name for path in paths]):
         try:
-            return read(path), skipped
+            return read(folder / name), skipped
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
