@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import battery
+import numpy as np
 import pytest
 import torch
 from real_runs import Started, on_replicas
@@ -18,8 +20,9 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.batch import Batch, Layout, TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import gate, launcher, process_group, shards
+from metaseq_lm.distributed import gate, launcher, messages, process_group, shards
 from metaseq_lm.distributed.process_group import choose_gpu, join_step
 from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of, tasks_per_node
 
@@ -243,3 +246,33 @@ def test_sums_of_hosts_are_the_same_bits_everywhere(tmp_path: Path) -> None:
     assert first[:2] == [6, 15]
     assert first[2:] == pytest.approx([sum(1 / (3 + r + n) for r in range(6)) for n in range(40)])
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1: (2.5, None, [True, "\udcff"]), "tensor": {}},
+        float("inf"),
+        torch.tensor([[1.5, -0.0]], dtype=torch.bfloat16),
+        torch.zeros(0, 3, dtype=torch.bool),
+        np.array([2**63], dtype=np.uint64),
+        TokenBatch(
+            tokens=torch.ones(2, 3, dtype=torch.int64).T,
+            layout=Layout(torch.zeros(3, 2, dtype=torch.bool), reach="causal"),
+            sizes={"rows": 3, "targets": torch.tensor(2.0)},
+            rows=np.arange(3, dtype=np.uint64),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_messages_come_back_as_they_were(value: Any) -> None:
+    kinds = [*messages.subclasses(Batch), Layout]
+    back = messages.decode(messages.encode(value, kinds), kinds)
+    assert type(back) is type(value) and repr(back) == repr(value)
+
+
+def test_messages_name_no_class_that_was_not_expected() -> None:
+    with pytest.raises(MetaseqError, match="Layout"):
+        messages.encode(Layout())
+    with pytest.raises(KeyError):
+        messages.decode(messages.encode(Layout(), [Layout]))
