@@ -517,7 +517,7 @@ def _remove(path: Path) -> None:
 def _write(path: Path, pieces: Iterable[Any]) -> str:
     """Write the pieces of a file; return their SHA-256 checksum."""
     digest = hashlib.sha256()
-    with open(path, "wb") as file:
+    with open(path, "xb") as file:
         for piece in pieces:
             file.write(piece)
             digest.update(piece)

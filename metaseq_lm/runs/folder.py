@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -33,6 +32,7 @@ from metaseq_lm.core.files import (
     require_folder,
     to_json,
     with_checksum,
+    without_link,
     write_atomic,
 )
 from metaseq_lm.core.loading import with_current_names
@@ -119,14 +119,15 @@ class RunFolder:
         require_folder(self.path)
         before = path.stat().st_size if path.exists() else 0
         try:
-            with open(path, "a", encoding="utf-8") as log:
+            with open(path, "a", encoding="utf-8", opener=without_link) as log:
                 log.write("".join(self._waiting))
             self._waiting.clear()
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
             if path.exists():  # without a part of a line
-                os.truncate(path, before)
+                with open(path, "r+b", opener=without_link) as whole:
+                    whole.truncate(before)
             if len(self._waiting) == 1:
                 say(f"{path}: {error.strerror}; lines wait until there is room")
 
@@ -181,7 +182,8 @@ def open_locked(path: Path) -> IO[str]:
 
     Raises MetaseqError if another process, which trains the run, holds the lock.
     """
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (it stays open, and so locked)
+    # It stays open, and so locked.
+    file = open(path, "a", encoding="utf-8", opener=without_link)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -24,6 +24,7 @@ from metaseq_lm.core.files import (
     remove_leftovers,
     schema_error,
     with_checksum,
+    without_link,
     write_atomic,
 )
 from metaseq_lm.core.output import present_time
@@ -194,12 +195,10 @@ class SweepFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock for submitting runs; MetaseqError if another command holds it."""
-        for name in (".lock", "jobs.jsonl"):
-            check_regular(self.path / name)
         for path in (self.path / "jobs", self.path / "code"):
             if path.is_symlink():
                 raise MetaseqError(f"{path}: a link instead of a folder of this sweep; remove it")
-        with open(self.lock_file, "ab") as file:
+        with open(self.lock_file, "ab", opener=without_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -215,7 +214,7 @@ class SweepFolder:
     def append(self, kind: str, **values: Any) -> None:
         """Add a line to jobs.jsonl."""
         line = json.dumps(with_checksum({"kind": kind, "time": present_time(), **values})) + "\n"
-        with open(self.path / "jobs.jsonl", "ab+") as file:
+        with open(self.path / "jobs.jsonl", "ab+", opener=without_link) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)

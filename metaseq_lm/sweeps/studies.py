@@ -23,6 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
+from metaseq_lm.core.files import check_regular
 from metaseq_lm.sweeps.definition import text_of
 from metaseq_lm.sweeps.search import FACTOR, Search
 from metaseq_lm.sweeps.space import Choice, Range
@@ -87,6 +88,7 @@ class Studies:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.folder, self.search = folder, search
         folder.mkdir(parents=True, exist_ok=True)
+        check_regular(folder / JOURNAL)
         path = str(folder / JOURNAL)
         backend = JournalFileBackend(path, JournalFileOpenLock(path, GRACE))
         self.storage = JournalStorage(backend)
