@@ -186,7 +186,7 @@ def prepare(args: argparse.Namespace) -> int:
         return 0
     processes = (options.nproc or 0) * step_of(os.environ).tasks
     if processes > 1 and "RANK" not in os.environ:
-        return launcher.run(options.nproc, args.argv)
+        return launcher.run(options.nproc, args.argv, config.save_dir)
     return train(config, options.dry_run, reset_parts(options.reset))
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from metaseq_lm.core.errors import MetaseqError
 
@@ -43,6 +44,12 @@ def check_regular(path: Path) -> None:
         raise MetaseqError(
             f"{path}: not a file of this folder but a link, a pipe or a device; remove it"
         )
+
+
+def without_link(path: str, flags: int) -> int:
+    """Open a file that is appended to, as the `opener` of `open`; MetaseqError for a link."""
+    check_regular(Path(path))
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_folder(path: Path) -> None:
@@ -331,22 +338,37 @@ def require_folder(folder: Path) -> None:
         )
 
 
+def temporary_name(path: Path) -> Path:
+    """Return a name beside `path` that nobody can guess, and plant a link at."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove leftovers of killed processes that wrote `path`, while nobody else writes it."""
     for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         file.unlink(missing_ok=True)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by `content` atomically."""
+@contextmanager
+def replacing(path: Path, needed: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
+    """Yield a new file that takes the place of the one at `path` when the block ends well.
+
+    What is at `path` is never written through, also if it is a link.
+    """
     require_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
-        with full_disk_message(path, lambda: len(content)), open(temporary, "wb") as file:
-            file.write(content)
+        with full_disk_message(path, needed), open(temporary, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by `content` atomically."""
+    with replacing(path, lambda: len(content)) as file:
+        file.write(content)

@@ -15,12 +15,12 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.core.files import (
     LARGEST_LOG,
-    check_regular,
     checksum,
     full_disk_message,
     is_altered,
     to_json,
     with_checksum,
+    without_link,
 )
 
 BLOCK = 1 << 16
@@ -138,8 +138,8 @@ class Journal:
     def write(self, rows: Sequence[dict[str, Any]]) -> None:
         """Append lines, all or none; raises OSError where there is no room."""
         text = "".join(to_json(with_checksum(row)) + "\n" for row in rows)
-        check_regular(self.path)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = without_link(str(self.path), flags)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -12,29 +12,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError
 from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
-from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of
+from metaseq_lm.distributed.step import Meeting, Step, step_of
 
 PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one failed
 
 
-def environment_of(
-    rank: int, count: int, port: int, host: str = HOST, step: Step | None = None
-) -> dict[str, str]:
-    """Return the environment of a replica: torchrun's variables and its share of the cores."""
+def environment_of(rank: int, count: int, step: Step, shared: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a replica: torchrun's variables, its share of the cores, and what
+    all have.
+    """
     cores = max(1, usable_cores() // count)
-    variables = (step or Step()).variables(rank, count)
-    variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
-    # The launcher holds the store, as torchrun's agent does, so that it outlives every replica.
-    variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    variables = step.variables(rank, count) | {PARENT_DIES: os.getpid()}
     # The log of the store would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in variables.items()}
-    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": host}
+    return {**defaults, **os.environ, **numbers, **shared}
 
 
 def usable_cores() -> int:
@@ -44,10 +41,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def run(count: int, arguments: Sequence[str]) -> int:
+def run(count: int, arguments: Sequence[str], folder: str = "") -> int:
     """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code of the run.
 
-    Each task of a step of `srun` starts `count`, and they all make one process group. Signals are
+    Each task of a step of `srun` starts `count`, and they all make one process group, with the
+    secret in the `folder` of the run. Signals are
     passed on to all replicas. Raises MetaseqError naming a replica that was killed.
     """
     children: list[subprocess.Popen[bytes]] = []
@@ -62,11 +60,11 @@ def run(count: int, arguments: Sequence[str]) -> int:
     meeting = None
     try:
         step = step_of(os.environ)
-        meeting = Meeting(step, arguments, signals)
+        meeting = Meeting(step, arguments, signals, folder)
         if not meeting.complete():
             return meeting.report(Interrupted.exit_code, "")[0]
         for rank in range(count):
-            environment = environment_of(rank, count, meeting.store.port, meeting.host, step)
+            environment = environment_of(rank, count, step, meeting.variables())
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
         for number in signals:  # one may have come before all replicas were started
             send(children, number)

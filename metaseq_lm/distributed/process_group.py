@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
-from metaseq_lm.distributed import signals
-from metaseq_lm.distributed.step import Meeting, step_of
+from metaseq_lm.distributed import messages, signals
+from metaseq_lm.distributed.step import STORE_FILE, Meeting, step_of
 
 T = TypeVar("T")
 
@@ -50,20 +50,24 @@ def rank() -> int:
 # ---------------------------------------------------------------- joining and leaving
 
 
-def initialise(device: str, timeout_seconds: float = 600.0) -> None:
-    """Join the process group of the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+def initialise(device: str, timeout_seconds: float = 600.0, folder: str = "") -> None:
+    """Join the process group of the environment: RANK, WORLD_SIZE and the launcher's file or, as
+    by torchrun, MASTER_ADDR and MASTER_PORT.
 
-    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed
+    In a step of `srun` with several tasks the same is read from Slurm, and the secret from the
+    `folder` of the run. Tensors on a GPU are summed
     by NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their
     GPUs. Does nothing in a single process.
     """
     global _store, _timeout, _axes
     if "WORLD_SIZE" not in os.environ:
-        os.environ.update(join_step(os.environ))
+        os.environ.update(join_step(os.environ, folder))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         return
-    missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    file = os.environ.get(STORE_FILE)
+    needed = ("RANK",) if file else ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [n for n in needed if n not in os.environ]
     if missing:
         raise UsageError(
             f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
@@ -72,7 +76,11 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
         torch.cuda.set_device(choose_gpu(os.environ, torch.cuda.device_count()))
     _timeout = timeout_seconds
     limit = timedelta(seconds=timeout_seconds)
-    _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
+    if file:
+        _store, number = dist.FileStore(file), int(os.environ["RANK"])
+        _store.set_timeout(limit)
+    else:
+        _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
     group = dist.PrefixStore("group", _store)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
@@ -112,7 +120,7 @@ def choose_gpu(environment: Mapping[str, str], count: int) -> int:
     return number
 
 
-def join_step(environment: Mapping[str, str]) -> dict[str, str]:
+def join_step(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
     """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
 
     Its tasks meet at the first port that is free; the first holds the store.
@@ -121,10 +129,9 @@ def join_step(environment: Mapping[str, str]) -> dict[str, str]:
     step = step_of(environment)
     if step.tasks == 1:
         return {}
-    _meeting = Meeting(step, sys.argv, [])
-    numbers = step.variables() | {"MASTER_PORT": _meeting.store.port}
-    variables = {name: str(value) for name, value in numbers.items()}
-    return variables | {"MASTER_ADDR": _meeting.host, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    _meeting = Meeting(step, sys.argv, [], folder)
+    numbers = {name: str(value) for name, value in step.variables().items()}
+    return numbers | _meeting.variables()
 
 
 def finish() -> None:
@@ -311,24 +318,29 @@ def sum_of_hosts(numbers: Sequence[float]) -> list[float]:
     return total.tolist()
 
 
-def gather_objects(value: T) -> list[T]:
-    """Return the values of all replicas, in the order of their ranks."""
+def gather_objects(value: T, classes: Sequence[type] = ()) -> list[T]:
+    """Return the values of all replicas, in the order of their ranks.
+
+    Values are what `messages.encode` takes; objects are those of the dataclasses in `classes`.
+    """
     if world_size() == 1:
         return [value]
-    everyone: list[Any] = [None] * world_size()
+    message = torch.frombuffer(bytearray(messages.encode(value, classes)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
     with together():
-        dist.all_gather_object(everyone, value)
-    return everyone
+        dist.all_gather(sizes, torch.tensor([len(message)]))
+    padded = message.new_zeros(int(max(sizes)))
+    padded[: len(message)] = message
+    received = [torch.empty_like(padded) for _ in sizes]
+    with together():
+        dist.all_gather(received, padded)
+    parts = [part[:size].numpy().tobytes() for part, size in zip(received, map(int, sizes))]
+    return [messages.decode(part, classes) for part in parts]
 
 
 def from_first(value: T) -> T:
-    """Return the first replica's value on all of them."""
-    if world_size() == 1:
-        return value
-    box = [value]
-    with together():
-        dist.broadcast_object_list(box, 0)
-    return box[0]
+    """Return the first replica's value on all of them; values as for `gather_objects`."""
+    return gather_objects(value if rank() == 0 else None)[0]  # type: ignore[return-value]
 
 
 def stop_if_signalled(progress: str) -> None:

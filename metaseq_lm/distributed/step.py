@@ -7,16 +7,17 @@ import json
 import os
 import socket
 import subprocess
-import threading
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.distributed import gate
 
 HOST = "127.0.0.1"
+STORE_FILE = "METASEQ_LM_STORE"  # environment variable with the file of a store
 PORTS = 8  # to choose from
 MEETING = 300.0  # seconds until all tasks must have started
 LEAVING = 30.0  # seconds that the first task waits for the others to end
@@ -34,9 +35,12 @@ class Step:
     ports: tuple[int, ...] = (0,)
     nodes: str = ""
     address: str = HOST
+    is_local: bool = True  # all tasks are on this machine
 
     def host(self) -> str:
         """Return the address of the first task."""
+        if self.is_local:
+            return HOST
         if self.address or not self.nodes:
             return self.address
         command = ["scontrol", "show", "hostnames", self.nodes]
@@ -77,6 +81,7 @@ def step_of(environment: Mapping[str, str]) -> Step:
         ports=ports,
         nodes=environment.get("SLURM_STEP_NODELIST", ""),
         address=environment.get("MASTER_ADDR", ""),
+        is_local=environment.get("SLURM_STEP_NUM_NODES") == "1",
     )
 
 
@@ -94,67 +99,97 @@ def machine() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-class Attempt(threading.Thread):
-    """Connects to the store of a meeting at one port; `store` is None if there is none.
-
-    A thread, because torch waits without end for a program that listens and does not answer.
-    """
-
-    def __init__(self, host: str, port: int, name: str) -> None:
-        super().__init__(daemon=True)
-        self.address, self.meeting = (host, port), name
-        self.store: Any = None
-
-    def run(self) -> None:
-        from torch.distributed import TCPStore
-
-        with contextlib.suppress(OSError, RuntimeError):  # no store, or another program
-            socket.create_connection(self.address, 2).close()
-            store = TCPStore(*self.address, is_master=False, timeout=timedelta(seconds=5))
-            if store.get("name") == self.meeting.encode():
-                self.store = store
-
-
 class Meeting:
     """The launchers of a step's tasks, which communicate through a store of the first task.
 
-    `command` names the meeting, besides the step; `signals` that arrive end the waiting for others.
+    On one machine it is a file that only this user can open. Between nodes it is behind a `Gate`,
+    whose secret the first task leaves in `folder`, which all nodes see. `command` names the
+    meeting, besides the step; `signals` that arrive end the waiting for others.
     """
 
-    def __init__(self, step: Step, command: Sequence[str], signals: Sequence[int]) -> None:
-        self.step, self.signals = step, signals
+    def __init__(
+        self, step: Step, command: Sequence[str], signals: Sequence[int], folder: str = ""
+    ) -> None:
+        self.step, self.signals, self.folder = step, signals, folder
         self.name = f"{step.name}: {' '.join(command)}"
-        self.host = step.host()
         self.deadline = time.monotonic() + MEETING
         self.last_look = 0.0
-        self.store: Any = self._open() if step.number == 0 else self._connect()
+        self.private: tempfile.TemporaryDirectory[str] | None = None
+        self.port = 0
+        self.store: Any = None
+        if step.tasks == 1:
+            self.private = tempfile.TemporaryDirectory(prefix="metaseq-lm-")
+        elif step.number == 0:
+            self.store = self._open()
+        else:
+            self.store = self._connect()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables by which replicas find the store and each other."""
+        lo = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        interfaces = {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
+        interfaces = interfaces if self.step.is_local else {}
+        if self.private is None:
+            # The launcher holds the store, as torchrun's agent does, so that it outlives every
+            # replica.
+            agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            return {"MASTER_ADDR": HOST, "MASTER_PORT": str(self.port), **agent, **interfaces}
+        return {STORE_FILE: f"{self.private.name}/store", **interfaces}
 
     def _open(self) -> Any:
         from torch.distributed import TCPStore  # the wrapper of a job starts without torch
 
+        key = gate.key_of(self._secret(), self.name)
         for port in self.step.ports:
-            with contextlib.suppress(RuntimeError):  # another job has this port
-                store = TCPStore(self.host, port, is_master=True, wait_for_workers=False)
-                store.set("name", self.name)
-                return store
+            with contextlib.suppress(OSError):  # another job has this port
+                entrance = self._listen(port)
+                inside = socket.create_server((HOST, 0))
+                self.port = inside.getsockname()[1]
+                gate.Gate(entrance, (HOST, self.port), key, is_first=True)
+                return TCPStore(
+                    HOST,
+                    self.port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    master_listen_fd=inside.detach(),
+                )
         ports = " ".join(map(str, self.step.ports))
         raise MetaseqError(
-            f"{self.host}: no port is free of {ports}; set MASTER_PORT to one that is"
+            f"{self.step.host()}: no port is free of {ports}; set MASTER_PORT to one that is"
         )
 
+    def _listen(self, port: int) -> socket.socket:
+        """Return a socket that all nodes reach, by IPv6, too, where there is one."""
+        if self.step.is_local:
+            return socket.create_server((HOST, port))
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+
     def _connect(self) -> Any:
-        attempts: dict[int, Attempt] = {}
+        from torch.distributed import TCPStore
+
+        host = self.step.host()
         while not self.signals:
-            for port in self.step.ports:
-                if port not in attempts or not attempts[port].is_alive():
-                    attempts[port] = Attempt(self.host, port, self.name)
-                    attempts[port].start()
-            for attempt in attempts.values():
-                attempt.join(0.05)
-                if attempt.store is not None:
-                    return attempt.store
-            self._wait(f"{machine()} does not reach the first task on {self.host}")
+            secret = gate.read_secret(self.folder, create=False)
+            key = gate.key_of(secret or b"", self.name)
+            if secret and (port := gate.find(host, self.step.ports, key)):
+                inside = gate.Gate(socket.create_server((HOST, 0)), (host, port), key, False)
+                self.port = inside.port
+                with contextlib.suppress(RuntimeError):  # the first task has just ended
+                    return TCPStore(HOST, self.port, is_master=False)
+            self._wait(
+                f"{machine()} does not reach the first task on {host}"
+                if secret
+                else f"{machine()} sees no {gate.FILE} in {self.folder}, which all nodes have to "
+                f"see (or set {gate.SECRET})"
+            )
         return None
+
+    def _secret(self) -> bytes:
+        while (secret := gate.read_secret(self.folder, create=True)) is None:
+            self._wait(f"{self.folder}: its {gate.FILE} is damaged; remove it. Nothing was read")
+        return secret
 
     def _wait(self, problem: str) -> None:
         if time.monotonic() > self.deadline:
@@ -205,7 +240,10 @@ class Meeting:
         return None
 
     def leave(self) -> None:
-        """Mark this task as ended; the first waits for the others, which may need its store."""
+        """Mark this task as ended and remove its files; the first task waits for the others, which
+        may need its store."""
+        if self.private is not None:
+            self.private.cleanup()
         if self.step.tasks == 1 or self.store is None:
             return
         with contextlib.suppress(RuntimeError):

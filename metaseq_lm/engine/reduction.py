@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch, Logs, to_python
+from metaseq_lm.core.batch import Batch, Layout, Logs, to_python
 from metaseq_lm.distributed import process_group, shards
+from metaseq_lm.distributed.messages import subclasses
 from metaseq_lm.distributed.vectors import (
     Vector,
     is_dtensor,
@@ -137,7 +138,8 @@ def fillers(batches: Sequence[Batch]) -> list[Batch]:
     samples = list(batches[:1])
     if min(counts) == 0:
         sent = batches[0].to("cpu") if process_group.rank() == sender else None
-        received = process_group.gather_objects(sent)[sender]
+        kinds = [*subclasses(Batch), Layout]
+        received = process_group.gather_objects(sent, kinds)[sender]
         assert received is not None
         samples = samples or [received]
     return samples * (max(counts) - len(batches))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -256,8 +256,7 @@ def best_text(row: dict[str, Any]) -> str:
 # Shapes: B windows, K starts of a beam and ends for each.
 
 
-@dataclass(frozen=True)
-class WindowAnswers:
+class WindowAnswers(NamedTuple):
     """The answers of one window: a score of "no answer", and (score, text), best first."""
 
     window: int

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.files import read_json, write_atomic
+from metaseq_lm.core.files import read_json, temporary_name, write_atomic
 from metaseq_lm.data.storage.text_files import check_text_file
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
 from metaseq_lm.runs.checkpoint import nonfinite
@@ -141,8 +141,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UsageError(f"--out {path}: is there already; give the name of a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = temporary_name(path)
     temporary.mkdir()
     try:
         yield temporary

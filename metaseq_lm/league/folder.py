@@ -15,12 +15,12 @@ from metaseq_lm.core.files import (
     LARGEST_SWEEP,
     NAME,
     POSITIVE,
-    check_regular,
     is_altered,
     read_bounded,
     schema_error,
     to_json,
     with_checksum,
+    without_link,
     write_atomic,
 )
 from metaseq_lm.league.expansion import PHASES
@@ -200,8 +200,7 @@ class LeagueFolder:
     def lock(self) -> Iterator[None]:
         """Hold the lock for running a league; MetaseqError if another command holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        check_regular(self.path / ".lock")
-        with open(self.path / ".lock", "ab") as file:
+        with open(self.path / ".lock", "ab", opener=without_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

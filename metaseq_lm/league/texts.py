@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import replacing
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
@@ -123,7 +124,7 @@ def split_lines(text: Path, folder: Path, most: int | None) -> dict[str, list[Pa
     folder.mkdir(parents=True, exist_ok=True)
     paths = {split: folder / f"{split}.txt" for split in ("train", "valid")}
     count = 0
-    with open(paths["train"], "wb") as train, open(paths["valid"], "wb") as valid:
+    with replacing(paths["train"]) as train, replacing(paths["valid"]) as valid:
         for _, line, _ in TextFile(text).lines():
             if not line.strip():
                 continue

@@ -427,9 +427,9 @@ def newest(
     """
     skipped: list[str] = []
     paths = _recovered(folder) if process_group.rank() == 0 else []
-    for path in process_group.from_first(paths):
+    for name in process_group.from_first([path.name for path in paths]):
         try:
-            return read(path), skipped
+            return read(folder / name), skipped
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
@@ -517,7 +517,7 @@ def _remove(path: Path) -> None:
 def _write(path: Path, pieces: Iterable[Any]) -> str:
     """Write the pieces of a file; return their SHA-256 checksum."""
     digest = hashlib.sha256()
-    with open(path, "wb") as file:
+    with open(path, "xb") as file:
         for piece in pieces:
             file.write(piece)
             digest.update(piece)

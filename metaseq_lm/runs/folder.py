@@ -35,6 +35,7 @@ from metaseq_lm.core.files import (
     schema_error,
     to_json,
     with_checksum,
+    without_link,
     write_atomic,
 )
 from metaseq_lm.core.journal import Journal
@@ -199,7 +200,8 @@ def open_locked(path: Path) -> IO[str]:
 
     Raises MetaseqError if another process, which trains the run, holds the lock.
     """
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (it stays open, and so locked)
+    # It stays open, and so locked.
+    file = open(path, "a", encoding="utf-8", opener=without_link)  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -27,6 +27,7 @@ from metaseq_lm.core.files import (
     remove_leftovers,
     schema_error,
     with_checksum,
+    without_link,
     write_atomic,
 )
 from metaseq_lm.core.journal import Journal
@@ -208,12 +209,10 @@ class SweepFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock for submitting runs; MetaseqError if another command holds it."""
-        for name in (".lock", "jobs.jsonl"):
-            check_regular(self.path / name)
         for path in (self.path / "jobs", self.path / "code"):
             if path.is_symlink():
                 raise MetaseqError(f"{path}: a link instead of a folder of this sweep; remove it")
-        with open(self.lock_file, "ab") as file:
+        with open(self.lock_file, "ab", opener=without_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

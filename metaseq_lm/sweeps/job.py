@@ -27,7 +27,7 @@ from submitit.core.utils import UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from metaseq_lm.core.errors import NO_HINTS, DivergedError, Interrupted, MetaseqError, UsageError
-from metaseq_lm.core.files import read_bounded, read_json, write_atomic
+from metaseq_lm.core.files import read_bounded, read_json, temporary_name, write_atomic
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.signals import SIGNALS
@@ -72,7 +72,7 @@ class Snapshot:
         """Copy the files to OUT/code/<hash>, unless that exists, and return the copy."""
         folder = self.out / "code" / self.hash
         if not folder.is_dir():
-            temporary = folder.with_name(f".{self.hash}.{os.getpid()}")
+            temporary = temporary_name(folder)
             for name, path in self.files.items():
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, temporary / name)

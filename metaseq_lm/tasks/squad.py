@@ -6,6 +6,7 @@ D width, K beam.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,7 +128,9 @@ class SquadTask(LabelledSetTask):
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, windows = judged(engine, batches, judge)
-        answers = merged(self.windows(split), windows, self.config.n_best)
+        # From other replicas they are tuples.
+        found = itertools.starmap(WindowAnswers, windows)
+        answers = merged(self.windows(split), found, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
         odds = {ids[question]: self._odds(best) for question, best in answers.items()}

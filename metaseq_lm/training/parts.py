@@ -119,7 +119,7 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
     elif config.engine.retain_heap:
         set_heap(1 << 30, retain=True)  # can save a quarter of the time of an update on a CPU
     device = choose_device(config.engine.device)
-    process_group.initialise(device, config.engine.timeout)
+    process_group.initialise(device, config.engine.timeout, config.save_dir)
     task = build_task(config)
     task.dry_run = dry_run
     model = build_model(task, config, device, empty)

@@ -247,7 +247,8 @@ def resolve_budget(config: RunConfig) -> RunConfig:
             "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for or "
             "as see trainer.max_words; give --max-flops or --max-words, or a number of updates"
         )
-    process_group.initialise(choose_device(config.engine.device), config.engine.timeout)
+    device = choose_device(config.engine.device)
+    process_group.initialise(device, config.engine.timeout, config.save_dir)
     cached = process_group.from_first(read_cached_budget(Path(config.save_dir), options))
     if cached:
         return with_updates(config, cached)

@@ -248,7 +248,7 @@ def score_tuning(
     with contextlib.ExitStack() as stack:
         if run_folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            folder = process_group.from_first(folder)
+            folder = Path(process_group.from_first(str(folder)))
         else:
             folder = run_folder / suite_results.FOLDER / request.name / "training"
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))

@@ -302,7 +302,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     check_folder(folder)
     new_parents = [parent for parent in dest.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -354,7 +354,7 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
-    with open(path, "wb") as file:
+    with open(path, "xb") as file:
 
         def append(text: str) -> None:
             data = text.encode("utf-8")

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from metaseq_lm.core.errors import MetaseqError, MissingError
-from metaseq_lm.core.files import full_disk_message, sync_folder
+from metaseq_lm.core.files import full_disk_message, sync_folder, temporary_name
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -292,7 +292,7 @@ class IndexedWriter:
             raise ValueError(f"{np.dtype(dtype)} cannot be stored; use one of Megatron's types")
         self._code = codes[0]
         self._final = [prefix_path(prefix, suffix) for suffix in (".bin", ".idx")]
-        self._temporary = [p.with_name(f".{p.name}.{os.getpid()}.tmp") for p in self._final]
+        self._temporary = [temporary_name(path) for path in self._final]
         self._sizes = array.array("i")
         self._ends = array.array("q", [0]) if documents else None
         self._open_size = 0
@@ -305,7 +305,7 @@ class IndexedWriter:
 
     def __enter__(self) -> "IndexedWriter":
         with full_disk_message(self._final[0]):
-            self._file = open(self._temporary[0], "wb")
+            self._file = open(self._temporary[0], "xb")
         return self
 
     def add(self, tokens: npt.ArrayLike) -> None:
@@ -408,7 +408,7 @@ class IndexedWriter:
     def _write_index(self) -> None:
         count, documents = len(self._sizes), self.documents
         sizes = np.frombuffer(self._sizes, np.int32)
-        with open(self._temporary[1], "wb") as file:
+        with open(self._temporary[1], "xb") as file:
             file.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, count, documents + 1))
             file.write(sizes.astype("<i4").data if count else b"")
             offset = 0

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import battery
+import numpy as np
 import pytest
 import torch
 from real_runs import Started, on_replicas
@@ -18,8 +20,9 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.batch import Batch, Layout, TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import launcher, process_group, shards
+from metaseq_lm.distributed import gate, launcher, messages, process_group, shards
 from metaseq_lm.distributed.process_group import choose_gpu, join_step
 from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of, tasks_per_node
 
@@ -31,10 +34,11 @@ def test_slurm_step_with_several_tasks() -> None:
     step = step_of(STEP | several | {"MASTER_ADDR": "here"})
     numbers = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}
     assert step.variables() == numbers and step.host() == "here"
+    assert step_of(STEP | several | {"SLURM_STEP_NUM_NODES": "1"}).host() == HOST
     assert all(1024 < port < 65536 for port in step.ports)
 
 
-def join_as_task(job: str) -> None:
+def join_as_task(job: str, folder: str) -> None:
     """As one of two tasks of a step, which is in the environment as Slurm gives it,
     join the group.
     """
@@ -46,12 +50,12 @@ def join_as_task(job: str) -> None:
     os.environ |= STEP | {"SLURM_JOB_ID": job, "SLURM_PROCID": number, "SLURM_LOCALID": number}
     os.environ |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
     os.environ |= {"MASTER_ADDR": HOST}
-    process_group.initialise("cpu", 60)
+    process_group.initialise("cpu", 60, folder)
     assert process_group.gather_objects(process_group.rank()) == [0, 1]
     process_group.finish()
 
 
-def test_a_step_whose_first_port_is_taken() -> None:
+def test_a_step_whose_first_port_is_taken(tmp_path: Path) -> None:
     """Its tasks take another, without a launcher too."""
     job = str(os.getpid())
     several = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": job}
@@ -60,7 +64,7 @@ def test_a_step_whose_first_port_is_taken() -> None:
         with contextlib.suppress(OSError):  # by another program
             taken.bind((HOST, first))
             taken.listen()
-        on_replicas(2, join_as_task, job)
+        on_replicas(2, join_as_task, job, str(tmp_path))
 
 
 def test_tasks_of_each_node() -> None:
@@ -71,21 +75,20 @@ def test_tasks_of_each_node() -> None:
 def test_processes_of_a_task() -> None:
     """The second of two nodes starts three processes: numbers go on, the node has its own."""
     step = Step(number=1, tasks=2)
-    variables = launcher.environment_of(2, 3, 29500, "first", step)
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    assert [variables[name] for name in names] == ["5", "2", "6", "3", "first"]
+    variables = launcher.environment_of(2, 3, step, {"MASTER_PORT": "9"})
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    assert [variables[name] for name in names] == ["5", "2", "6", "3", "9"]
 
 
-def test_tasks_meet_in_spite_of_a_taken_port() -> None:
+def test_tasks_meet_in_spite_of_a_taken_port(tmp_path: Path) -> None:
     """The first task takes the next port, the second passes over a store of another step."""
     theirs = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    theirs.set("name", "another step")
     ports = (theirs.port, theirs.port + 1, theirs.port + 2)
     meetings: dict[int, Meeting] = {}
 
     def join(number: int) -> None:
         step = Step(number=number, tasks=2, name="7.0", ports=ports)
-        meetings[number] = Meeting(step, ["train"], [])
+        meetings[number] = Meeting(step, ["train"], [], str(tmp_path / "run"))
         assert meetings[number].complete()
 
     threads = [threading.Thread(target=join, args=(number,)) for number in (1, 0)]
@@ -94,7 +97,12 @@ def test_tasks_meet_in_spite_of_a_taken_port() -> None:
     for thread in threads:
         thread.join(30)
     first, second = meetings[0], meetings[1]
-    assert first.store.port == second.store.port != theirs.port
+    # Who only reaches the port gets no store.
+    entrance = next(port for port in ports[1:] if not gate.find(HOST, [port], b"guessed"))
+    with socket.create_connection((HOST, entrance)) as stranger:
+        stranger.sendall(bytes(64))
+        sent = b"".join(iter(lambda: stranger.recv(100), b""))
+    assert len(sent) == 64 and (tmp_path / "run" / gate.FILE).stat().st_mode & 0o777 == 0o600
     assert second.report(1, "replica 1 was killed") == (1, "replica 1 was killed")
     assert first.report(1, "") == (1, "replica 1 was killed")
     first.last_look = 0.0  # it asks once a second
@@ -103,7 +111,8 @@ def test_tasks_meet_in_spite_of_a_taken_port() -> None:
     first.leave()
 
 
-def test_a_signal_ends_the_waiting_for_other_tasks() -> None:
+def test_a_signal_ends_the_waiting_for_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(gate.SECRET, "known to both")
     signals: list[int] = []
     meeting = Meeting(Step(tasks=2, ports=(0,)), ["train"], signals)
     threading.Timer(0.5, signals.append, [15]).start()
@@ -142,7 +151,7 @@ def test_choose_gpu_is_by_local_rank() -> None:
 def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    assert launcher.environment_of(0, 2, 1)["OMP_NUM_THREADS"] == "2"
+    assert launcher.environment_of(0, 2, Step(), {})["OMP_NUM_THREADS"] == "2"
 
 
 def test_buckets_hold_every_leaf_once_from_the_last() -> None:
@@ -237,3 +246,33 @@ def test_sums_of_hosts_are_the_same_bits_everywhere(tmp_path: Path) -> None:
     assert first[:2] == [6, 15]
     assert first[2:] == pytest.approx([sum(1 / (3 + r + n) for r in range(6)) for n in range(40)])
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1: (2.5, None, [True, "\udcff"]), "tensor": {}},
+        float("inf"),
+        torch.tensor([[1.5, -0.0]], dtype=torch.bfloat16),
+        torch.zeros(0, 3, dtype=torch.bool),
+        np.array([2**63], dtype=np.uint64),
+        TokenBatch(
+            tokens=torch.ones(2, 3, dtype=torch.int64).T,
+            layout=Layout(torch.zeros(3, 2, dtype=torch.bool), reach="causal"),
+            sizes={"rows": 3, "targets": torch.tensor(2.0)},
+            rows=np.arange(3, dtype=np.uint64),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_messages_come_back_as_they_were(value: Any) -> None:
+    kinds = [*messages.subclasses(Batch), Layout]
+    back = messages.decode(messages.encode(value, kinds), kinds)
+    assert type(back) is type(value) and repr(back) == repr(value)
+
+
+def test_messages_name_no_class_that_was_not_expected() -> None:
+    with pytest.raises(MetaseqError, match="Layout"):
+        messages.encode(Layout())
+    with pytest.raises(KeyError):
+        messages.decode(messages.encode(Layout(), [Layout]))

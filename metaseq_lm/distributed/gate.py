@@ -1,0 +1,153 @@
+"""Connections between the nodes of a run, which only those get who know its secret.
+
+torch's store asks nobody who he is. It listens on the loopback address of the first node, and so
+does a gate on each other node. What connects there is carried to the gate of the first node, after
+both ends have proved, by an HMAC of a number that the other has drawn, that they know the secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from metaseq_lm.core.errors import MetaseqError
+
+SECRET = "METASEQ_LM_SECRET"  # environment variable with the secret of a run
+FILE = ".secret"  # in the folder of a run
+PATIENCE = 5.0  # seconds for a proof
+
+FIRST, OTHER = b"first", b"other"
+
+
+def key_of(secret: bytes, meeting: str) -> bytes:
+    """Return the key of one meeting, so that the steps of a run do not join each other."""
+    return hmac.digest(secret, meeting.encode(), "sha256")
+
+
+def read_secret(folder: str, create: bool) -> bytes | None:
+    """Return the secret of a run, from the environment or a file of its folder, which is for its
+    owner only; None if there is no such file yet and this process may not `create` it.
+
+    Raises MetaseqError for a file that is a link, somebody else's, or open to others.
+    """
+    if value := os.environ.get(SECRET):
+        return value.encode()
+    if not folder:
+        raise MetaseqError(
+            "processes of several nodes need a secret to find each other; there is no run folder "
+            f"to keep it in, so set {SECRET} to the same random text for all of them"
+        )
+    path = Path(folder, FILE)
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(secrets.token_hex(32).encode())
+    # The list, because NFS keeps for a while that a file does not exist.
+    if not path.parent.is_dir() or FILE not in os.listdir(path.parent):
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise MetaseqError(f"{path}: {error.strerror}; remove it, or set {SECRET}") from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+        if not mine or found.st_mode & 0o077:
+            raise MetaseqError(
+                f"{path}: has to be a file that only you can read (mode 600), because who reads it "
+                f"can join the run; remove it, or set {SECRET}"
+            )
+        secret = file.read(1024)
+    return secret if len(secret) == 64 else None  # it is being written
+
+
+class Gate:
+    """Carries what connects to a listening socket to another address, in a thread of its own.
+
+    Args:
+        listening: The socket, of the first node reached by others, of others by its own processes.
+        target: The store, or the gate of the first node.
+        key: What both gates have to know.
+        is_first: Whether this is the gate of the first node.
+    """
+
+    def __init__(
+        self, listening: socket.socket, target: tuple[str, int], key: bytes, is_first: bool
+    ) -> None:
+        self.listening, self.target, self.key, self.is_first = listening, target, key, is_first
+        self.port: int = listening.getsockname()[1]
+        threading.Thread(target=asyncio.run, args=(self._serve(),), daemon=True).start()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._carry, sock=self.listening)
+        await server.serve_forever()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        # Who does not know the secret, or is gone, is hung up on.
+        with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
+            if self.is_first:
+                await _prove(reader, writer, self.key, FIRST)
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
+            writers.append(far_writer)
+            if not self.is_first:
+                await _prove(far_reader, far_writer, self.key, OTHER)
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        for each in writers:
+            each.close()
+
+
+async def _prove(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, role: bytes
+) -> None:
+    """Prove to the other side that this one knows the key; PermissionError unless it does, too."""
+    size = hashlib.sha256().digest_size
+    mine = secrets.token_bytes(size)
+    writer.write(mine)
+    theirs = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
+    writer.write(hmac.digest(key, role + mine + theirs, "sha256"))
+    proof = await asyncio.wait_for(reader.readexactly(size), PATIENCE)
+    other = OTHER if role == FIRST else FIRST
+    if not hmac.compare_digest(proof, hmac.digest(key, other + theirs + mine, "sha256")):
+        raise PermissionError("the other side does not know the secret")
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on what comes until the connection ends."""
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
+
+
+def find(host: str, ports: Sequence[int], key: bytes) -> int | None:
+    """Return the port of a host at which a gate knows the key, None if there is none."""
+
+    async def answers(port: int) -> bool:
+        with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PATIENCE)
+            try:
+                await _prove(reader, writer, key, OTHER)
+            finally:
+                writer.close()
+            return True
+        return False
+
+    async def search() -> list[bool]:
+        return await asyncio.gather(*map(answers, ports))
+
+    found = asyncio.run(search())
+    return next((port for port, answer in zip(ports, found) if answer), None)

@@ -1,0 +1,79 @@
+"""What replicas tell each other, as UTF-8 JSON: reading a message runs no code that it names."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from metaseq_lm.core.errors import MetaseqError
+
+
+def encode(value: Any, classes: Iterable[type] = ()) -> bytes:
+    """Return a value as JSON: tensors, arrays, tuples and the dataclasses in `classes`, too."""
+    names = {kind: _name_of(kind) for kind in classes}
+
+    def tagged(value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, list):
+            return [tagged(item) for item in value]
+        if isinstance(value, tuple):
+            return {"tuple": [tagged(item) for item in value]}
+        if isinstance(value, dict):
+            return {"dict": [[tagged(key), tagged(item)] for key, item in value.items()]}
+        if isinstance(value, Tensor):
+            stored = save({"": value.detach().cpu().contiguous()})
+            return {"tensor": base64.b64encode(stored).decode()}
+        if isinstance(value, (np.ndarray, np.generic)):
+            return {"array": tagged(torch.from_numpy(np.array(value)))}
+        if type(value) in names:
+            fields = {f.name: tagged(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return {"object": [names[type(value)], fields]}
+        raise MetaseqError(
+            f"a {type(value).__name__} cannot be sent to other processes; send numbers, texts, "
+            "tensors, and lists, tuples and dicts of these"
+        )
+
+    return json.dumps(tagged(value)).encode()
+
+
+def decode(message: bytes, classes: Iterable[type] = ()) -> Any:
+    """Return the value of a message; KeyError for a class that is not among `classes`."""
+    by_name = {_name_of(kind): kind for kind in classes}
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        ((tag, content),) = node.items()
+        if tag == "tuple":
+            return tuple(map(plain, content))
+        if tag == "dict":
+            return {plain(key): plain(item) for key, item in content}
+        if tag == "tensor":
+            return load(base64.b64decode(content))[""]
+        if tag == "array":
+            return plain(content).numpy()
+        name, fields = content
+        return by_name[name](**{key: plain(item) for key, item in fields.items()})
+
+    return plain(json.loads(message))
+
+
+def subclasses(kind: type) -> list[type]:
+    """Return a class and all classes that are derived from it so far."""
+    return [kind, *itertools.chain(*map(subclasses, kind.__subclasses__()))]
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
