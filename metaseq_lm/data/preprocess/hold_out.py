@@ -49,8 +49,11 @@ class HoldOut:
                     "needed"
                 )
             return np.asarray(np.arange(1, count + 1) % self.every == 0)
-        share = self.size.endswith("%")
-        size = max(1, round(count * float(self.size[:-1]) / 100)) if share else int(self.size)
+        if self.size.endswith("%"):
+            share = round(count * float(self.size[:-1]) / 100)
+            size = max(1, min(share, count - 1))
+        else:
+            size = int(self.size)
         if size >= count:
             raise UsageError(f"--hold-out {self.size}: train has {count} {unit}")
         order = random_streams.generator(self.seed, "hold out").permutation(count)
