@@ -34,6 +34,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.storage.text_files import BAD_UTF8, STANDARD_INPUT
 
 PROGRESS = True
@@ -63,6 +64,13 @@ class PreprocessOptions:
     split: tuple[str, ...] = option(
         (), "a further split; may be repeated", metavar="NAME=F", repeated=True
     )
+    hold_out: str | None = option(
+        None,
+        "N random documents of train, or P%% of them, become the missing valid split: lines, rows, "
+        "pairs, sentences, passages of questions",
+        metavar="N",
+    )
+    hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
     workers: int = option(1, "corpus: processes (default: 1); other data always takes one")
     encoding: str = option(
         "utf-8", "what text files are converted from, such as latin-1 or utf-16", metavar="E"
@@ -90,6 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the dataset."""
     options = read_options(PreprocessOptions, vars(args))
+    if options.hold_out_seed is not None and options.hold_out is None:
+        raise UsageError("--hold-out-seed needs --hold-out N, whose documents it draws")
     kind, kind_options = pipeline.choose_kind(vars(args))
     request = pipeline.Request(
         destdir=Path(options.destdir),
@@ -99,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
         overwrite=options.overwrite,
         command=command_line(args),
         encoding=options.encoding,
+        hold_out=HoldOut(options.hold_out, options.hold_out_seed or 0)
+        if options.hold_out is not None
+        else None,
     )
     pipeline.preprocess(kind.value(kind_options, request))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import replacing
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
-from metaseq_lm.data.storage.text_content import check_content
-from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.storage.text_files import TextFile, check_text_file
 from metaseq_lm.data.words.columns import ConlluReader
 from metaseq_lm.league.plan import BENCHMARKS, CONLLU, FILES, FOLDERS, LABELLED, TEXT
 
@@ -30,8 +31,9 @@ def make_text(
 ) -> None:
     """Make the corpus of a text and the sets of its probe.
 
-    Every 50th line of the text is the valid split; the tokenizer learns from the others. A probe in
-    CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts the set `labels`.
+    Every 50th line of the text, blank ones apart, is the valid split; the tokenizer learns from the
+    others. A probe in CoNLL-U gives the sets `upos` and `relation`, a table of labelled texts the
+    set `labels`.
 
     Args:
         data: The files `text`, `probe` and `probe_test`, and options of preprocess by name;
@@ -56,10 +58,14 @@ def make_text(
         raise UsageError(f"data.{SUBTYPES}: {data['probe']} is no CoNLL-U, so it has no relations")
     check_probe(data)
     if not (keep_corpus and has_set(folder)):
-        splits = split_lines(Path(data[TEXT]), folder.with_name(TEXT), lines)
+        text = Path(data[TEXT])
+        if lines is not None:
+            text = first_lines(text, folder.with_name(TEXT), lines)
+        hold_out = HoldOut(every=HELD_OUT)
         others = (*FILES, *OF_PROBE, FOLDERS, BENCHMARKS)
         options = {key: value for key, value in data.items() if key not in others}
-        make(options, pipeline.Request(folder, splits, overwrite=True))
+        request = pipeline.Request(folder, {"train": [text]}, overwrite=True, hold_out=hold_out)
+        make(options, request)
     probes = {"train": [Path(data["probe"])], "test": [Path(data["probe_test"])]}
     for options in probe_sets(data).values():
         make(options, pipeline.Request(folder, probes, overwrite=True))
@@ -115,25 +121,12 @@ def make(arguments: Mapping[str, Any], request: pipeline.Request) -> None:
     pipeline.preprocess(kind.value(options, request))
 
 
-def split_lines(text: Path, folder: Path, most: int | None) -> dict[str, list[Path]]:
-    """Write the lines of a text into train.txt and valid.txt and return their paths by split.
-
-    Raises UsageError for fewer than 100 lines, MetaseqError for a file that is no UTF-8.
-    """
-    check_content(TextFile(text), damage_allowed=False)
+def first_lines(text: Path, folder: Path, most: int) -> Path:
+    """Write the first lines of a text that are not blank into a folder and return the file."""
+    check_text_file(text)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {split: folder / f"{split}.txt" for split in ("train", "valid")}
-    count = 0
-    with replacing(paths["train"]) as train, replacing(paths["valid"]) as valid:
-        for _, line, _ in TextFile(text).lines():
-            if not line.strip():
-                continue
-            count += 1
-            (train if count % HELD_OUT else valid).write(line.encode() + b"\n")
-            if count == most:
-                break
-    if count < 2 * HELD_OUT:
-        raise UsageError(
-            f"--{TEXT} {text}: {count} lines; a document is a line, and {2 * HELD_OUT} are needed"
-        )
-    return {split: [path] for split, path in paths.items()}
+    head = folder / "head.txt"
+    filled = (line for _, line, _ in TextFile(text).lines() if line.strip())
+    with replacing(head) as file:
+        file.writelines(line.encode() + b"\n" for line in islice(filled, most))
+    return head

@@ -73,6 +73,11 @@ class TrainingRun:
         self.initialisation = initialise(self.parts)
         if reset:
             check_resettable(Path(config.save_dir), config.trainer)
+        # What is refused leaves no folder, and damaged data show now, not at the first save.
+        _ = self.parts.data_fingerprint
+        check_splits(self.parts)
+        check_final_suites(config, self.task, self.model)
+        check_words(config.trainer, self.task)
         self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
         self.log = RunLog(config, self.folder)
         self.checkpointer = Checkpointer(self.parts, checkpoints, self.initialisation.record())
@@ -81,10 +86,6 @@ class TrainingRun:
     def train(self) -> None:
         """Make the remaining updates, score the final splits, write the results."""
         trainer, options = self.trainer, self.config.trainer
-        _ = self.parts.data_fingerprint  # damaged data show now, not at the first save
-        check_splits(self.parts)
-        check_final_suites(self.config, self.task, self.model)
-        check_words(self.config.trainer, self.task)
         folder = Path(self.config.save_dir)
         results = read_results(folder)
         complete = None

@@ -53,6 +53,7 @@ from metaseq_lm.data.storage.manifest import (
     CORPUS,
     LABELLED,
     MANIFEST_FILE,
+    VALID_REMEDY,
     Manifest,
     check_sizes,
     is_small,
@@ -122,6 +123,12 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
     if not faults:
         checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
+    if not manifest.has_valid and manifest.kind != IMAGES:
+        # Sets with a test split may be for scores alone.
+        level = WARNING if len(manifest.splits) == 1 else OK
+        yield Finding(
+            level, f"{subject.folder}: no valid split, which training needs: {VALID_REMEDY}"
+        )
     yield from damaged_text(subject.folder, manifest)
     if manifest.kind != CORPUS and not wrong_sizes:
         yield from unknown_tokens(subject)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
-from metaseq_lm.data.labelled.records import Record, RecordReader, label_word
+from metaseq_lm.data.labelled.records import LineRecords, Record, RecordReader, label_word
 from metaseq_lm.data.storage.file_kinds import is_json
 from metaseq_lm.data.storage.literals import read_literal
 from metaseq_lm.data.storage.tables import QUOTING
@@ -130,13 +130,15 @@ class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
 
     `remarks` are warnings of a file that its suffix does not fit. A file without the label column
-    has rows without labels, if not `required`. `expand` turns a row into those that count.
+    has rows without labels, if not `required`. `expand` turns a row into those that count. With a
+    `label_file` the lines of both files are texts and labels.
     """
 
     file: TextFile
     columns: Columns
     required: bool = True
     expand: Callable[[Row], Iterable[Row]] | None = None
+    label_file: TextFile | None = None
     counts: Counter[str] = field(default_factory=Counter)
     text_columns: tuple[str, ...] | None = None
     label_columns: tuple[str, ...] = ()
@@ -146,15 +148,19 @@ class RowReader:
 
     def __iter__(self) -> Iterator[Row]:
         columns = self.columns
-        records = RecordReader(
-            self.file,
-            columns.names,
-            columns.quoting,
-            columns.skip_malformed,
-            self._resolve,
-            self.counts,
-            self.remarks,
-        )
+        records: LineRecords | RecordReader
+        if self.label_file is not None:
+            records = LineRecords(self.file, self.label_file, self.counts)
+        else:
+            records = RecordReader(
+                self.file,
+                columns.names,
+                columns.quoting,
+                columns.skip_malformed,
+                self._resolve,
+                self.counts,
+                self.remarks,
+            )
         # Each row of an official file counts, and an empty text is a text there.
         is_plain = columns.index is None and not columns.null_is_empty
         null_cells = NULL_CELLS if records.is_table and is_plain else frozenset()

@@ -19,6 +19,7 @@ from metaseq_lm.data.storage.literals import read_literal
 from metaseq_lm.data.storage.tables import QUOTING, joins_rows, repeated, table_format, table_rows
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
+TEXT, LABEL = "text", "label"  # the names of the columns unless others are given
 MALFORMED_NAMED = 3  # of a file; the others are only counted
 _KINDS = {
     str: "a text",
@@ -140,6 +141,40 @@ def column_names(file: TextFile) -> tuple[str, ...]:
     form = table_format(file, "none", has_header=True)
     first = next((row for _, row, _ in table_rows(file, form) if any(map(str.strip, row))), [])
     return tuple(name.strip('\ufeff \t"') for name in first)
+
+
+@dataclass
+class LineRecords:
+    """Iterates as RecordReader over the lines of two files, a text and its label in each.
+
+    MetaseqError if one has more lines than the other, apart from blank ones at the end.
+    """
+
+    file: TextFile
+    labels: TextFile
+    counts: Counter[str]
+    is_table = False
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
+        self._check_lengths()
+        for (number, text, bad), (_, label, bad_label) in zip(
+            self.file.lines(), self.labels.lines()
+        ):
+            if text.strip() or label.strip():
+                yield number, {TEXT: text if text.strip() else None, LABEL: label}, bad or bad_label
+            else:
+                self.counts["blank"] += 1
+
+    def _check_lengths(self) -> None:
+        texts, labels = (
+            max((number for number, line in file.byte_lines() if line.strip()), default=0)
+            for file in (self.file, self.labels)
+        )
+        if texts != labels:
+            raise MetaseqError(
+                f"{self.file}: {texts:,} lines of text, but {self.labels}: {labels:,} labels; each "
+                "line has the label of the text in the same line"
+            )
 
 
 @dataclass

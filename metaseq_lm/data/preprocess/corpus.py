@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +17,7 @@ from metaseq_lm.core.options import option
 from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks, join_words
 from metaseq_lm.data.corpus.text_columns import ColumnFile
+from metaseq_lm.data.preprocess.hold_out import HeldOutLines
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
     PlainTextOptions,
@@ -24,6 +26,7 @@ from metaseq_lm.data.preprocess.options import (
 )
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
+    VALID,
     Pipeline,
     Record,
     Request,
@@ -32,7 +35,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.arrow_files import is_arrow
-from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS
+from metaseq_lm.data.storage.file_kinds import HEAD, PLAIN, RECORDS
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS, WORDS
 from metaseq_lm.data.storage.tables import QUOTING
@@ -44,6 +47,7 @@ from metaseq_lm.data.storage.text_files import (
     source_bytes,
     text_files,
 )
+from metaseq_lm.data.storage.text_parts import JoinedLines, wrapped_width
 from metaseq_lm.data.storage.word_starts import WordStartsWriter
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -117,21 +121,32 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
     With `options.documents` "blank", blank lines and the ends of files end documents and every
-    other line is a sequence, a sentence say; with "lines" every line is a document.
+    other line is a sequence, a sentence say; with "lines" every line is a document, and with
+    "paragraphs" the lines up to a blank one, which are a sequence of the document with "file".
     """
 
+    holds_out = True
+    _held: HeldOutLines | None = None
+
     def __init__(self, options: CorpusOptions, request: Request) -> None:
-        splits = {split: text_files(paths) for split, paths in request.splits.items()}
-        super().__init__(replace(request, splits=splits))
+        super().__init__(request.expanded().with_valid())
         if options.text_columns is not None:
             if len(options.text_columns) > 1:
                 raise UsageError("--text-columns: a corpus has one column of text")
             options = replace(options, text_column=options.text_columns[0], text_columns=None)
         if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
             raise UsageError("--columns and --quoting are of tables; give --text-column as well")
+        if options.text_column is not None and options.documents not in ("lines", "blank"):
+            raise UsageError(
+                f"--documents {options.documents} is for plain text; with --text-column a record "
+                "is a document"
+            )
         self.options = options
-        self.holds_lines = options.text_column is not None
-        if self.holds_lines:
+        self._blank_ends = options.documents in ("blank", "file")
+        has_column = options.text_column is not None
+        is_joined = options.documents in ("paragraphs", "file")
+        self.holds_lines = has_column or is_joined or request.hold_out is not None
+        if has_column:
             self.reads = RECORDS | PLAIN  # a table of one column
             self.expected = "a table or records with a column of text"
 
@@ -141,6 +156,8 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
     def text_file(self, path: Path) -> TextFile:
         """Return a file as the options say."""
         file, options = self.request.text_file(path), self.options
+        if options.text_column is None and options.documents in ("paragraphs", "file"):
+            return JoinedLines(file.path, file.on_bad_utf8, file.encoding, file=file)
         if options.text_column is None:
             return file
         return ColumnFile(
@@ -152,6 +169,13 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             options.quoting,
             options.documents == "blank",
         )
+
+    def _part(self, path: Path, split: str) -> TextFile:
+        """Return what a split has of a file."""
+        file = self.text_file(path)
+        if self._held is None or split not in (TRAIN, VALID):
+            return file
+        return self._held.part(file, split == VALID)
 
     def check_file(self, path: Path) -> None:
         file = self.text_file(path)
@@ -168,11 +192,17 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
 
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request
+        train = request.splits.get(TRAIN, [])
+        if request.hold_out is not None:
+            files = list(map(self.text_file, train))
+            # Paragraphs are lines by now.
+            documents = options.documents.replace("paragraphs", "lines")
+            self._held = HeldOutLines.of_documents(files, request.hold_out, documents)
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
-            corpus = text_files(options.tokenizer_corpus) or request.splits.get(TRAIN, [])
-            files = list(map(self.text_file, corpus))
+            files = list(map(self.text_file, text_files(options.tokenizer_corpus)))
+            files = files or [self._part(path, TRAIN) for path in train]
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
         return describe_tokenizer(self.tokenizer)
@@ -181,15 +211,16 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         """Yield the blocks of the files; `read` counts on from one file to the next."""
         before = 0
         for path in split.sources:
-            for block in blocks(self.text_file(path)):
-                yield replace(block, read=before + block.read)
+            file = self.text_file(path)  # without the numbers of lines, for worker processes
+            for block in blocks(self._part(path, split.name)):
+                yield replace(block, file=file, read=before + block.read)
             before += source_bytes(path)
 
     def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
         return encode_blocks(records, self.tokenizer, self.folder, self.request.workers)
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
-        blank_ends = self.options.documents == "blank"
+        blank_ends = self._blank_ends
         prefix = self.folder / split.name
         with (
             IndexedWriter(prefix, self.tokenizer.dtype, documents=blank_ends) as writer,
@@ -203,6 +234,24 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
                 counter.add(part)
                 writer.fraction = fraction
         self.note(split, counter.counts, counter.frequencies)
+
+    def report(self) -> str:
+        return "\n".join([super().report(), *self._wrapped_files()])
+
+    def _wrapped_files(self) -> Iterator[str]:
+        """Yield a warning for the first file whose lines look wrapped, if each is a document."""
+        if self.options.documents != "lines" or self.options.text_column is not None:
+            return
+        for path in chain.from_iterable(self.request.splits.values()):
+            head, _ = next(self.text_file(path).chunks(HEAD))
+            if width := wrapped_width(head.decode("utf-8", "replace").splitlines()):
+                yield (
+                    f"warning: {path}: its lines look wrapped at {width} characters, and each is a "
+                    "document; give --documents paragraphs (the lines up to a blank one, joined by "
+                    "spaces), file (a file is one document of these) or blank (each line is a "
+                    "sentence of a document that a blank line ends)"
+                )
+                return
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no text in {split.counts['lines']} lines: {self._passed_over(split)}"

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,9 +26,11 @@ from metaseq_lm.data.labelled.classes import (
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TableOptions, TokenizerFromOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
+    VALID,
     Pipeline,
     Request,
     Split,
@@ -40,7 +42,7 @@ from metaseq_lm.data.preprocess.tokenizer import (
     save_tokenizer,
     tokenizer_for_set,
 )
-from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
+from metaseq_lm.data.storage.file_kinds import JSON, PLAIN, RECORDS, Kind, check_kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
@@ -56,6 +58,10 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
 
     NOUN: ClassVar[str] = "labelled sets"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("train_labels", "valid_labels", "test_labels"),
+            "columns text_columns text_column text_separator label_column label_columns quoting",
+        ),
         "labels_from": "labels first_label regression",
         "label_separator": "regression",
         "label_columns": "label_column label_separator labels first_label regression",
@@ -88,6 +94,11 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
         metavar="N",
         at_least=0,
     )
+    train_labels: tuple[Path, ...] = option(
+        (), "files with a label a line, of the texts a line in --trainpref", metavar="F"
+    )
+    valid_labels: tuple[Path, ...] = option((), "the same for --validpref", metavar="F")
+    test_labels: tuple[Path, ...] = option((), "the same for --testpref", metavar="F")
     label_separator: str = option(
         "", "a row has any number of labels, with this text between them", metavar="S"
     )
@@ -183,8 +194,16 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     else:
         details["label_column"] = columns.label
 
+    label_files = _label_files(options, request)
+
     def open_rows(split: str, path: Path) -> Rows:
-        return RowReader(request.record_file(path), columns, not may_lack_labels(split))
+        labels = label_files.get(path)
+        return RowReader(
+            request.record_file(path),
+            columns,
+            not may_lack_labels(split),
+            label_file=None if labels is None else request.text_file(labels),
+        )
 
     are_names = options.labels is not None and all(
         number_of(label) is None for label in options.labels
@@ -204,7 +223,23 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         ),
         open_rows,
         tokenizer_for_set(request.destdir, options.tokenizer_from),
+        label_files,
     )
+
+
+def _label_files(options: LabelledOptions, request: Request) -> dict[Path, Path]:
+    """Return the file of labels of each file of texts; UsageError unless they are as many."""
+    files: dict[Path, Path] = {}
+    for split in (TRAIN, VALID, "test"):
+        paths = getattr(options, f"{split}_labels")
+        texts = request.splits.get(split, [])
+        if paths and len(paths) != len(texts):
+            raise UsageError(
+                f"--{split}-labels names {len(paths)} files, --{split}pref {len(texts)}; each file "
+                "of texts has one of labels"
+            )
+        files |= zip(texts, paths)
+    return files
 
 
 # A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
@@ -216,13 +251,19 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     """Rows of any source to a labelled set; `open_rows` returns the rows of a file of a split."""
 
     kind, unit = LABELLED, "rows"
-    reads_records = True
+    reads_records = holds_out = True
     reads, expected = RECORDS | PLAIN, "a table or records with labels"
 
     def __init__(
-        self, request: Request, form: LabelledForm, open_rows: OpenRows, tokenizer: Tokenizer
+        self,
+        request: Request,
+        form: LabelledForm,
+        open_rows: OpenRows,
+        tokenizer: Tokenizer,
+        label_files: Mapping[Path, Path] | None = None,
     ) -> None:
-        super().__init__(request)
+        super().__init__(request.with_valid())
+        self._label_files = label_files or {}
         self.form = form
         self.open_rows = open_rows
         self.tokenizer = tokenizer
@@ -232,9 +273,19 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._classes = form.labels
         self._spellings: dict[str, str] = {}
         self._warnings: list[str] = []
+        self._held: set[tuple[Path, int]] = set()  # records of train that are held out
         if form.benchmark:  # official files have forms of their own
             self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.HTML, Kind.XML}
             self.expected = f"a file of {form.benchmark}"
+
+    def input_files(self) -> Iterable[Path]:
+        return [*super().input_files(), *self._label_files.values()]
+
+    def check_file(self, path: Path) -> None:
+        super().check_file(path)
+        if path in (*self._label_files, *self._label_files.values()):
+            allowed = frozenset(Kind) - JSON
+            check_kind(self.request.text_file(path), allowed, "texts or labels, one a line")
 
     def prepare(self) -> dict[str, Any]:
         labels, regression = self.form.labels, self.form.regression
@@ -250,6 +301,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._spellings = {whole_number(name): name for name in self._classes or []}
         if self.form.are_names:
             self._spellings |= self._names_of_numbers(self._classes or [])
+        if self.request.hold_out is not None:
+            self._held = self._held_out_records(self.request.hold_out)
         return describe_tokenizer(self.tokenizer)
 
     def _names_of_numbers(self, names: Sequence[str]) -> dict[str, str]:
@@ -275,6 +328,26 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                     f"{names[number - 1]!r} if they count from 1; say --first-label 0 or 1"
                 )
         return {str(number): name for number, name in enumerate(names, first)}
+
+    def _held_out_records(self, hold_out: HoldOut) -> set[tuple[Path, int]]:
+        """Return file and line of records drawn from those of train that have a label.
+
+        A record may be several rows, which stay together.
+        """
+        records: dict[tuple[Path, int], None] = {}
+        no_gold, skips_bad = self._no_gold(), self.request.on_bad_utf8 == "skip"
+        for path in self.request.splits[TRAIN]:
+            for row in self.open_rows(TRAIN, path):
+                is_skipped = row.bad and skips_bad
+                if not is_skipped and with_names(row, self._spellings).label not in no_gold:
+                    records[path, row.line] = None
+        return set(compress(records, hold_out.choose(len(records), "rows")))
+
+    def _is_elsewhere(self, split: str, path: Path, row: Row) -> bool:
+        """Return whether a row of the files of train belongs to the other part of them."""
+        if not self._held or split not in (TRAIN, VALID):
+            return False
+        return ((path, row.line) in self._held) != (split == VALID)
 
     def _labels_of(self, split: str) -> Iterator[Label]:
         """Yield the labels of a split before it is read, so that its classes are decided on."""
@@ -308,7 +381,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in split.sources:
             reader = self.open_rows(split.name, path)
             for row in reader:
-                if self.skips(split, row.bad):
+                if self._is_elsewhere(split.name, path, row) or self.skips(split, row.bad):
                     continue
                 row = row if row.label in classes else with_names(row, self._spellings)
                 if unlabelled:
@@ -336,6 +409,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 counts["rows"] += 1
                 labels.append((path, row.line, row.label))
                 yield path, row
+            if self._held and split.name == VALID:
+                continue  # it was said of train
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 

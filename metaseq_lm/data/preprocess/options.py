@@ -40,8 +40,9 @@ class DocumentOptions:
 
     documents: str = option(
         "lines",
-        "a document is a line, or the lines (sentences) up to a blank line",
-        choices=("lines", "blank"),
+        "a document is a line, the lines (sentences) up to a blank line (blank), these joined by "
+        "spaces where lines are wrapped (paragraphs), or a file of such paragraphs (file)",
+        choices=("lines", "blank", "paragraphs", "file"),
     )
 
 

@@ -21,9 +21,11 @@ from metaseq_lm.data.parallel.sets import (
     UNLABELLED,
     references_name,
 )
+from metaseq_lm.data.preprocess.hold_out import HeldOutLines, HoldOut
 from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
+    VALID,
     Pipeline,
     Request,
     Split,
@@ -82,10 +84,12 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     """Two line-aligned files for each split; a request names them without .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
+    holds_out = True
+    _held: HeldOutLines | None = None
     expected = "plain text"
 
     def __init__(self, options: ParallelOptions, request: Request) -> None:
-        super().__init__(request.inside(options.parallel))
+        super().__init__(request.inside(options.parallel).with_valid())
         if not (options.source_lang and options.target_lang):
             raise UsageError("--parallel needs --source-lang and --target-lang")
         self.options = options
@@ -113,18 +117,35 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     def prepare(self) -> dict[str, Any]:
         """Train the tokenizer of each side; the manifest names the source's and hashes both."""
         options = self.options
+        if self.request.hold_out is not None:
+            self._held = self._held_out_pairs(self.request.hold_out)
         for column, side in enumerate(SIDES):
-            corpus = [pair[column] for pair in self._pairs[TRAIN]]
+            files = [self.request.text_file(pair[column]) for pair in self._pairs[TRAIN]]
+            if self._held is not None:
+                files = [self._held.part(file, False) for file in files]
             if side == SOURCE:
-                corpus += options.unlabelled
+                files += map(self.request.text_file, options.unlabelled)
             min_frequency = getattr(options, f"{side}_min_frequency")
             if min_frequency is None:
                 min_frequency = MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
-            files = list(map(self.request.text_file, corpus))
             self.tokenizers[side] = options.train(files, min_frequency, task_tokens=1)
         hashes = "".join(self.tokenizers[side].fingerprint for side in SIDES)
         joined = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
         return {**describe_tokenizer(self.tokenizers[SOURCE]), "hash": joined}
+
+    def _held_out_pairs(self, hold_out: HoldOut) -> HeldOutLines:
+        """Draw from the pairs of train without an empty side."""
+        lines: dict[Path, np.ndarray] = {}
+        for pair in self._pairs[TRAIN]:
+            full = [all(text.strip() for _, text, _ in sides) for _, sides in self._lines(pair)]
+            lines |= dict.fromkeys(pair, np.array(full, bool))
+        counts = [int(lines[source].sum()) for source, _ in self._pairs[TRAIN]]
+        held = np.split(hold_out.choose(sum(counts), "pairs"), np.cumsum(counts)[:-1])
+        for pair, part in zip(self._pairs[TRAIN], held):
+            places = lines[pair[0]].copy()
+            places[places] = part
+            lines |= dict.fromkeys(pair, places)
+        return HeldOutLines(lines)
 
     def splits(self) -> Iterable[Split]:
         unlabelled = self.options.unlabelled
@@ -146,18 +167,26 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 else:
                     split.counts["empty"] += 1
 
+    def _lines(self, pair: tuple[Path, Path]) -> Iterator[tuple[int, list[tuple[int, str, bool]]]]:
+        """Yield (number, lines) of two aligned files; MetaseqError if one goes on alone."""
+        sides = [self.request.text_file(path).lines() for path in pair]
+        for number, lines in enumerate(zip_longest(*sides), 1):
+            if None in lines:
+                short = lines.index(None)
+                raise MetaseqError(
+                    f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with "
+                    f"line {number}; the lines of parallel files must belong together one by "
+                    "one"
+                )
+            yield number, list(lines)
+
     def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
         """Yield pairs; those with an empty side are counted where allowed, else a MetaseqError."""
+        held = self._held if split.name in (TRAIN, VALID) else None
         for pair in self._pairs[split.name]:
-            sides = [self.request.text_file(path).lines() for path in pair]
-            for number, lines in enumerate(zip_longest(*sides), 1):
-                if None in lines:
-                    short = lines.index(None)
-                    raise MetaseqError(
-                        f"{pair[short]}: {number - 1} lines, but {pair[1 - short]} goes on with "
-                        f"line {number}; the lines of parallel files must belong together one by "
-                        "one"
-                    )
+            for number, lines in self._lines(pair):
+                if held is not None and held.holds(pair[0], number) != (split.name == VALID):
+                    continue
                 texts = [text.strip() for _, text, _ in lines]
                 if self.skips(split, any(bad for _, _, bad in lines)):
                     continue

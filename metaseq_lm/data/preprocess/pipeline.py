@@ -26,10 +26,11 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import Entry, Registry
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
 from metaseq_lm.data.storage.file_kinds import Kind, check_kind
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, VALID_REMEDY, Manifest
 from metaseq_lm.data.storage.text_content import check_content
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, text_files
 from metaseq_lm.data.unknown_tokens import TOKENS, unknown_share
@@ -37,7 +38,7 @@ from metaseq_lm.runs.conditions import REMEDY, describe_unknown
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
-TRAIN = "train"
+TRAIN, VALID = "train", "valid"
 STAGING = ".preprocess"
 
 DATASET_KINDS: Registry[Any] = Registry("dataset kind")
@@ -67,7 +68,8 @@ Encoded = TypeVar("Encoded")
 class Request:
     """What every kind of dataset needs: the folder to fill, the files of each split, and so on.
 
-    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If
+    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. Of a
+    pipeline that `holds_out`, documents of train become valid if `hold_out` says so. If
     `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
     """
 
@@ -78,6 +80,7 @@ class Request:
     overwrite: bool = False
     command: str = ""
     encoding: str = "utf-8"
+    hold_out: HoldOut | None = None
 
     def text_file(self, path: Path) -> TextFile:
         """Return a file, to be read as the request says."""
@@ -94,6 +97,17 @@ class Request:
         return replace(
             self, splits={name: text_files(paths) for name, paths in self.splits.items()}
         )
+
+    def with_valid(self) -> "Request":
+        """Return the same request with the files of train for valid if documents are held out."""
+        if self.hold_out is None:
+            return self
+        if VALID in self.splits or TRAIN not in self.splits:
+            raise UsageError(
+                "--hold-out takes documents of --trainpref for the missing --validpref"
+            )
+        paths = list(dict.fromkeys(self.splits[TRAIN]))
+        return replace(self, splits={TRAIN: paths, VALID: paths, **_without(self.splits, TRAIN)})
 
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""
@@ -133,6 +147,7 @@ class Pipeline(Generic[Record, Encoded]):
         unit: The count of a split that must not be zero.
         reads_records: Whether the files may be of Parquet and Arrow, too, and folders of such.
         reads: The kinds of files that it reads; `expected` names them.
+        holds_out: Whether it can hold out documents of train.
         holds_lines: Whether lines are held whole, which bounds their length.
         folder: The staging folder; set before `prepare` is called.
         shared_files: The names of files that belong to no split, such as the tokenizer's.
@@ -143,6 +158,7 @@ class Pipeline(Generic[Record, Encoded]):
     reads_records: ClassVar[bool] = False
     reads: frozenset[Kind] = frozenset(Kind)
     expected: str = "a file of this kind"
+    holds_out: ClassVar[bool] = False
     holds_lines: bool = True
     folder: Path
 
@@ -237,6 +253,8 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     request = pipeline.request
     if request.workers < 1:
         raise UsageError(f"--workers {request.workers}: at least 1")
+    if request.hold_out is not None and not pipeline.holds_out:
+        raise UsageError(f"--hold-out does not apply to {pipeline.kind} data")
     for path in pipeline.input_files():
         pipeline.check_file(path)
     shares: dict[str, float | None] = {}
@@ -265,9 +283,16 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         show(text)
     if text := describe_unknown(shares):
         show(f"warning: {request.destdir}: {text}; {REMEDY}")
+    # A league makes sets for its probes, which are not trained on.
+    if request.command and pipeline.holds_out and not manifest.has_valid:
+        show(f"warning: no valid split, which training needs: {VALID_REMEDY}")
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest
+
+
+def _without(splits: Mapping[str, list[Path]], name: str) -> dict[str, list[Path]]:
+    return {other: paths for other, paths in splits.items() if other != name}
 
 
 def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import rows_name
-from metaseq_lm.data.preprocess.pipeline import Pipeline, Request, Split
+from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Pipeline, Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
@@ -30,27 +31,38 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
     """Official files to a SQuAD set; `version` is "v1.1", "v2.0" or "mrqa"."""
 
     kind, unit = SQUAD, "questions"
-    reads_records = True
+    reads_records = holds_out = True
     reads, expected = PLAIN | RECORDS | {Kind.SQUAD, Kind.JSON_COLUMNS}, "a file of SQuAD"
 
     def __init__(self, request: Request, version: str, tokenizer: Tokenizer) -> None:
-        super().__init__(request)
+        super().__init__(request.with_valid())
         if version not in VERSIONS:
             hint = nearest(version, list(VERSIONS))
             raise UsageError(f"SQuAD {version!r}: choose one of {', '.join(VERSIONS)}.{hint}")
         self.version = version
         self.tokenizer = tokenizer
+        self._held: set[int] = set()  # hashes of the contexts that are held out
 
     def prepare(self) -> dict[str, Any]:
+        if self.request.hold_out is not None:
+            files = map(self.request.record_file, self.request.splits[TRAIN])
+            readers = chain.from_iterable(SquadReader(file, self.version) for file in files)
+            contexts = list(dict.fromkeys(hash(paragraph.context) for paragraph in readers))
+            held = self.request.hold_out.choose(len(contexts), "contexts")
+            self._held = set(compress(contexts, held))
         return describe_tokenizer(self.tokenizer)
 
     def read(self, split: Split) -> Iterator[Paragraph]:
         """Yield the paragraphs; MetaseqError for a question id that occurs twice."""
         split.counts.update(dict.fromkeys(COUNTS, 0))
         seen: set[str] = set()
+        is_parted = self._held and split.name in (TRAIN, VALID)
         for path in split.sources:
             reader = SquadReader(self.request.record_file(path), self.version)
             for paragraph in reader:
+                is_held_out = hash(paragraph.context) in self._held
+                if is_parted and is_held_out != (split.name == VALID):
+                    continue
                 for question in paragraph.questions:
                     if question.id in seen:
                         raise MetaseqError(

@@ -3,17 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import option
+from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.preprocess.options import ClassOptions, TokenizerFromOptions, WordColumnOptions
-from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
+from metaseq_lm.data.preprocess.pipeline import TRAIN, VALID, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
 from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_conllu, is_json, recognise
@@ -48,7 +48,6 @@ from metaseq_lm.data.words.tags import (
 from metaseq_lm.data.words.token_lists import RELATIONS, TokenListReader
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary, WordVocabulary, load_vocabulary
 
-VALID = "valid"
 UNSEEN = "<unseen>"
 UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
 KEEP = "keep"
@@ -69,12 +68,6 @@ class WordSetOptions(WordColumnOptions, ClassOptions):
         "leaves the universal relations",
         choices=(KEEP, "drop"),
     )
-    hold_out: int | None = option(
-        None,
-        "tagged, treebank: N random sentences of train become the missing valid split",
-        at_least=1,
-    )
-    hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     All sentences are read first, as the classes depend on all splits.
     """
 
-    reads_records = True
+    reads_records = holds_out = True
     # Rows with blanks between the columns can look like text; an object of lists can be one
     # sentence.
     reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
@@ -133,12 +126,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         files = chain.from_iterable(splits.values())
         labelled_files = [*files, *map(Path, options.drop_overlap_with)]
         super().__init__(request.inside(name), options.word_column, labelled_files)
-        if options.hold_out_seed is not None and not options.hold_out:
-            raise UsageError("--hold-out-seed needs --hold-out N, whose sentences it draws")
-        if options.hold_out and (VALID in splits or TRAIN not in splits):
-            raise UsageError(
-                "--hold-out takes sentences of --trainpref for the missing --validpref"
-            )
+        request.with_valid()  # which the sentences are drawn for
         self.options = options
         self.data_folder = request.destdir
         self.vocabulary = self.open_vocabulary()
@@ -180,8 +168,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def prepare(self) -> dict[str, Any]:
         """Read all sentences and decide on the classes."""
         self._read_all()
-        if self.options.hold_out:
-            self._hold_out(self.options.hold_out)
+        if self.request.hold_out is not None:
+            self._hold_out(self.request.hold_out)
         self.choose_labels()
         if self.options.labels_from is not None:
             self._take_labels(self.options.labels_from)
@@ -207,17 +195,13 @@ class WordSetPipeline(SentencePipeline[Sentence]):
                 raise MetaseqError(f"{split}: no sentences{dropped}")
             self._splits[split.name], self.sentences[split.name] = split, sentences
 
-    def _hold_out(self, count: int) -> None:
-        """Move random sentences of train, in their order, to a new split valid."""
+    def _hold_out(self, hold_out: HoldOut) -> None:
+        """Move sentences of train, in their order, to a new split valid."""
         train = self.sentences[TRAIN]
-        if count >= len(train):
-            raise UsageError(f"--hold-out {count}: train has {len(train)} sentences")
-        seed = self.options.hold_out_seed or 0
-        order = random_streams.generator(seed, "hold out").permutation(len(train))
-        chosen = set(order[:count].tolist())
+        held = hold_out.choose(len(train), "sentences")
         self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
-        self.sentences[VALID] = [s for i, s in enumerate(train) if i in chosen]
-        self.sentences[TRAIN] = [s for i, s in enumerate(train) if i not in chosen]
+        self.sentences[VALID] = list(compress(train, held))
+        self.sentences[TRAIN] = list(compress(train, ~held))
 
     def all_sentences(self) -> Iterator[Sentence]:
         """Return the sentences of all splits, one after the other."""

@@ -4,7 +4,7 @@ import array
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.output import show
+from metaseq_lm.data.preprocess.hold_out import HeldOutLines
 from metaseq_lm.data.preprocess.options import (
     DocumentOptions,
     PlainTextOptions,
@@ -22,6 +23,7 @@ from metaseq_lm.data.preprocess.options import (
 )
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
+    VALID,
     Pipeline,
     Record,
     Request,
@@ -33,7 +35,6 @@ from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_toke
 from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.file_kinds import PLAIN, check_kind, is_conllu
 from metaseq_lm.data.storage.indexed import smallest_dtype
-from metaseq_lm.data.storage.text_files import text_files
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
@@ -218,19 +219,22 @@ class WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
     kind = WORDS
+    holds_out = True
     vocabulary: WordVocabulary
+    _held: HeldOutLines | None = None
 
     def __init__(self, options: WordsOptions, request: Request) -> None:
         labelled_files = [*options.labelled_corpus, *map(Path, options.drop_overlap_with)]
-        splits = {split: text_files(paths) for split, paths in request.splits.items()}
-        super().__init__(replace(request, splits=splits), options.word_column, labelled_files)
+        super().__init__(request.expanded().with_valid(), options.word_column, labelled_files)
         if options.word_places != "text" and options.word_vectors is None:
             raise UsageError(f"--word-places {options.word_places} needs --word-vectors FILE")
-        if options.documents == "blank" and options.split_text == "lines":
+        if options.documents != "lines" and options.split_text == "lines":
             raise UsageError(
-                "--documents blank joins lines of running text; with --words it needs --split-text "
-                "sentences or raw"
+                f"--documents {options.documents} joins lines of running text; with --words it "
+                "needs --split-text sentences or raw"
             )
+        if options.documents == "file":
+            raise UsageError("--documents file: sentences of words are no documents; give blank")
         self.options = options
 
     def input_files(self) -> Iterable[Path]:
@@ -248,7 +252,10 @@ class WordsPipeline(SentencePipeline[list[str]]):
             check_kind(self.request.text_file(path), PLAIN, "plain text")
 
     def prepare(self) -> dict[str, Any]:
-        options = self.options
+        options, request = self.options, self.request
+        if request.hold_out is not None:
+            files = list(map(request.text_file, request.splits[TRAIN]))
+            self._held = HeldOutLines.of_documents(files, request.hold_out, options.documents)
         if options.tokenizer_from is not None:
             self.vocabulary = WordVocabulary.load(options.tokenizer_from)
         else:
@@ -267,7 +274,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
         """
         options, forms = self.options, Counter[str]()
         open_file = self.request.text_file
-        readers = [self._text_reader(path) for path in self.request.splits.get(TRAIN, [])]
+        readers = [self._text_reader(path, TRAIN) for path in self.request.splits.get(TRAIN, [])]
         readers += [TextReader(open_file(path)) for path in options.tokenizer_corpus]
         for reader in readers:
             for words in reader:
@@ -299,16 +306,18 @@ class WordsPipeline(SentencePipeline[list[str]]):
             )
         return WordVocabulary(words, characters_of(forms), [counts[word] for word in words], table)
 
-    def _text_reader(self, path: Path) -> TextReader:
-        paragraphs = self.options.documents == "blank"
-        return TextReader(self.request.text_file(path), self.options.split_text, paragraphs)
+    def _text_reader(self, path: Path, split: str) -> TextReader:
+        file, paragraphs = self.request.text_file(path), self.options.documents != "lines"
+        if self._held is not None and split in (TRAIN, VALID):
+            file = self._held.part(file, split == VALID)
+        return TextReader(file, self.options.split_text, paragraphs)
 
     def read(self, split: Split) -> Iterator[list[str]]:
         """Yield the sentences; of train without those of evaluation splits, which are counted."""
         counts = split.counts
         counts["dropped_overlap"] = 0
         for path in split.sources:
-            reader = self._text_reader(path)
+            reader = self._text_reader(path, split.name)
             for words in reader:
                 if split.name == TRAIN and words in self._overlap:
                     counts["dropped_overlap"] += 1

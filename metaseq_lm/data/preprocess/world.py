@@ -367,7 +367,7 @@ class WordRows:
     documents: LabelledDocuments
     path: Path  # named like the split
     counts: Counter[str] = field(default_factory=Counter)
-    remarks: tuple[str, ...] = ()
+    remarks: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Sentence]:
         data, world = self.documents.splits[self.path.name], self.documents.world

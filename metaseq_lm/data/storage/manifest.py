@@ -16,6 +16,7 @@ MANIFEST_FILE = "manifest.json"
 WORDS = ".words"  # the end of the names of files that say where words begin
 HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
+VALID_REMEDY = "preprocess with --validpref FILE, or with --hold-out 5% to take it out of train"
 BLOCK_BYTES = 64 << 20
 ALWAYS_VERIFIED = 64 << 20  # bytes of a data set whose checksums are read at each use
 CORPUS, LABELLED = "corpus", "labelled"
@@ -124,11 +125,18 @@ class Manifest:
         """The hash of `data_parts`, 32 hex digits."""
         return _checksum(self.data_parts)
 
+    @property
+    def has_valid(self) -> bool:
+        """Whether training on the set can validate; also if there is nothing to train on."""
+        splits = {name.partition("_")[0] for name in self.splits}
+        return "train" not in splits or "valid" in splits
+
     def require_split(self, folder: str | Path, split: str) -> None:
         """Raise MetaseqError if the folder of this manifest has no such split."""
         if split not in self.splits:
             names = ", ".join(sorted(self.splits)) or "none"
-            raise MetaseqError(f"{folder}: no split '{split}'; there are {names}")
+            remedy = f"; {VALID_REMEDY}" if split == "valid" and not self.has_valid else ""
+            raise MetaseqError(f"{folder}: no split '{split}'; there are {names}{remedy}")
 
     def check(self) -> None:
         """Raise TypeError, ValueError, KeyError or AttributeError for a part of a wrong form.

@@ -177,6 +177,11 @@ class TextFile:
 
     def byte_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (line number, bytes without line end) for each line, held whole."""
+        for number, line, _ in self.numbered_lines():
+            yield number, line
+
+    def numbered_lines(self) -> Iterator[tuple[int, bytes, int]]:
+        """Yield (line number, bytes without line end, bytes read from the disk) for each line."""
         pending = bytearray()
         for block in blocks(self):
             pending += block.data
@@ -186,7 +191,7 @@ class TextFile:
                 continue
             lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
-                yield number, line.removesuffix(b"\r")
+                yield number, line.removesuffix(b"\r"), block.read
 
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""

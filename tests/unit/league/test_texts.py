@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.league.plan import TEXT_ARM, read_plan
 from metaseq_lm.league.texts import HELD_OUT, has_text, make_text
 
@@ -34,7 +36,8 @@ def test_every_fiftieth_line_is_held_out_and_the_probe_has_two_sets(
     data, folder = {**files, "vocab_size": 300, "task_tokens": 1}, tmp_path / "L" / "data"
     make_text(data, folder)
     assert has_text(data, folder)
-    held_out = (tmp_path / "L/text/valid.txt").read_text().splitlines()
+    valid, tokenizer = IndexedDataset(folder / "valid"), load_tokenizer(folder)
+    held_out = [tokenizer.decode(valid[row].tolist()) for row in range(len(valid))]
     assert held_out == ["the cat sees line 49", "the cat sees line 99"]
     splits = Manifest.load(folder).splits
     assert (splits["train"]["documents"], splits["valid"]["documents"]) == (123, 2)
@@ -83,7 +86,7 @@ def test_the_plan_of_a_text_names_files_but_not_folders(files: dict[str, str]) -
 
 def test_a_text_of_few_lines_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     Path(files["text"]).write_text("a line\n" * (2 * HELD_OUT - 1))
-    with pytest.raises(UsageError, match="99 lines"):
+    with pytest.raises(UsageError, match="99 documents"):
         make_text(files, tmp_path / "data")
 
 

@@ -1,0 +1,106 @@
+"""Documents of train that become the split valid: which, and how text files are read without."""
+
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.storage.text_parts import KeptLines
+
+_SIZE = re.compile(r"(\d{1,12})|(\d{1,2}(?:\.\d+)?)%")
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """How many documents of train are held out.
+
+    Attributes:
+        size: "N" documents, or "P%" of them, drawn with `seed`.
+        seed: The seed.
+        every: Every such document, in place of a size.
+    """
+
+    size: str = ""
+    seed: int = 0
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        match = _SIZE.fullmatch(self.size)
+        if not self.every and (match is None or not float(self.size.rstrip("%"))):
+            raise UsageError(
+                f"--hold-out {self.size}: a number of documents, at least 1, or a share such as 5%"
+            )
+
+    def choose(self, count: int, unit: str) -> np.ndarray:
+        """Return which of `count` documents are held out, bool (count,).
+
+        UsageError, which calls them `unit`, if that would leave nothing of either split.
+        """
+        if self.every:
+            if count < 2 * self.every:
+                raise UsageError(
+                    f"{count} {unit}; every {self.every}th is held out, so {2 * self.every} are "
+                    "needed"
+                )
+            return np.asarray(np.arange(1, count + 1) % self.every == 0)
+        if self.size.endswith("%"):
+            share = round(count * float(self.size[:-1]) / 100)
+            size = max(1, min(share, count - 1))
+        else:
+            size = int(self.size)
+        if size >= count:
+            raise UsageError(f"--hold-out {self.size}: train has {count} {unit}")
+        order = random_streams.generator(self.seed, "hold out").permutation(count)
+        held = np.zeros(count, bool)
+        held[order[:size]] = True
+        return held
+
+
+class HeldOutLines:
+    """Which lines of the files of train are those of held-out documents.
+
+    Of each file HELD_OUT, KEPT or BLANK of every line; a blank line is in neither part.
+    """
+
+    HELD_OUT, KEPT, BLANK = 1, 0, -1
+
+    def __init__(self, lines: dict[Path, np.ndarray]) -> None:
+        self._lines = lines
+
+    @classmethod
+    def of_documents(
+        cls, files: Sequence[TextFile], hold_out: HoldOut, documents: str
+    ) -> "HeldOutLines":
+        """Return those of files in which a document is a line, or as `documents` says.
+
+        Where it may end a document, a blank line belongs to the document before it.
+        """
+        lines: dict[Path, array[int]] = {}
+        count = 0
+        for file in files:
+            numbers = lines[file.path] = array("q")
+            is_open = False
+            for _, line in file.byte_lines():
+                is_text = bool(line.decode("utf-8", "replace").strip())
+                count += is_text and not is_open
+                is_open = documents != "lines" and (is_text or (is_open and documents == "file"))
+                belongs = is_text or (documents != "lines" and count)
+                numbers.append(count - 1 if belongs else -1)
+        unit = "documents (lines)" if documents == "lines" else "documents"
+        parts = np.append(hold_out.choose(count, unit).astype(np.int8), cls.BLANK)
+        return cls({path: parts[np.asarray(numbers, int)] for path, numbers in lines.items()})
+
+    def part(self, file: TextFile, is_held_out: bool) -> TextFile:
+        """Return the held-out lines of a file of train, or the others."""
+        keep = self._lines[file.path] == (self.HELD_OUT if is_held_out else self.KEPT)
+        return KeptLines(file.path, file.on_bad_utf8, file.encoding, file=file, keep=keep)
+
+    def holds(self, path: Path, number: int) -> bool:
+        """Return whether line `number`, from 1, of a file is held out."""
+        return bool(self._lines[path][number - 1] == self.HELD_OUT)

@@ -1,0 +1,78 @@
+"""Text files of which only some lines are read, or whose paragraphs are read as lines."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+import numpy as np
+
+from metaseq_lm.data.storage.text_files import TextFile, joined
+
+FEWEST_WRAPPED = 20  # lines that tell whether a text is wrapped
+WIDTHS = range(20, 201)  # characters at which text is wrapped
+NEAR_WIDTH, MOST_WRAPPED, MOST_ENDS = 0.8, 0.75, 0.4
+ENDS_SENTENCE = re.compile(r"[.!?:;…。！？।؟]['\"’”»)\]]*$")
+
+
+@dataclass(frozen=True)
+class _OtherLines(TextFile):
+    """A file whose lines are made of those of `file`, which may be of any kind."""
+
+    file: TextFile = field(kw_only=True)
+
+    def chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
+        return joined(((line + b"\n", read) for line, read in self._lines()), size)
+
+    def _lines(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the lines, each with the bytes read from the disk by then."""
+        raise NotImplementedError
+
+    def _source_lines(self) -> Iterator[tuple[int, bytes, int]]:
+        for number, line, read in self.file.numbered_lines():
+            if self.on_bad_utf8 == "fail":
+                self.file.decode(line, number)  # later the number would be another one
+            yield number, line, read
+
+
+@dataclass(frozen=True)
+class KeptLines(_OtherLines):
+    """The lines of a file whose place, from 0, is true in `keep`."""
+
+    keep: np.ndarray = field(kw_only=True)
+
+    def _lines(self) -> Iterator[tuple[bytes, int]]:
+        for number, line, read in self._source_lines():
+            if self.keep[number - 1]:
+                yield line, read
+
+
+@dataclass(frozen=True)
+class JoinedLines(_OtherLines):
+    """The lines of a file up to a blank one joined by spaces, as if they had not been wrapped."""
+
+    def _lines(self) -> Iterator[tuple[bytes, int]]:
+        for is_blank, group in groupby(self._source_lines(), lambda line: not line[1].strip()):
+            if is_blank:
+                continue
+            lines = list(group)
+            yield b" ".join(line.strip() for _, line, _ in lines), lines[-1][2]
+
+
+def wrapped_width(lines: Sequence[str]) -> int:
+    """Return the width at which the lines of a text are wrapped, 0 if they do not look so.
+
+    Lines inside of paragraphs, before which and behind which are others, then have nearly the same
+    length, and few of them end a sentence.
+    """
+    lines = [line.rstrip() for line in lines]
+    inside = [line for line, after in pairwise(lines) if line.strip() and after.strip()]
+    if len(inside) < FEWEST_WRAPPED:
+        return 0
+    width = sorted(map(len, inside))[int(0.98 * (len(inside) - 1))]
+    near = sum(len(line) > NEAR_WIDTH * width for line in inside)
+    ends = sum(ENDS_SENTENCE.search(line) is not None for line in inside)
+    is_wrapped = near >= MOST_WRAPPED * len(inside) and ends <= MOST_ENDS * len(inside)
+    # Lines of one form, such as records, are of one length, too.
+    is_varied = len({line.split()[0] for line in inside}) > 0.1 * len(inside)
+    return width if width in WIDTHS and is_wrapped and is_varied else 0
