@@ -37,7 +37,7 @@ from sweeping import TINY, processes
 LONG = 1200.0  # seconds in which a search ends on a busy machine
 WORLD = ["preprocess", "--world", "quad", "--world-seed", "11", "--quiet"]
 WORLD += ["--world-documents", "400", "--world-held-out", "40"]
-SEARCH = ["--search", "optimizer.lr=1e-3,1e-1", "--search-prune", "none"]
+SEARCH = ["--search", "optimizer.lr=log 1e-3..1e-1", "--search-prune", "none"]
 SEARCH += ["--search-flops", f"{2.3 * SMALL:.0f}", "trainer.max_update=0"]
 SEARCH += [f"trainer.max_flops={SMALL:.0f}", *TINY, "--seeds", "1"]
 
@@ -84,13 +84,15 @@ def timeless(value: Any) -> Any:
         return [timeless(v) for v in value]
     if not isinstance(value, dict):
         return value
-    timed = {"seconds", "time", "created", "checksum", "peak_memory", "command"}
+    timed = {"seconds", "started", "ended", "peak_memory", "checksum", "command", "files"}
     return {k: timeless(v) for k, v in value.items() if k not in timed}
 
 
-def results_of(run: Path) -> tuple[Any, ...]:
+def results_of(run: Path) -> dict[str, Any]:
     """Return the weights and the state of a run, and its scores."""
-    return (*final(run), timeless(json.loads((run / "results.json").read_text())))
+    weights, state = final(run)
+    scores = timeless(json.loads((run / "results.json").read_text()))
+    return {"weights": weights, "state": state, "scores": scores}
 
 
 def results_of_search(place: Path) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def results_of_search(place: Path) -> dict[str, Any]:
     for file in sorted(place.glob("out/search/all/*/trial.json")):
         trial = json.loads(file.read_text())
         if trial["state"] == "finished":
-            score = trial["score"], results_of(file.parent)
+            score = {"score": trial["score"], **results_of(file.parent)}
             key = f"trial {trial['values']}"
             assert same(found.setdefault(key, score), score), f"two results of {key}"
     (run,) = place.glob("out/lr=*")
@@ -189,6 +191,15 @@ def newest(place: Path, since: float) -> str:
     return re.sub(r"\d+", "#", found)
 
 
+def differing_parts(a: Any, b: Any, name: str = "") -> list[str]:
+    """Return where two nested dictionaries differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        parts = [differing_parts(a.get(k), b.get(k), f"{name}/{k}") for k in keys]
+        return [part for each in parts for part in each]
+    return [] if same(a, b) else [f"{name}: {str(a)[:60]}, {str(b)[:60]}"]
+
+
 class Tortured:
     """A command that is killed in a folder of its own, `place`/now."""
 
@@ -256,7 +267,8 @@ class Tortured:
             n for n in sorted(names) if not same(self.wanted.get(n, ""), found.get(n, None))
         ]
         if differing:
-            self.troubles.append(f"{differing} differ")
+            parts = {n: differing_parts(self.wanted.get(n), found.get(n)) for n in differing}
+            self.troubles.append(f"after kill {self.kills} differ: {parts}")
         print(f"  through: {len(names) - len(differing)} equal of {len(names)}", flush=True)
 
     def torture(self, kills: int) -> None:
