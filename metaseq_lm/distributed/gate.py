@@ -61,9 +61,9 @@ def read_secret(folder: str, create: bool) -> bytes | None:
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}; remove it, or set {SECRET}") from error
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
-        if not mine or found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        if not mine or status.st_mode & 0o077:
             raise MetaseqError(
                 f"{path}: has to be a file that only you can read (mode 600), because who reads it "
                 f"can join the run; remove it, or set {SECRET}"

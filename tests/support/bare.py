@@ -1,8 +1,8 @@
 """An installation without extras: the wheel of this checkout, and what it requires.
 
-Its packages are linked from this interpreter, each as its metadata ask for it; so none that only an
-extra, a test or another tool brings can be imported. Commands run outside of the checkout: the
-first of each name as a user starts it, the others in forks of a server that has imported torch.
+The packages are those that the metadata ask for, linked from this interpreter; what only an extra
+or a test needs cannot be imported. Commands run outside of the checkout: the first of each name as
+a user starts it, the others in forks of a server that has imported torch.
 """
 
 from __future__ import annotations
