@@ -34,12 +34,16 @@ from real_runs import Started, final, same
 from small_data import make_moons
 from sweeping import TINY, processes
 
+from metaseq_lm.cli import main as program
+
 LONG = 1200.0  # seconds in which a search ends on a busy machine
 WORLD = ["preprocess", "--world", "quad", "--world-seed", "11", "--quiet"]
 WORLD += ["--world-documents", "400", "--world-held-out", "40"]
 SEARCH = ["--search", "optimizer.lr=log 1e-3..1e-1", "--search-prune", "none"]
 SEARCH += ["--search-flops", f"{2.3 * SMALL:.0f}", "trainer.max_update=0"]
 SEARCH += [f"trainer.max_flops={SMALL:.0f}", *TINY, "--seeds", "1"]
+FINETUNE = ["score", "--suite", "finetune"]
+FINETUNED = ["epochs=2", "batch_size=8", "lr=3e-3", "tokens=16"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,6 @@ class Kind:
         result: What it has made there.
         finish: Called before the last life; after it a command that watches can end.
         seconds: From its first file to the last moment of a kill, None for as long as it takes.
-        at_once: Whether moments count from the start, not from the first file.
         loses: Whether killed work is given up, so that only what both have made is compared.
     """
 
@@ -64,7 +67,6 @@ class Kind:
     finish: Callable[[Path], object] = lambda place: None
     seconds: float | None = None
     loses: bool = False
-    at_once: bool = False
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -125,11 +127,15 @@ def make_league(place: Path) -> None:
 
 
 def make_scored(place: Path) -> None:
-    """Train a run and write pairs for it."""
-    agreement.make_run(agreement.make_data(place), place / "run", 20)
-    (place / "pairs").mkdir()
-    for name, seed in (("near", 7), ("far", 8)):
-        agreement.make_pairs(place / "pairs" / f"{name}.jsonl", 400, seed)
+    """Train a run and make two sets to fine-tune it on."""
+    data = agreement.make_data(place)
+    agreement.make_run(data, place / "run", 20)
+    for task in ("mrpc", "rte"):
+        for split, count in (("train", 80), ("valid", 30)):
+            file = place / f"{task}.{split}.jsonl"
+            agreement.write_labelled_pairs(file, count, 5, (1, 0))
+        words = ["preprocess", "--benchmark", f"babylm/{task.upper()}", "--source", str(place)]
+        assert program([*words, "--destdir", str(data)]) == 0
 
 
 def make_watched(place: Path) -> None:
@@ -171,9 +177,8 @@ KINDS = {
     "suites": Kind(
         5,
         make_scored,
-        lambda place: ["score", f"{place}/run", "--suite", "pairs", "--data", f"{place}/pairs"],
+        lambda place: [*FINETUNE, f"{place}/run", "--data", f"{place}/data", *FINETUNED],
         lambda place: contents(place / "run" / "suites"),
-        at_once=True,
     ),
 }
 
@@ -223,7 +228,7 @@ class Tortured:
 
     def _first_file(self, run: Started, began: float) -> float:
         """Wait for a file to change, or for the end; return when that was."""
-        while run.code is None and not (self.kind.at_once or newest(self.now, began)):
+        while run.code is None and not newest(self.now, began):
             time.sleep(0.01)
         return time.time()
 

@@ -319,7 +319,8 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     if dest.exists() and not existed:
         raise UsageError(f"{dest}: is a file; --destdir must be a folder")
     data_files = [path for path in dest.glob("*") if path.suffix in (".bin", ".idx")]
-    if not overwrite and (data_files or (dest / MANIFEST_FILE).exists()):
+    is_there = (dest / MANIFEST_FILE).exists() or (data_files and not is_half_published(dest))
+    if not overwrite and is_there:
         raise UsageError(
             f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
         )
@@ -349,6 +350,11 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
             for parent in new_parents:
                 with contextlib.suppress(OSError):  # another process has written into it
                     parent.rmdir()
+
+
+def is_half_published(dest: Path) -> bool:
+    """Return whether a command was killed while it moved its files to `dest`."""
+    return (dest / STAGING / MANIFEST_FILE).exists() and not (dest / MANIFEST_FILE).exists()
 
 
 def publish(folder: Path, dest: Path, manifest: Manifest) -> None:

@@ -28,6 +28,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     Pipeline,
     Request,
     Split,
+    is_half_published,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
@@ -166,6 +167,8 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
             raise UsageError(f"a world makes its own text; leave out {flags} and --split")
         self.options = options
         self.world = build_world(options.world, options.world_seed, options.world_options)
+        if self._was_cut_short():
+            self.request = replace(self.request, overwrite=True)
         self._samples: dict[str, Documents] = {}
         self._labelled: dict[str, dict[str, Documents]] = {}
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -187,6 +190,19 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         for kind in world.pair_kinds:
             self._pairs[kind] = collect_pairs(world, kind, options.world_pairs)
         return describe_tokenizer(self.tokenizer)
+
+    def _was_cut_short(self) -> bool:
+        """Return whether this command was killed before all of its sets were there."""
+        dest = self.request.destdir
+        if is_half_published(dest):
+            return True
+        names = [*self.world.label_sets, *([PAIRS] if self.world.pair_kinds else [])]
+        if all((dest / name / MANIFEST_FILE).exists() for name in names):
+            return False
+        # Of other options the sets may be missing on purpose.
+        return (dest / MANIFEST_FILE).exists() and (
+            Manifest.load(dest).command == self.request.command
+        )
 
     def _check_folders(self) -> None:
         """Raise UsageError if a set is there already: the corpus must not be written without it."""

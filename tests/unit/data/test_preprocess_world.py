@@ -1,6 +1,7 @@
 """`preprocess --world`: an ordinary data folder, its sets and pairs, and mistakes of users."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,21 @@ def test_same_seed_same_bytes(data: Path, tmp_path: Path) -> None:
     more = make(tmp_path / "more", "--world-documents", "80")
     assert contents(more)["train.bin"].startswith(contents(data)["train.bin"])
     assert contents(more)["valid.bin"] == contents(data)["valid.bin"]
+
+
+@pytest.mark.parametrize("killed", ["before the pairs", "in a set", "in the corpus"])
+def test_a_killed_command_makes_the_rest(killed: str, data: Path, tmp_path: Path) -> None:
+    again = make(tmp_path / "again")
+    if killed == "before the pairs":
+        shutil.rmtree(again / "pairs")
+    else:
+        place = again / "depth" if killed == "in a set" else again
+        (place / ".preprocess").mkdir()
+        (place / "manifest.json").rename(place / ".preprocess/manifest.json")
+        next(place.glob("valid*.idx")).unlink()
+    assert contents(make(again)) == contents(data) and verify(again) == []
+    shutil.rmtree(again / "pairs")
+    assert main([*QUAD, *SMALL, "--workers", "1", "--destdir", str(again), "--quiet"]) == 2
 
 
 def test_the_corpus_is_of_the_world(data: Path) -> None:

@@ -173,6 +173,17 @@ def test_a_loss_that_falls_while_the_rate_decays_is_no_limit_of_the_budget(
         assert reasons[0].endswith(said)
 
 
+@pytest.mark.parametrize(("away", "is_told"), [(0.08, True), (0.1, False)])
+def test_a_fall_counts_from_two_standard_deviations_on(
+    row: Row, away: float, is_told: bool
+) -> None:
+    """0.2 ± 1.07 `away`."""
+    row = make.change(
+        row, make.with_losses(lambda s: [*FLAT, 2.0, 1.8 + (away if s % 2 else -away)])
+    )
+    assert bool(list(still_falling(row, make.make_context(row)))) == is_told
+
+
 @pytest.mark.parametrize(
     ("criterion", "level"),
     [
@@ -189,6 +200,7 @@ def test_the_level_of_a_discriminator_is_the_entropy_of_the_share_of_fakes(
     logged = {"fakes": 0.2, "candidates": 0.8, "sample_accuracy": 0.5}
     run = replace(row.runs[0], values={**row.runs[0].values, **criterion})
     assert base_rate(run, {"kind": "valid", **logged}) == pytest.approx(level)
+    assert base_rate(run, {"kind": "valid"}) == 0
     for loss, count in ((0.979 * level, 0), (0.981 * level, 8)):
         rows = [replace(r, values={**r.values, **criterion}) for r in row.runs]
         edit = make.with_logged(discriminator=loss, **logged)

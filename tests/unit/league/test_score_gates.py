@@ -138,6 +138,10 @@ def test_a_change_of_phase_is_told_with_the_seeds_that_solve_it(baseline: Row, r
     assert "from 0.55 to 0.99" in finding.reason and "4 of 8 seeds reach 0.9" in finding.reason
     steady = standing(baseline, score([0.95, 0.96, 0.97, 0.98, 0.97, 0.99, 0.95, 0.96]))
     assert "in transition" not in {f.gate for f in steady.findings}
+    # sd .0663 and .062 of the .65 from chance to the best.
+    for away, is_told in ((0.062, True), (0.058, False)):
+        spread = standing(baseline, score([0.8 - away, 0.8 + away] * 4))
+        assert ("in transition" in {f.gate for f in spread.findings}) == is_told
 
 
 def read_from(row: Row, *layers: int) -> Row:
