@@ -73,12 +73,12 @@ def _describe_rates(rates: Mapping[str, float]) -> str:
     """Return in words the highest and the last learning rate, "" if they are as asked."""
     if not {"asked", "highest", "at", "last", "updates"} <= rates.keys():
         return ""
-    asked, highest, updates = rates["asked"], rates["highest"], rates["updates"]
+    base, highest, updates = rates["asked"], rates["highest"], rates["updates"]
     parts = []
     # Rounding apart.
-    if highest < SMALLER * asked * (1 - 1e-9) or highest > asked * (1 + 1e-9):
+    if highest < SMALLER * base * (1 - 1e-9) or highest > base * (1 + 1e-9):
         at = f"at update {rates['at']:.0f} of {updates:.0f}"
-        parts.append(f"at most {highest:.3g}, {at}, not {asked:g} (optimizer.lr)")
+        parts.append(f"at most {highest:.3g}, {at}, not {base:g} (optimizer.lr)")
     if "same_from" in rates:
         parts.append(
             f"{rates['last']:.3g} from update {rates['same_from']:.0f} of {updates:.0f} on"

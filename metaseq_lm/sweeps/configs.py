@@ -80,7 +80,7 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
     from metaseq_lm.training.parts import check_parts
 
     known: dict[str, dict[str, Any]] = {}
-    found = []
+    conditions = []
     for _, _, config in composed(runs, definition):
         options = as_dict(config) | dict.fromkeys(("save_dir", "label", "seed"))
         content = json.dumps(options)
@@ -88,8 +88,8 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
             task = check_parts(config)
             streams = task.build_streams("train") if task else {}
             known[content] = conditions_of(task.run_config, task, streams) if task else {}
-        found.append(known[content])
-    return found
+        conditions.append(known[content])
+    return conditions
 
 
 def check_configs(runs: Sequence[Run], definition: Definition, check: Check | None = None) -> None:

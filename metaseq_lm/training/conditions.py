@@ -89,7 +89,7 @@ def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, 
     batches = {}
     for name, stream in streams.items():
         order = getattr(stream, "order", None)
-        asked = getattr(order, "batch_size", getattr(task.config, "batch_size", 0))
+        size = getattr(order, "batch_size", getattr(task.config, "batch_size", 0))
         count, per_epoch = getattr(order, "count", 0), getattr(order, "per_epoch", 0)
         if not (isinstance(stream, Stream) and count and per_epoch):
             continue
@@ -97,13 +97,13 @@ def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, 
         epochs = needed / per_epoch
         if isinstance(order, Growing):
             epochs = order.sizes.before(round(needed)) / count
-        batches[name] = {"asked": asked, "rows": min(asked, count), "epochs": epochs}
+        batches[name] = {"asked": size, "rows": min(size, count), "epochs": epochs}
     return batches
 
 
 def _rates(config: RunConfig, updates: int) -> dict[str, float]:
     """Return the learning rates that a run reaches, by its schedule at its updates."""
-    schedule, asked = build("schedule", config.schedule), config.optimizer.lr
+    schedule, base = build("schedule", config.schedule), config.optimizer.lr
     ways = [
         np.arange(1, min(updates, GRID) + 1),
         np.geomspace(1, updates, GRID),
@@ -113,10 +113,10 @@ def _rates(config: RunConfig, updates: int) -> dict[str, float]:
     factors = [float(schedule(number)) for number in numbers]
     highest, last = max(factors), factors[-1]
     rates = {
-        "asked": asked,
-        "highest": asked * highest,
+        "asked": base,
+        "highest": base * highest,
         "at": numbers[factors.index(highest)],
-        "last": asked * last,
+        "last": base * last,
         "updates": updates,
     }
     same = next(i for i in range(len(factors)) if set(factors[i:]) == {last})
