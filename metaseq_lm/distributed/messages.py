@@ -50,24 +50,24 @@ def decode(message: bytes, classes: Iterable[type] = ()) -> Any:
     """Return the value of a message; KeyError for a class that is not among `classes`."""
     by_name = {_name_of(kind): kind for kind in classes}
 
-    def plain(node: Any) -> Any:
+    def decode(node: Any) -> Any:
         if isinstance(node, list):
-            return [plain(item) for item in node]
+            return [decode(item) for item in node]
         if not isinstance(node, dict):
             return node
         ((tag, content),) = node.items()
         if tag == "tuple":
-            return tuple(map(plain, content))
+            return tuple(map(decode, content))
         if tag == "dict":
-            return {plain(key): plain(item) for key, item in content}
+            return {decode(key): decode(item) for key, item in content}
         if tag == "tensor":
             return load(base64.b64decode(content))[""]
         if tag == "array":
-            return plain(content).numpy()
+            return decode(content).numpy()
         name, fields = content
-        return by_name[name](**{key: plain(item) for key, item in fields.items()})
+        return by_name[name](**{key: decode(item) for key, item in fields.items()})
 
-    return plain(json.loads(message))
+    return decode(json.loads(message))
 
 
 def subclasses(kind: type) -> list[type]:

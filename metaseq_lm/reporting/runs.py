@@ -54,6 +54,7 @@ TYPES: dict[Any, Any] = {
     "int": int,
     "float": FINITE,
     "bool": bool,
+    "bool | None": bool,
     "str": str,
     "list[str]": [str, ...],
 }

@@ -129,8 +129,8 @@ class SquadTask(LabelledSetTask):
 
         logs, windows = judged(engine, batches, judge)
         # From other replicas they are tuples.
-        found = itertools.starmap(WindowAnswers, windows)
-        answers = merged(self.windows(split), found, self.config.n_best)
+        window_answers = itertools.starmap(WindowAnswers, windows)
+        answers = merged(self.windows(split), window_answers, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
         odds = {ids[question]: self._odds(best) for question, best in answers.items()}

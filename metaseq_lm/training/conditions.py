@@ -85,7 +85,7 @@ def _cut(config: RunConfig, task: Task) -> dict[str, float]:
 
 
 def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, Any]:
-    """Return rows of a batch, as asked and as they are, and epochs, of streams that say it."""
+    """Return rows of a batch, as configured and as they are, and epochs, of streams that say it."""
     batches = {}
     for name, stream in streams.items():
         order = getattr(stream, "order", None)

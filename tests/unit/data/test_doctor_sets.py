@@ -327,6 +327,7 @@ def test_registered_check_is_called(data: Path, monkeypatch: pytest.MonkeyPatch)
     manifest = Manifest.load(data / "images")
     manifest.kind = "poems"
     manifest.save(data / "images")
-    assert look(data / "images") == [f"ok {data}/images: {ALL}"]
+    before = look(data / "images")
+    assert before[0] == f"ok {data}/images: {ALL}"
     monkeypatch.setitem(CHECKS, "poems", lambda subject: iter([Finding("ok", "rhymes")]))
-    assert look(data / "images")[1:] == ["ok rhymes"]
+    assert set(look(data / "images")) == {*before, "ok rhymes"}
