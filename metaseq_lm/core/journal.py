@@ -105,7 +105,9 @@ class Journal:
         # Most lines are as `write` wrote them, which is seen without writing them again.
         content, _, seal = line.rpartition(b', "checksum": "')
         is_intact = seal == checksum(content + b"}").encode() + b'"}'
-        return "changed after it was written" if not is_intact and is_altered(row) else ""
+        # Lines of earlier versions have no checksum.
+        is_changed = not is_intact and "checksum" in row and is_altered(row)
+        return "changed after it was written" if is_changed else ""
 
     def _read(self) -> bytes:
         if not self.path.exists():

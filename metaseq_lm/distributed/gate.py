@@ -149,5 +149,5 @@ def find(host: str, ports: Sequence[int], key: bytes) -> int | None:
     async def search() -> list[bool]:
         return await asyncio.gather(*map(answers, ports))
 
-    found = asyncio.run(search())
-    return next((port for port, answer in zip(ports, found) if answer), None)
+    answering = asyncio.run(search())
+    return next((port for port, answer in zip(ports, answering) if answer), None)
