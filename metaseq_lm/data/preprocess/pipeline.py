@@ -275,7 +275,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         show(text)
     # A league makes sets for its probes, which are not trained on.
     if request.command and pipeline.holds_out and not manifest.has_valid:
-        show(f"warning: no valid split, which training needs: {VALID_REMEDY}")
+        show(f"no valid split, which training needs: {VALID_REMEDY}")
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest
