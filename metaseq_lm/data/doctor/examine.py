@@ -73,6 +73,7 @@ MANY_UNKNOWN = 0.2
 SAMPLE, SAMPLE_TOKENS = 200, 2000  # texts of a corpus whose form is looked at, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
+MADE_OF_TEXT = {CORPUS, LABELLED, SQUAD, PARALLEL, *KINDS}  # by preprocess
 T = TypeVar("T")
 
 
@@ -123,7 +124,7 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
     if not faults:
         checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
-    if not manifest.has_valid and manifest.kind != IMAGES:
+    if not manifest.has_valid and manifest.kind in MADE_OF_TEXT:
         # Sets with a test split may be for scores alone.
         level = WARNING if len(manifest.splits) == 1 else OK
         yield Finding(

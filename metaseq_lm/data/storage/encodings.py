@@ -140,28 +140,28 @@ def guess_encodings(sample: bytes) -> list[str]:
 
     Of those that read the same in it only the first is named.
     """
-    encodings: dict[str, str] = {}
+    candidates: dict[str, str] = {}
     for encoding in _WESTERN:
         text = _decoded(sample, encoding)
         if text is not None and _borrows(text):
-            encodings.setdefault(text, encoding)
+            candidates.setdefault(text, encoding)
     for language in (*WESTERN, *OTHERS):
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
-            if text is not None and text not in encodings and _fits(text, language, encoding):
-                encodings[text] = encoding
-    return list(encodings.values())
+            if text is not None and text not in candidates and _fits(text, language, encoding):
+                candidates[text] = encoding
+    return list(candidates.values())
 
 
 def guess_seven_bits(head: bytes) -> str:
     """Return the encoding of ASCII that stands for other characters, "" if it stands for itself."""
     for encoding, sign in SEVEN_BITS.items():
-        signs = sign.findall(head)
-        if signs and encoding.startswith("iso2022"):  # an escape tells it
+        marks = sign.findall(head)
+        if marks and encoding.startswith("iso2022"):  # an escape tells it
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
-        text = _decoded(b" ".join(signs) if encoding == "hz" else head, encoding)
-        if signs and text and any(_fits(text, language) for language in (*WESTERN, *OTHERS)):
+        text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
+        if marks and text and any(_fits(text, language) for language in (*WESTERN, *OTHERS)):
             return encoding
     return ""
 

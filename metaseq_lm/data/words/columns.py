@@ -134,15 +134,15 @@ class ColumnReader(SentenceReader):
                 key = opener[0], opener[-1]
                 openers[key] += 1
                 places.setdefault(key, f"{self.file}:{group[0][0]}: {' '.join(opener)[:40]!r}")
-        unseen = Counter({key: n for key, n in openers.items() if key[1] not in self._tags})
+        unshared = Counter({key: n for key, n in openers.items() if key[1] not in self._tags})
         firsts: Counter[str] = Counter()
-        for (first, _), count in unseen.items():
+        for (first, _), count in unshared.items():
             firsts[first] += count
         if not firsts:
             return
         first, count = firsts.most_common(1)[0]
-        tags = {tag for mark, tag in unseen if mark == first}
-        where = next(places[key] for key in unseen if key[0] == first)
+        tags = {tag for mark, tag in unshared if mark == first}
+        where = next(places[key] for key in unshared if key[0] == first)
         self._opens_all = sentences > 1 and count >= COMMENTED * sentences
         if self._opens_all or FEWEST_COMMENTS <= count == len(tags):
             self._comment = first

@@ -196,7 +196,9 @@ def test_pairs_without_empty_sides(run: Run, tmp_path: Path) -> None:
 )
 def test_sentences_of_words(options: list[str], held: int, run: Run, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(
-        "".join(f"A dog{'x' * i} is .\nNo cat{'x' * i} is .\n\n" for i in range(20))
+        "".join(
+            f"A dog{'x' * i} is here .\nNo cat{'x' * i} is in the garden .\n\n" for i in range(20)
+        )
     )
     arguments = ["--words", "--trainpref", "@t", "--destdir", "@d", "--hold-out", "4", *options]
     assert run("preprocess", *arguments)[0] == 0
