@@ -3,8 +3,8 @@
 A corpus: one document per line, blank lines are passed over, .gz, .xz, .bz2 and .zst are unpacked.
     metaseq-lm preprocess --trainpref train.txt --validpref valid.txt --destdir DATA
     metaseq-lm preprocess --trainpref train.jsonl --text-column text --destdir DATA
-With --documents blank it is one sentence per line, and a blank line ends a document. Wrapped lines are
-joined by --documents paragraphs or file. --hold-out 5% takes a valid split out of train.
+With --documents blank it is one sentence per line, and a blank line ends a document. Wrapped lines
+are joined by --documents paragraphs or file. --hold-out 5% takes a valid split out of train.
 A labelled set (CSV or TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
     metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
 A task of GLUE or SuperGLUE from the folder of its official files, into DATA/CoLA:
