@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from metaseq_lm.core.config import RunConfig, as_dict, flatten
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MissingError, UsageError
 from metaseq_lm.core.loading import Compositions, load_config
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.sweeps.definition import Definition
@@ -85,9 +86,11 @@ def conditions_of_runs(runs: Sequence[Run], definition: Definition) -> list[dict
         options = as_dict(config) | dict.fromkeys(("save_dir", "label", "seed"))
         content = json.dumps(options)
         if content not in known:
-            task = check_parts(config)
-            streams = task.build_streams("train") if task else {}
-            known[content] = conditions_of(task.run_config, task, streams) if task else {}
+            known[content] = {}
+            with contextlib.suppress(UsageError, MissingError):  # of sets that are still to be made
+                if task := check_parts(config):
+                    streams = task.build_streams("train")
+                    known[content] = conditions_of(task.run_config, task, streams)
         conditions.append(known[content])
     return conditions
 

@@ -28,6 +28,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import launcher, signals
 
 START = "from metaseq_lm.cli.jobs import serve; serve(sys.argv[-1])"
+END = "end"  # the last request; a command that died has sent none
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
 SAVING_SECONDS = 30  # between submitit's signal at the time limit and its kill
 _FORK = multiprocessing.get_context("fork")
@@ -91,9 +92,10 @@ class Server:
         return int(answer)
 
     def close(self) -> None:
-        """Let the server end, which it does when its jobs have."""
+        """End the server, whose jobs have ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
+            print(END, file=self._process.stdin, flush=True)
             self._process.stdin.close()
         self._process.wait()
 
@@ -141,12 +143,12 @@ def fork_jobs(lock: str) -> None:
         jobs = [job for job in jobs if job.poll() is None]
         if not select.select([requests], [], [], 0.1)[0]:
             continue
-        if not (line := requests.readline()):
+        if (line := requests.readline().strip()) in ("", END):
             break
         folder, environment = json.loads(line)
         jobs.append(Forked(_control, folder, environment, (requests, answers)))
         print(jobs[-1].pid, file=answers, flush=True)
-    if jobs:
+    if line != END:
         with open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             for job in jobs:

@@ -198,7 +198,8 @@ class LocalRuns:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for server in self.servers.values():
+            # After an error the servers outlive the command, and stop the runs that are left.
+            for server in self.servers.values() if not self.running else ():
                 server.close()
         return self.stop[0] if self.stop else 0
 

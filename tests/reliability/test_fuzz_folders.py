@@ -15,3 +15,11 @@ def test_damage_is_refused_or_said(tmp_path: Path, count: int) -> None:
     counts = fuzz_folders.fuzz(tmp_path / "fuzz", count, seed=1)
     assert counts.mutations == count
     assert not counts.troubles, "\n".join(counts.troubles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.exhaustive)])
+def test_odd_values_with_sound_checksums_end_in_a_message(tmp_path: Path, count: int) -> None:
+    counts = fuzz_folders.fuzz(tmp_path / "fuzz", count, seed=1, values=True)
+    assert counts.mutations == count
+    assert not counts.troubles, "\n".join(counts.troubles)

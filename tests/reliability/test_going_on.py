@@ -54,7 +54,7 @@ def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path)
     wrong = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=1"]
     with pytest.raises(UsageError, match="tokens_per_sample"):
         TrainingRun(configure(moons, tmp_path, CASE, *wrong)).train()
-    assert (tmp_path / "config.yaml").is_file()
+    assert not list(tmp_path.iterdir())
     right = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=34"]
     train(configure(moons, tmp_path, CASE, *right))
     assert results(tmp_path)["updates"] == 2
@@ -261,7 +261,7 @@ def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
     more += ["trainer.save_interval_updates=0"]
     with pytest.raises(UsageError, match="'acuracy' but validation gives accuracy, loss"):
         train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=acuracy"))
-    assert (tmp_path / "checkpoints" / "last").resolve().name == "update_000000005"
+    assert not (tmp_path / "checkpoints" / "last").exists()
     train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=loss"))
     assert results(tmp_path)["updates"] == 5
     assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000005"
@@ -295,7 +295,7 @@ def test_the_link_to_the_best_of_another_metric_goes(moons: Path, tmp_path: Path
 def test_damaged_metrics_are_named(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     (tmp_path / "results.json").write_text(json.dumps(results(tmp_path) | {"metrics": 5}))
-    with pytest.raises(MetaseqError, match="its metrics are no mapping"):
+    with pytest.raises(MetaseqError, match="metrics is no mapping"):
         train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
 
 

@@ -2,7 +2,8 @@
 
 Each mutation changes one file or two of a copy; every command that reads them must refuse it with a
 message, print what it prints of the sound folders, or say what is different. As a program it tries
-many: `python tests/support/fuzz_folders.py --count 500 --seed 1`.
+many: `python tests/support/fuzz_folders.py --count 500 --seed 1`. With --values it puts odd values
+into JSON files and repairs their checksums: what is not refused may then change what is printed.
 """
 
 import argparse
@@ -19,12 +20,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from battery import CASES, TINY
 from mutations import make_folder
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.files import checksum
 
 SECONDS = 60  # that a command may take; in a fork most take less than one
 MLM = [*CASES["masked_lm"][0], *TINY, "engine.tensorboard=false", "trainer.log_interval=1"]
@@ -298,6 +301,55 @@ def nested(path: Path, rng: random.Random) -> str:
     return ""
 
 
+VALUES: list[object] = [None, True, -1, 0, 0.5, 10**400, 1e308, "NaN", "Infinity", "x", "", [], {}]
+VALUES += [
+    [[1]],
+    [0.5] * 1000,
+    {"x": {"y": [1]}},
+    "../../../x",
+    "\x1b[2J\0",
+    "yesterday",
+    "9" * 400,
+]
+
+
+def value(path: Path, rng: random.Random) -> str:
+    """Put another value into a JSON file, or into a line of one, and repair the checksums."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        is_lines = True
+    except ValueError:
+        rows, is_lines = [json.loads(path.read_text())], False
+    at = rng.randrange(len(rows))
+    node, places = rows[at], []
+    while isinstance(node, (dict, list)) and node and (not places or rng.random() < 0.7):
+        keys = sorted(set(node) - {"checksum"}) if isinstance(node, dict) else [*range(len(node))]
+        if not keys:
+            break
+        places.append((node, rng.choice(keys)))
+        node = node[places[-1][1]]
+    if not places:
+        return "nothing"
+    (parent, key), new = places[-1], rng.choice(VALUES)
+    parent[key] = new
+    seal(rows)
+    texts = [json.dumps(row, indent=None if is_lines else 2) for row in rows]
+    rewrite(path, ("\n".join(texts) + "\n").encode())
+    return f"line {at + 1}: {'.'.join(str(k) for _, k in places)} became {str(new)[:40]!r}"
+
+
+def seal(rows: list[Any]) -> None:
+    """Renew the checksums of the rows of a file, and that of all rows in the head of an archive."""
+    for number, row in reversed([*enumerate(rows)]):
+        if not isinstance(row, dict):
+            continue
+        if number == 0 and isinstance(row.get("rows"), str):
+            row["rows"] = checksum("".join(json.dumps(r) + "\n" for r in rows[1:]).encode())
+        if "checksum" in row:
+            rest = {k: v for k, v in row.items() if k != "checksum"}
+            row["checksum"] = checksum(json.dumps(rest).encode())
+
+
 ANY: list[Damage] = [truncate, truncate, flip, flip, flip, delete, swap, swap, special, special]
 ANY += [control, empty, unreadable]
 TEXTS: list[Damage] = [*ANY, repeat, repeat, number, number, number, number, odd_number]
@@ -319,8 +371,8 @@ class Counts:
 class Fuzz:
     """The sound workplace, what the commands print of it, and copies to be damaged."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.sound = place / "work", place / "sound"
+    def __init__(self, place: Path, values: bool = False) -> None:
+        self.place, self.sound, self.values = place / "work", place / "sound", values
         make_place(self.place)
         shutil.copytree(self.place, self.sound, symlinks=True)
         self.expected: dict[str, Outcome] = {}
@@ -352,14 +404,16 @@ class Fuzz:
                 and not p.is_symlink()
                 and p.stat().st_size
                 and not UNREAD.search(str(p.relative_to(self.place)))
+                and (not self.values or p.suffix in (".json", ".jsonl"))
             ]
         return listed
 
     def mutate(self, rng: random.Random) -> tuple[str, list[str], str]:
         """Damage a file; return the folder of READERS, the files that differ, and what was done."""
-        folder, paths = rng.choice(list(self.files().items()))
+        folder, paths = rng.choice([item for item in self.files().items() if item[1]])
         path = rng.choice(paths)
         damage = rng.choice(TEXTS if path.suffix in ENDINGS else ANY)
+        damage = value if self.values else damage
         name = str(path.relative_to(self.place))
         done = damage(path, rng)
         damaged = [name, *([done.removeprefix("with ")] if damage is swap else [])]
@@ -425,11 +479,11 @@ def is_said(damaged: Sequence[str], added: Sequence[str]) -> bool:
     return False
 
 
-def fuzz(place: Path, count: int, seed: int, verbose: bool = False) -> Counts:
+def fuzz(place: Path, count: int, seed: int, verbose: bool = False, values: bool = False) -> Counts:
     """Try `count` mutations in folders made below `place`."""
     counts, start = Counts(), Path.cwd()
     try:
-        tried = Fuzz(place)
+        tried = Fuzz(place, values)
         for at in range(count):
             rng = random.Random(f"{seed} {at}")
             tried.restore()
@@ -441,7 +495,8 @@ def fuzz(place: Path, count: int, seed: int, verbose: bool = False) -> Counts:
                     tried.mutate(random.Random(f"{seed} {at}"))
                 kind, detail = tried.judge(name, perform(COMMANDS[name], tried.place))
                 if kind == "different":
-                    kind = "said" if is_said(damaged, detail.splitlines()) else "silent"
+                    is_told = values or is_said(damaged, detail.splitlines())
+                    kind = ("changed" if values else "said") if is_told else "silent"
                 counts.outcomes[kind] += 1
                 if kind in ("fault", "silent"):
                     counts.troubles.append(f"{at} [{damage}] {name}: {kind}: {detail}")
@@ -467,10 +522,11 @@ def program() -> int:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--values", action="store_true", help="odd values with sound checksums")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        counts = fuzz(Path(folder) / "fuzz", args.count, args.seed, args.verbose)
+        counts = fuzz(Path(folder) / "fuzz", args.count, args.seed, args.verbose, args.values)
     print(*counts.troubles, summary(counts), sep="\n")
     return int(bool(counts.troubles))
 

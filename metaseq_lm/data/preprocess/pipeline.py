@@ -285,7 +285,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         show(f"warning: {request.destdir}: {text}; {REMEDY}")
     # A league makes sets for its probes, which are not trained on.
     if request.command and pipeline.holds_out and not manifest.has_valid:
-        show(f"no valid split, which training needs: {VALID_REMEDY}")
+        show_progress(f"no valid split, which training needs: {VALID_REMEDY}")
     for companion in pipeline.companions():
         preprocess(companion)
     return manifest

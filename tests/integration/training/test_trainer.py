@@ -135,6 +135,10 @@ def test_a_longer_run_goes_on_from_a_finished_one(moons: Path, tmp_path: Path) -
     assert "resumed" in lines(tmp_path, "event")[0]["message"]
 
 
+def time_on(day: str) -> str:
+    return f"2026-11-{day}T00:00:00+00:00"
+
+
 def test_results_say_when_and_with_what_a_run_was_made(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,17 +146,25 @@ def test_results_say_when_and_with_what_a_run_was_made(
     spans = []
     for day, updates in (("01", 2), ("02", 4), ("03", 6)):
         for module in (checkpointing, run):
-            monkeypatch.setattr(module, "present_time", lambda day=day: f"2026-11-{day}")
+            monkeypatch.setattr(module, "present_time", lambda day=day: time_on(day))
         if day == "03":
             newest = (tmp_path / "checkpoints" / "last" / "manifest.json").resolve()
             manifest = json.loads(newest.read_text())
-            assert manifest.pop("started") == "2026-11-01"
+            assert manifest.pop("started") == time_on("01")
             newest.write_text(json.dumps({k: v for k, v in manifest.items() if k != "checksum"}))
         train(configure(moons, tmp_path, CASE, f"trainer.max_update={updates}"))
         results = json.loads((tmp_path / "results.json").read_text())
         spans.append((results["started"], results["ended"]))
-    assert [start for start, _ in spans] == ["2026-11-01", "2026-11-01", None]
-    assert [end for _, end in spans] == ["2026-11-01", "2026-11-02", "2026-11-03"]
+    assert [start for start, _ in spans] == [
+        time_on("01"),
+        time_on("01"),
+        None,
+    ]
+    assert [end for _, end in spans] == [
+        time_on("01"),
+        time_on("02"),
+        time_on("03"),
+    ]
     assert results["versions"]["torch"] == torch.__version__
     assert results["versions"]["metaseq-lm"] == __version__
     assert results["threads"] == torch.get_num_threads() and results["architecture"]
