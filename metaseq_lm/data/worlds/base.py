@@ -29,6 +29,7 @@ from metaseq_lm.core.registry import register_world as register_world
 
 NO_TOKEN = -1
 NO_LABEL = -1
+LEFT, RIGHT, BOTH = "left", "right", "both"  # of a word, what a reader sees
 CHUNK = 1 << 16  # documents or clauses whose probabilities are computed at once
 
 
@@ -71,6 +72,8 @@ class World:
         symbols: The words of the language; none holds white space.
         longest: The most tokens of a document.
         label_sets: The classes of each labelled set by its name.
+        asked_later: Sets that ask for the label of a word at a later token, such as the end of its
+            clause, each with the set that asks at the word.
         pair_kinds: The kinds of minimal pairs.
     """
 
@@ -78,6 +81,7 @@ class World:
     symbols: Sequence[str] = ()
     longest: int = 0
     label_sets: Mapping[str, Sequence[str]] = {}
+    asked_later: Mapping[str, str] = {}
     pair_kinds: Sequence[str] = ()
 
     def __init__(self, config: Any, seed: int = 0) -> None:
@@ -129,9 +133,7 @@ class World:
             log_probs[part] = self.log_probs(filled).reshape(-1, size)
         return normalised(log_probs)
 
-    def posterior(
-        self, name: str, tokens: np.ndarray, left_only: bool = False
-    ) -> np.ndarray | None:
+    def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set, (N, K) or (N, S, K).
 
         NaN for tokens without a label. None for a set whose posterior the world does not know.
@@ -139,8 +141,9 @@ class World:
         Args:
             name: One of `label_sets`.
             tokens: Documents (N, S).
-            left_only: Whether a token's label depends on the tokens up to it only; the label of a
-                document always depends on all.
+            sees: What a reader of a token's label sees: LEFT, the document up to and with the
+                token, and not how much follows; RIGHT, the mirror image; or BOTH. The label of a
+                document is always read from all.
         """
         return None
 

@@ -3,6 +3,7 @@
 Shapes: N documents, S positions; all cross-entropies are in nats.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.ngrams import NGram
-from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, Documents, World
+from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT, Documents, World
 
 CHANCE = 0.5  # of a minimal pair
+READERS = {"bayes": BOTH, "bayes_left": LEFT, "bayes_right": RIGHT}
+EITHER = "either"
+CLEAR, MOST_OF_ONE, HALF = 0.9, 0.7, 0.5  # shares of what can be known beyond the word
 GAPS = 10_000  # gaps of which the cloze loss is the mean
 
 
@@ -70,8 +74,9 @@ def pair_references(
 def label_references(world: World, name: str, train: Documents, test: Documents) -> dict[str, Any]:
     """Return the accuracies on a labelled set of what a probe of a model is compared with.
 
-    "bayes" takes the most probable class given the whole document, "bayes_left" given the tokens up
-    to the labelled one; they are absent where the world does not know them. "majority" takes the
+    "bayes" takes the most probable class given the whole document, "bayes_left" and "bayes_right"
+    given the labelled token and what stands on that side of it; they are absent where the world
+    does not know them. "majority" takes the
     class that is the most frequent in train, "word" (labels of tokens) that of the labelled word,
     and "bag_of_words" (labels of documents) that of a naive Bayes classifier.
 
@@ -96,13 +101,38 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
         predictions["word"] = baselines.class_of_word(
             train.tokens[counted], known, test.tokens[mask], n_classes
         )
-    for key, left_only in (("bayes", False), ("bayes_left", True)):
-        posterior = world.posterior(name, test.tokens, left_only)
-        if posterior is not None and not (left_only and labels.ndim == 1):
+    for key, sees in READERS.items():
+        posterior = world.posterior(name, test.tokens, sees)
+        if posterior is not None and (sees == BOTH or labels.ndim > 1):
             predictions[key] = posterior[mask].argmax(axis=-1)
     for key, predicted in predictions.items():
         scores[key] = float((predicted == labels[mask]).mean())
+    if "bayes_right" in scores:
+        of_word = world.asked_later.get(name)
+        scores |= {"asks": of_word} if of_word else {"needs": need_of(scores)}
     return scores
+
+
+def need_of(scores: Mapping[str, float]) -> str:
+    """Return which side a label needs: "left", "right", "both", "either", or "" for none of these.
+
+    Of what the labelled word alone does not tell, one side tells at least CLEAR and the other at
+    most HALF; or neither tells more than MOST_OF_ONE; or each tells CLEAR.
+
+    Args:
+        scores: The accuracies of the exact readers, see `label_references`.
+    """
+    whole = scores["bayes"] - scores["word"]
+    if whole <= 0:
+        return ""
+    left, right = ((scores[f"bayes_{side}"] - scores["word"]) / whole for side in (LEFT, RIGHT))
+    if min(left, right) >= CLEAR:
+        return EITHER
+    if max(left, right) <= MOST_OF_ONE:
+        return BOTH
+    if max(left, right) >= CLEAR and min(left, right) <= HALF:
+        return LEFT if left > right else RIGHT
+    return ""
 
 
 def bags_of(tokens: np.ndarray) -> baselines.Bags:

@@ -20,9 +20,12 @@ import numpy as np
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
+    BOTH,
     CHUNK,
+    LEFT,
     NO_LABEL,
     NO_TOKEN,
+    RIGHT,
     Documents,
     World,
     normalised,
@@ -280,12 +283,14 @@ class Quad(World):
             log_probs[gaps] = np.logaddexp.reduce(joint, axis=2)
         return normalised(log_probs)
 
-    def posterior(self, name: str, tokens: np.ndarray, left_only: bool = False) -> np.ndarray:
+    def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
         Topic and its half: Bayes' rule. States: forward-backward, or the forward part. Depth and
-        the head's number are certain, from the left, too.
+        the head's number are certain, from the left, too. None for what is read from the right.
         """
+        if sees == RIGHT:
+            return None
         if name in (TOPIC, HALF):
             topics = normalised(self.topic_log_probs(tokens))
             if name == TOPIC:
@@ -295,7 +300,7 @@ class Quad(World):
         _, clauses, starts = self.split(tokens)
         flat = clauses.reshape(-1, self.width)
         if name == STATE:
-            values = self.chain.posteriors(flat, left_only)
+            values = self.chain.posteriors(flat, sees == LEFT)
         elif name == DEPTH:
             values = _one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
         else:

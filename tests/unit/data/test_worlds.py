@@ -11,7 +11,7 @@ import pytest
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.ngrams import NGram
 from metaseq_lm.data.worlds import measures
-from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN, World, build_world, words_of
+from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, World, build_world, words_of
 from metaseq_lm.data.worlds.clauses import balanced
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -171,7 +171,7 @@ def test_states_are_those_of_the_enumeration(enumerated, left_only: bool) -> Non
         for position in range(length) if states else ():
             seen[words[: position + 1] if left_only else words][position, states[position]] += p
     documents = world.sample(world.keys("states", 0, 200))
-    posterior = world.posterior("state", documents.tokens, left_only)
+    posterior = world.posterior("state", documents.tokens, LEFT if left_only else BOTH)
     is_state = documents.labels["state"] != NO_LABEL
     np.testing.assert_array_equal(np.isnan(posterior[..., 0]), ~is_state)
     checked = 0
