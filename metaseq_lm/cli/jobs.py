@@ -11,7 +11,22 @@ from metaseq_lm.sweeps.server import fork_jobs
 
 
 def serve(lock: str) -> None:
-    """Fork the runs of local sweeps, with everything imported that a run needs."""
+    """Fork the runs of local sweeps."""
+    import_all()
+    Runner.program = staticmethod(program)
+    Runner.import_all = staticmethod(lambda: None)
+    fork_jobs(lock)
+
+
+def process(folder: str) -> None:
+    """Run a job that submitit has stored in a folder."""
+    Runner.program = staticmethod(program)
+    Runner.import_all = staticmethod(import_all)
+    process_job(folder)
+
+
+def import_all() -> None:
+    """Import everything that a run needs, for the runs that this process forks."""
 
     import metaseq_lm.cli.train
     import metaseq_lm.interop.exporting
@@ -20,11 +35,3 @@ def serve(lock: str) -> None:
     plugins.load_all()
     gc.collect()
     gc.freeze()  # collections in the forked processes would copy every page
-    Runner.program = staticmethod(program)
-    fork_jobs(lock)
-
-
-def process(folder: str) -> None:
-    """Run a job that submitit has stored in a folder."""
-    Runner.program = staticmethod(program)
-    process_job(folder)

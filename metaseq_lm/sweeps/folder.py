@@ -76,6 +76,8 @@ JOBS_SCHEMA = {
         "time?": TIME,
         "host?": str,
         "start?": COUNT,
+        "part?": COUNT,
+        "parts?": COUNT,
     },
     "cancel": {"run": NAME, "job": JOB_ID, "folder": JOBS_FOLDER, "time?": TIME},
     "command": {"pid": COUNT, "host": str, "start": COUNT, "time?": TIME},
@@ -84,7 +86,10 @@ JOBS_SCHEMA = {
 
 @dataclass(frozen=True)
 class Submission:
-    """The last job of a run, from jobs.jsonl; `start` is the start time of a local process."""
+    """The last job of a run, from jobs.jsonl.
+
+    `start` is the start time of a local process; the run is number `part` of `parts` in the job.
+    """
 
     run: str
     executor: str
@@ -93,6 +98,8 @@ class Submission:
     code: str
     host: str = ""
     start: int = 0
+    part: int = 0
+    parts: int = 1
     cancelled: bool = False
 
     def is_alive(self) -> bool:

@@ -168,51 +168,69 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
 # ---------------------------------------------------------------- the job
 
 
+Stages = list[tuple[str, str, list[str]]]  # of a run: name, run folder, arguments of `train`
+
+
 @dataclass
 class Job:
-    """The stages of one run, each (name, run folder, arguments of `train`); pickled by submitit.
+    """Runs one after the other, by their names with their stages; pickled by submitit.
 
     `threads` is OMP_NUM_THREADS of each process. `lock` is a file locked by the waiting `sweep`
     command of the local executor; the job stops when that lock is released.
     """
 
-    name: str
-    stages: list[tuple[str, str, list[str]]]
+    runs: dict[str, Stages]
     code: str
     threads: int = 1
     lock: str | None = None
 
     def __call__(self) -> None:
-        """Run the stages; raises MetaseqError if one fails, and requeues if one is preempted."""
+        """Run all; raises MetaseqError if one has failed, and requeues if one is preempted."""
         runner = Runner(self)
         runner.start()
-        for stage, folder, arguments in self.stages:
-            code, results = runner.train(Path(folder), arguments)
-            if is_interruption(code):
-                if runner.task:
-                    return
-                runner.interrupted(stage, code, results.get("signal"))
-            if code:
-                state = "diverged" if code == DivergedError.exit_code else "failed"
-                runner.fail(state, stage, code, str(results["message"]))
-        if not runner.task:
-            runner.record("finished", "", 0, "")
+        if len(self.runs) > 1:
+            Runner.import_all()
+        failure = None
+        for part, (name, stages) in enumerate(self.runs.items()):
+            runner.begin(name, part)
+            try:
+                train_stages(runner, stages)
+            except MetaseqError as error:
+                if runner.signals:
+                    raise
+                failure = error
+        if failure:
+            raise failure
 
     def checkpoint(self) -> DelayedSubmission:
         """Return the job to requeue: this one, because `train` resumes from its last checkpoint."""
         return DelayedSubmission(self)
 
 
+def train_stages(runner: Runner, stages: Stages) -> None:
+    """Train the stages of a run; see `Job`."""
+    for stage, folder, arguments in stages:
+        code, results = runner.train(Path(folder), arguments)
+        if is_interruption(code):
+            if runner.task:
+                return
+            runner.interrupted(stage, code, results.get("signal"))
+        if code:
+            state = "diverged" if code == DivergedError.exit_code else "failed"
+            runner.fail(state, stage, code, str(results["message"]))
+    if not runner.task:
+        runner.record("finished", "", 0, "")
+
+
 class Launched(Protocol):
     """What a `Runner` needs to know of a job; see `Job`."""
 
-    name: str
     code: str
     threads: int
     lock: str | None
 
 
-def _no_program() -> None:
+def _unset() -> None:
     raise AssertionError("set by metaseq_lm.cli.jobs, as this room cannot import the command line")
 
 
@@ -225,7 +243,8 @@ class Runner:
     it; what calls `train` does everything else.
     """
 
-    program: ClassVar[Callable[[], None]] = staticmethod(_no_program)
+    program: ClassVar[Callable[[], None]] = staticmethod(_unset)
+    import_all: ClassVar[Callable[[], None]] = staticmethod(_unset)
 
     def __init__(self, job: Launched) -> None:
         self.job = job
@@ -234,11 +253,12 @@ class Runner:
         self.task = self.environment.global_rank
         self.signals: list[int] = []
         self.child = 0
+        self.part = 0  # the number of the run in the job
         self.lock = 0  # descriptor of the job's lock file
         self.requeue: Any = None  # submitit's handler, which requeues the job
 
     def start(self) -> None:
-        """Handle signals, and forget the outcome of an earlier attempt."""
+        """Handle signals."""
         signals.name_process("metaseq-job")
         self.requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
         for number in signals.handled():
@@ -246,8 +266,14 @@ class Runner:
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
             signals.follow_parent()
             self.lock = os.open(self.job.lock, os.O_RDONLY)
+
+    def begin(self, name: str, part: int = 0) -> None:
+        """Begin a run of the job, and forget its outcome in an earlier attempt."""
+        self.part = part
         self.outcome_file(self.task).unlink(missing_ok=True)
-        show(f"{START} {self.job.name}")
+        if part:
+            self.record("running", "", 0, "")
+        show(f"{START} {name}")
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal and forward it to the child, once."""
@@ -338,7 +364,8 @@ class Runner:
 
     def outcome_file(self, task: int) -> Path:
         """Return the outcome file of one task of this job."""
-        return outcome_file(self.environment.paths.folder, self.environment.job_id, task)
+        name = part_name(self.environment.job_id, self.part)
+        return outcome_file(self.environment.paths.folder, name, task)
 
     def wait_for_first_task(self) -> None:
         """Wait for the first task to end: Slurm kills all tasks when one exits with an error."""
@@ -347,15 +374,20 @@ class Runner:
             time.sleep(0.2)
 
 
-def outcome_file(folder: Path, job_id: str, task: int = 0) -> Path:
-    """Return the outcome file of a job; there is one for each task (node)."""
-    return folder / f"{job_id}_{f'{task}_' if task else ''}outcome.json"
+def part_name(job_id: str, part: int) -> str:
+    """Return the name that files of a run have in a job, that of the job for its first run."""
+    return f"{job_id}.{part}" if part else job_id
 
 
-def outcome_of(folder: Path, job_id: str) -> dict[str, Any]:
-    """Return the outcome of a job: that of the first task if final, else of another that failed."""
-    first = read_json_if_valid(outcome_file(folder, job_id))
-    others = map(read_json_if_valid, sorted(folder.glob(f"{job_id}_*_outcome.json")))
+def outcome_file(folder: Path, name: str, task: int = 0) -> Path:
+    """Return the outcome file of a run in a job; there is one for each task (node)."""
+    return folder / f"{name}_{f'{task}_' if task else ''}outcome.json"
+
+
+def outcome_of(folder: Path, name: str) -> dict[str, Any]:
+    """Return the outcome of a run: that of the first task if final, else of another that failed."""
+    first = read_json_if_valid(outcome_file(folder, name))
+    others = map(read_json_if_valid, sorted(folder.glob(f"{name}_*_outcome.json")))
     if first.get("state") in ("failed", "diverged", "finished"):
         return first
     return next((other for other in others if other), first)

@@ -37,7 +37,7 @@ class Launch:
         None, "runs at a time (default: local 1, slurm all)", at_least=1, at_most=100_000
     )
     time: int | None = option(
-        None, "minutes until a run is stopped and requeued (slurm: 60)", at_least=1, at_most=525_600
+        None, "minutes until a job is stopped and requeued (slurm: 60)", at_least=1, at_most=525_600
     )
     nodes: int = option(
         1, "nodes of one run (default: 1)", at_least=1, at_most=10_000, slurm_only=True
@@ -51,6 +51,13 @@ class Launch:
     gpus: int = option(0, "GPUs of one run, on each node (default: 0)", at_least=0, at_most=64)
     runs_per_gpu: int = option(
         1, "local runs that share a GPU, with --gpus 1 (default: 1)", at_least=1, at_most=64
+    )
+    runs_per_job: int = option(
+        1,
+        "runs that a job trains one after the other, started faster (default: 1)",
+        at_least=1,
+        at_most=100_000,
+        slurm_only=True,
     )
     mem: int | None = option(
         None, "memory of one run in GB, on each node", at_least=1, at_most=100_000, slurm_only=True
@@ -97,6 +104,8 @@ class Launch:
                 )
         if self.runs_per_gpu > 1 and (self.gpus != 1 or self.executor == "slurm"):
             raise UsageError("--runs-per-gpu is for local runs with --gpus 1")
+        if self.runs_per_job > 1 and self.nodes > 1:
+            raise UsageError("--runs-per-job is for runs on one node")
         self.setup = tuple(self.setup)
         check_options(Launch, self, name_option=flag_of)
 

@@ -73,6 +73,8 @@ class SearchJob:
 
         runner = Runner(self)
         runner.start()
+        runner.begin(self.name)
+        Runner.import_all()
         studies = Studies(Path(self.out) / FOLDER, self.search)
         settings = {setting.name: setting for setting in studies.settings()}
         fail_lost(studies, self.out, {self.name})  # of an attempt that was killed

@@ -228,15 +228,16 @@ class Searched:
         if not any(map(studies.is_open, settings)):
             return True
         code = launching.take_code(folder, new_code)
-        parallel = self.launch.max_parallel
-        if self.launch.executor == "slurm":
+        launch = replace(self.launch, runs_per_job=1)  # a job of the search goes on by itself
+        parallel = launch.max_parallel
+        if launch.executor == "slurm":
             jobs = [self.worker(number) for number in range(1, (parallel or len(settings)) + 1)]
-            for job in submit_slurm(folder, jobs, self.launch, code, self.make_job):
+            for job in submit_slurm(folder, jobs, launch, code, self.make_job):
                 show(f"submitted a job of the search  job {job}")
             return False
         jobs = [self.worker(number) for number in range(1, (parallel or 1) + 1)]
         batch = Batch(folder, jobs, code, self.make_job)
-        launching.run_locally([batch], self.launch, self.report)
+        launching.run_locally([batch], launch, self.report)
         self.raise_failure(folder, jobs)
         if self.show_failures(studies):
             raise MetaseqError("the search cannot go on; see above, and give the command again")
@@ -255,8 +256,11 @@ class Searched:
         """Return a job of the search as a run without stages."""
         return Run(f"{WORKER}{number}", FOLDER, {}, self.search.seed, ())
 
-    def make_job(self, folder: SweepFolder, run: Run, launch: Launch, code: Code) -> SearchJob:
+    def make_job(
+        self, folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code
+    ) -> SearchJob:
         """Return what submitit calls for a job of the search."""
+        (run,) = runs
         processes = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
         return SearchJob(
             run.name,

@@ -18,7 +18,13 @@ from metaseq_lm.core.output import seconds_text
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
-from metaseq_lm.sweeps.job import START, describe_exit, outcome_of, read_json_if_valid
+from metaseq_lm.sweeps.job import (
+    START,
+    describe_exit,
+    outcome_of,
+    part_name,
+    read_json_if_valid,
+)
 
 GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
@@ -226,11 +232,12 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     if last is None:
         return State(state="waiting", **common)
     activity = active(last, slurm)
-    if (
-        activity == "unknown"
-        and outcome_of(folder.path / last.folder, last.job).get("state") in OVER
-    ):
-        activity = ""  # its job says itself that it is over
+    if activity == "unknown" or last.parts > 1:
+        outcome = outcome_of_run(folder, last).get("state")
+        if outcome in OVER:
+            activity = ""  # its job says itself that it is over
+        elif activity == "running" and last.part and not outcome:
+            activity = "pending"
     if activity:
         reason = slurm.problem if activity == "unknown" else slurm.reason(last.job)
         if activity == "unknown" and last.executor == "local":
@@ -299,7 +306,7 @@ def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     log = log_file(folder, last, "out")
     if lives == 0 and log.is_file():
         with open(log, errors="replace") as lines:
-            lives = sum(line.startswith(START) for line in lines)
+            lives = sum(line.rstrip() == f"{START} {last.run}" for line in lines)
     return max(0, lives - 1)
 
 
@@ -324,7 +331,7 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     """
     if last.cancelled:
         return "cancelled", ""
-    outcome = outcome_of(folder.path / last.folder, last.job)
+    outcome = outcome_of_run(folder, last)
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
     where = log_file(folder, last, "err")
@@ -348,6 +355,11 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
             f"Slurm: {slurm_state}, exit code {slurm.codes.get(last.job, '?')} [{where}]",
         )
     return "lost", f"job {last.job} is gone without a trace {slurm.note} [{where}]"
+
+
+def outcome_of_run(folder: SweepFolder, last: Submission) -> dict[str, Any]:
+    """Return the outcome of the last job of a run for this run."""
+    return outcome_of(folder.path / last.folder, part_name(last.job, last.part))
 
 
 def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,21 @@ PROGRESS = 10.0  # seconds between lines of running runs; later a twentieth of t
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
-def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
-    """Return the job that submitit calls for a run."""
+def job_of(folder: SweepFolder, runs: Sequence[Run], launch: Launch, code: Code) -> Job:
+    """Return the job that submitit calls for runs."""
     several = launch.nodes * launch.nproc > 1
     common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
-    stages = state_module.unfinished(folder, run)
-    todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages]
+    todo = {}
+    for run in runs:
+        stages = state_module.unfinished(folder, run)
+        todo[run.name] = [
+            (s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages
+        ]
     lock = str(folder.lock_file) if launch.executor == "local" else None
-    return Job(run.name, todo, str(code.folder), launch.threads(), lock)
+    return Job(todo, str(code.folder), launch.threads(), lock)
 
 
-MakeJob = Callable[[SweepFolder, Run, Launch, Code], Any]
+MakeJob = Callable[[SweepFolder, Sequence[Run], Launch, Code], Any]
 
 
 def python(code: Code) -> str:
@@ -71,55 +75,54 @@ def largest_array() -> int:
 def submit_slurm(
     folder: SweepFolder, runs: list[Run], launch: Launch, code: Code, make_job: MakeJob = job_of
 ) -> list[str]:
-    """Submit runs as a Slurm array, or several; return their job ids. Raises MetaseqError.
+    """Submit runs as a Slurm array, or several; return the job id of each. Raises MetaseqError.
 
-    `make_job` returns what submitit calls for a run. If max_parallel limits the runs at a time, an
-    array starts when the one before it is over.
+    `make_job` returns what submitit calls for the runs of a job. If max_parallel limits the jobs at
+    a time, an array starts when the one before it is over.
     """
     jobs_folder = folder.new_jobs_folder()
     executor = submitit.SlurmExecutor(jobs_folder, launch.max_timeouts, python=python(code))
     executor.update_parameters(**slurm_parameters(launch, folder.path))
     ids: list[str] = []
-    size = largest_array()
-    for start in range(0, len(runs), size):
-        part = runs[start : start + size]
+    size, each = largest_array(), launch.runs_per_job
+    groups = [runs[start : start + each] for start in range(0, len(runs), each)]
+    for start in range(0, len(groups), size):
+        part = groups[start : start + size]
         executor.update_parameters(**log_parameters(launch, jobs_folder, len(part) > 1))
         if ids and launch.max_parallel:
             executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
         try:
-            jobs = executor.submit_array([make_job(folder, run, launch, code) for run in part])
+            jobs = executor.submit_array([make_job(folder, group, launch, code) for group in part])
         except (FailedJobError, FailedSubmissionError, OSError) as error:
             submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
             raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
-        for run, job in zip(part, jobs):
-            record(folder, run, launch, code, jobs_folder, job.job_id)
-        ids += [job.job_id for job in jobs]
+        for group, job in zip(part, jobs):
+            for number, run in enumerate(group):
+                entry = submission(folder, run, launch, code, jobs_folder)
+                record(folder, replace(entry, job=job.job_id, part=number, parts=len(group)))
+                ids.append(job.job_id)
     return ids
 
 
-def record(
-    folder: SweepFolder,
-    run: Run,
-    launch: Launch,
-    code: Code,
-    jobs_folder: Path,
-    job: str,
-    start: int = 0,
+def submission(
+    folder: SweepFolder, run: Run, launch: Launch, code: Code, jobs_folder: Path
 ) -> Submission:
-    """Append a submission to jobs.jsonl."""
-    entry = Submission(
+    """Return the submission of a run, whose job has no number yet."""
+    return Submission(
         run=run.name,
         executor=launch.executor,
-        job=job,
+        job="",
         folder=str(jobs_folder.relative_to(folder.path)),
         code=code.folder.name,
         host=socket.gethostname() if launch.executor == "local" else "",
-        start=start,
     )
-    values = asdict(entry)
-    del values["cancelled"]
+
+
+def record(folder: SweepFolder, entry: Submission) -> None:
+    """Append a submission to jobs.jsonl."""
+    left_out = {"cancelled"} if entry.parts > 1 else {"cancelled", "part", "parts"}
+    values = {name: value for name, value in asdict(entry).items() if name not in left_out}
     folder.append("submit", **values)
-    return entry
 
 
 # ---------------------------------------------------------------- on this machine
@@ -217,9 +220,10 @@ class LocalRuns:
             gpus_per_node=self.launch.gpus,
             visible_gpus=self.gpus_of(slot),
         )
-        job = executor.submit(batch.make_job(folder, run, self.launch, code))
-        start = process_start(int(job.job_id))
-        entry = record(folder, run, self.launch, code, jobs_folder, job.job_id, start)
+        job = executor.submit(batch.make_job(folder, [run], self.launch, code))
+        entry = submission(folder, run, self.launch, code, jobs_folder)
+        entry = replace(entry, job=job.job_id, start=process_start(int(job.job_id)))
+        record(folder, entry)
         self.running.append(Active(batch, run, entry, slot))
 
     def _server(self, batch: Batch) -> Server:

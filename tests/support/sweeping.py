@@ -90,7 +90,8 @@ def train_in_process(
                 run_locally([batch], launch, report)
                 continue
             for run in batch.runs:
-                for _, _, arguments in job_of(batch.folder, run, launch, batch.code).stages:
+                job = job_of(batch.folder, [run], launch, batch.code)
+                for _, _, arguments in job.runs[run.name]:
                     before()
                     assert main(["train", *arguments, "--quiet"]) == 0
                 out, source = batch.folder.path, batch.code.folder.name

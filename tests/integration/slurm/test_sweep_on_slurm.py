@@ -2,6 +2,7 @@
 about each end.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from sweeping import (
 )
 
 from metaseq_lm.cli import main
+from metaseq_lm.sweeps.folder import SweepFolder
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 ON_SLURM = ("--executor", "slurm", "--time", "30")
@@ -76,6 +78,29 @@ def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
         wait_for(out, name, "finished")
     assert sweep(*command) == 0
     assert len(submitted(out)) == 6
+
+
+def test_several_runs_of_a_job(moons: Path, tmp_path: Path) -> None:
+    """A run that fails does not end the others; one waits while another of its job runs."""
+    out, source = tmp_path / "out", tmp_path / "source"
+    grid = ["--grid", f"init_from={source},null", "--seeds", "1,2", "--runs-per-job", "3"]
+    assert sweep(moons, "--out", out, *grid, *ON_SLURM, *SHORT) == 0
+    seen = set()
+
+    def over() -> bool:
+        now = [state.state for state in states_of(out).values()]
+        seen.update(itertools.pairwise(now))
+        return not {"running", "pending"} & set(now)
+
+    wait_until(over, 120, interval=0.3)
+    rows = [row for row in SweepFolder(out).rows() if row["kind"] == "submit"]
+    assert [row.get("part") for row in rows] == [0, 1, 2, None]
+    assert len({row["job"] for row in rows[:3]}) == 1
+    assert [state.state for state in states_of(out).values()] == ["failed", "finished"] * 2
+    assert seen & {("failed", "running"), ("running", "pending")}
+    single = tmp_path / "single"
+    assert main(["train", str(moons), "--save-dir", str(single), "seed=1", *SHORT]) == 0
+    assert result_of(out / "init_from=null-seed=1") == result_of(single)
 
 
 @pytest.mark.parametrize("seeds", ["1", "1,2"])
