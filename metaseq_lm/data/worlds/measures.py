@@ -109,7 +109,7 @@ def label_references(world: World, name: str, train: Documents, test: Documents)
             expected[key] = float(posterior[mask].max(axis=-1).mean())
     for key, predicted in predictions.items():
         scores[key] = float((predicted == labels[mask]).mean())
-    if "bayes_right" in scores:
+    if labels.ndim > 1 and expected.keys() == READERS.keys():
         of_word = world.asked_later.get(name)
         # What readers expect varies less from sample to sample than what they score.
         scores |= {"asks": of_word} if of_word else {"needs": need_of(scores | expected)}
