@@ -6,7 +6,7 @@ import re
 
 LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
 HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
-FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer".split())
+FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share".split())
 
 
 def words_of(name: str) -> set[str]:

@@ -27,6 +27,7 @@ from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.data.worlds.measures import READERS
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import (
     OVERALL,
@@ -37,14 +38,16 @@ from metaseq_lm.evaluation.suites import (
     Results,
     Suite,
     by_metric,
+    exact_labels,
     exact_scores,
     register_suite,
+    share_known,
 )
 
 TRAIN, VALID = "train", "valid"
 ACCURACY = "accuracy"
 FORMS = ("single", "pair", "spans")
-SHARE = 5  # without a valid split one in so many training items chooses the layer
+PART = 5  # without a valid split one in so many training items chooses the layer
 RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
 UNLIMITED = 1 << 30  # tokens of a row
 
@@ -162,12 +165,15 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
         train, chooser, test = parts = self._parts(items, probabilities.longest)
-        scores = []  # of each layer
+        scores, exact = [], exact_labels(items.folder)  # of each layer
         for layers in zip(*(part.states(probabilities) for part in parts)):
             inputs = [inputs_of(layer) for layer in layers]
             ridge = Ridge.fit(inputs[0], train.labels, len(classes_of(train.rows)))
             metrics = test.metrics(ridge.values(inputs[2]))
             chosen_by = chooser.metrics(ridge.values(inputs[1]))
+            if exact:
+                metrics |= share_known(metrics[ACCURACY], exact)
+                chosen_by |= share_known(chosen_by[ACCURACY], exact)
             valid = {f"{VALID}_{name}": value for name, value in chosen_by.items()}
             scores.append({**metrics, **valid, "ridge": ridge.ridge})
         main = f"{VALID}_{next(iter(metrics))}"
@@ -194,9 +200,14 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         scores |= {name: test.metrics(one_hot[classes]) for name, classes in predicted.items()}
         if not self.config.test:
             exact = exact_scores(folder.parent, "labelled").get(folder.name, {})
-            names = [name for name in ("bayes", "bayes_left") if name in exact]
+            names = [name for name in READERS if name in exact]
             scores |= {name: {ACCURACY: exact[name]} for name in names}
-        return {OVERALL: by_metric(scores)}
+        levels = by_metric(scores)
+        exact = exact_labels(folder)
+        for name, value in exact.items():
+            for metric, share in share_known(value, exact).items():
+                levels.setdefault(metric, {})[name] = share
+        return {OVERALL: levels}
 
     def _parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
         """Return the items that the probe is fitted to, that choose the layer, that are scored.
@@ -221,7 +232,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         if VALID in items.splits and options.split != VALID:
             chooser = part_of(items.rows(VALID, longest), 0, held_out)
             return part_of(rows, 0, stop), chooser, test
-        first = stop - max(1, stop // SHARE)
+        first = stop - max(1, stop // PART)
         if isinstance(rows, SentenceRows) and first > 0:
             first = held_out_from(rows.data, stop, stop - first)
         return part_of(rows, 0, first), part_of(rows, first, stop), test

@@ -38,6 +38,7 @@ SENTENCES = "sentences"
 PREDICTIONS = "predictions"
 STATES = "states"
 TUNING = "fine-tuning"
+SHARE = "share"
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -268,6 +269,31 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
     constants = world.get("constants") if isinstance(world, dict) else None
     scores = constants.get(kind) if isinstance(constants, dict) else None
     return scores if isinstance(scores, dict) else {}
+
+
+def exact_labels(folder: Path) -> dict[str, float]:
+    """Return the accuracies of exact readers, of the word alone and of chance on a labelled set.
+
+    {} for a set of no world, and of a world that does not say which side its labels need.
+    """
+    scores = exact_scores(folder.parent, "labelled").get(folder.name, {})
+    if scores.keys().isdisjoint(("needs", "asks")):
+        return {}
+    return {name: value for name, value in scores.items() if isinstance(value, float)}
+
+
+def share_known(accuracy: float, exact: Mapping[str, float]) -> dict[str, float]:
+    """Return {"share": ...}, an accuracy's part of what is known beyond the labelled word itself.
+
+    0 for the accuracy of the word alone, 1 for that of the exact reader of the whole document. {}
+    without an exact reader, or with one that knows no more than the word.
+
+    Args:
+        accuracy: The accuracy.
+        exact: What `exact_labels` returns for the set.
+    """
+    word, whole = exact.get("word", 0.0), exact.get("bayes", 0.0)
+    return {SHARE: (accuracy - word) / (whole - word)} if whole > word and "word" in exact else {}
 
 
 def by_metric(references: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -35,14 +35,16 @@ def references(runs: Sequence[Run], metric: str) -> Mapping[str, float]:
 
     A mean of metrics has the means of the references that all of its parts have.
     """
-    for run in runs:
-        levels = []
-        for part in run.parts_of(metric):
-            suite = run.suite_of(part)
-            levels.append({} if suite is None else levels_of(suite, part.partition(".")[2]))
-        if all(levels):
-            return mean_levels(levels)
-    return {}
+    return next((levels for run in runs if (levels := references_of_run(run, metric))), {})
+
+
+def references_of_run(run: Run, metric: str) -> Mapping[str, float]:
+    """Return the references of a metric that a run recorded, see `references`."""
+    if metric in run.means:
+        levels = [references_of_run(run, part) for part in run.means[metric]]
+        return mean_levels(levels) if all(levels) else {}
+    suite = run.suite_of(metric)
+    return {} if suite is None else levels_of(suite, metric.partition(".")[2])
 
 
 def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:

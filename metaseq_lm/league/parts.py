@@ -14,7 +14,8 @@ NONE = "-"
 
 def short_name(metric: Metric) -> str:
     """Return the name of a metric for the head of a narrow column: "head number"."""
-    return metric.name.removesuffix(".accuracy").replace(".", " ").replace("_", " ")
+    name = metric.name.removesuffix(".accuracy").removesuffix(".share")
+    return name.replace(".", " ").replace("_", " ")
 
 
 def short_text(entry: Entry | None, metric: Metric) -> str:

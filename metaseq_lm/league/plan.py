@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
 from metaseq_lm.sweeps.definition import (
     absolute,
@@ -153,7 +154,7 @@ class Comparison:
         smallest_effect: The smallest difference of the primary metric that matters.
         level: Of the tests.
         solved: The score from which on a seed counts as having solved a task.
-        means: Metrics that are means of others, by their names.
+        means: Metrics that are means of others, or of other means, by their names.
     """
 
     baseline: str
@@ -166,8 +167,8 @@ class Comparison:
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
-        """Return the metrics that a metric is the mean of, itself if it is none."""
-        return self.means.get(metric, (metric,))
+        """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
+        return leaves_of(metric, self.means)
 
 
 @dataclass(frozen=True)
@@ -479,15 +480,34 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_means(comparison: Comparison) -> None:
-    """Raise UsageError for a mean of means, and for one of metrics of opposite directions."""
-    for name, parts in comparison.means.items():
-        if nested := [part for part in parts if part in comparison.means]:
-            raise UsageError(f"comparison.means.{name}: {nested[0]} is itself a mean")
+    """Raise UsageError for a mean that is part of itself, or of metrics of opposite directions."""
+    for name in comparison.means:
+        if cycle := cycle_from((name,), comparison.means):
+            raise UsageError(
+                f"comparison.means.{name}: a mean is part of itself: {', '.join(cycle)}"
+            )
+    for name in comparison.means:
+        parts = comparison.parts_of(name)
         if len({Metric.of(part, ()).lower_is_better for part in parts}) > 1:
             raise UsageError(
                 f"comparison.means.{name}: of {', '.join(parts)} the smaller value of some, and "
                 "the larger one of others is the better; their mean says nothing"
             )
+
+
+def cycle_from(path: tuple[str, ...], means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return means of which each is a part of the one before and the last the first, () if none.
+
+    Args:
+        path: Means that lead to the part which is followed, the last of them.
+        means: The parts of each mean.
+    """
+    for part in means.get(path[-1], ()):
+        if part in path:
+            return (*path[path.index(part) :], part)
+        if cycle := cycle_from((*path, part), means):
+            return cycle
+    return ()
 
 
 def parse_data(content: Any, base: Path) -> dict[str, Any]:

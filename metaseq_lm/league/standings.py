@@ -97,7 +97,7 @@ class Row:
         return finished(self.runs)
 
     def parts(self, metric: str) -> Sequence[str]:
-        """Return the metrics that a metric is the mean of, itself if it is none."""
+        """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
         return self.runs[0].parts_of(metric) if self.runs else (metric,)
 
     def scores(self, metric: str) -> list[float]:

@@ -72,6 +72,17 @@ TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
 
 
+def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return the metrics, no means themselves, that a mean is computed from, each once.
+
+    A metric that is none of `means` is its own. No mean may be a part of itself.
+    """
+    if metric not in means:
+        return (metric,)
+    leaves = [leaf for part in means[metric] for leaf in leaves_of(part, means)]
+    return tuple(dict.fromkeys(leaves))
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run folder: its resolved config, the lines of its log, its results if it has ended.
@@ -80,7 +91,8 @@ class Run:
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
     `notes` says what had to be tolerated while reading. `state` describes a run of a sweep that has
     not finished, "" where no sweep knows it. `suites` are the results of suites for the checkpoint
-    that the run ended with. `means` are further metrics, each the mean of those that it lists.
+    that the run ended with. `means` are further metrics, each the mean of those that it lists,
+    which may be means themselves.
     `plan` is the hash of the plan of the league that the run belongs to, "" without one. `tuning`
     says how a search chose its options, `trial` which trial of a search it is; both are {} of
     others, see `runs.tuning`.
@@ -129,10 +141,17 @@ class Run:
         for suite in self.suites if self.results is not None else ():
             for name, value in suite.metrics.items():
                 metrics.setdefault(name, value)
-        for name, parts in self.means.items():
-            if all(part in metrics for part in parts):
-                metrics[name] = math.fsum(metrics[part] for part in parts) / len(parts)
-        return metrics
+        averaged = {name: self._mean_of(name, metrics) for name in self.means}
+        return metrics | {name: value for name, value in averaged.items() if value is not None}
+
+    def _mean_of(self, name: str, metrics: Mapping[str, float]) -> float | None:
+        """Return one of `means` of metrics that are no means, None without one of them."""
+        values = [
+            self._mean_of(part, metrics) if part in self.means else metrics.get(part)
+            for part in self.means[name]
+        ]
+        known = [value for value in values if value is not None]
+        return math.fsum(known) / len(known) if len(known) == len(values) else None
 
     @cached_property
     def final_metrics(self) -> dict[str, float]:
@@ -141,8 +160,8 @@ class Run:
         return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     def parts_of(self, metric: str) -> Sequence[str]:
-        """Return the metrics that one of `means` is the mean of, any other metric itself."""
-        return self.means.get(metric, (metric,))
+        """Return the metrics that one of `means` is computed from, any other metric itself."""
+        return leaves_of(metric, self.means)
 
     def suite_of(self, metric: str) -> SuiteResults | None:
         """Return the results of the suite that has `metric`, None for a final metric."""

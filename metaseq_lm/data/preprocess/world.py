@@ -17,6 +17,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.options import option
+from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts
 from metaseq_lm.data.labelled.files import Row
 from metaseq_lm.data.ngrams import NGram
@@ -172,6 +173,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         self._samples: dict[str, Documents] = {}
         self._labelled: dict[str, dict[str, Documents]] = {}
         self._pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._exact: dict[str, Any] = {}  # what exact readers and others score, by labelled set
 
     def input_files(self) -> Iterable[Path]:
         return []
@@ -254,6 +256,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         details = super().finish(splits)
         world, constants = self.world, rounded(self.references())
+        self._exact = constants["labelled"]
         content = {
             **describe(world),
             "symbols": list(world.symbols),
@@ -287,6 +290,9 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         n_documents, n_tokens = split.counts["documents"], split.counts["tokens"]
         return f"{split.name}: {n_documents:,} documents, {n_tokens:,} tokens"
 
+    def report(self) -> str:
+        return "\n".join([super().report(), *([] if is_quiet() else _table_of_needs(self._exact))])
+
     def companions(self) -> Iterator[Pipeline[Any, Any]]:
         for name, sets in self._labelled.items():
             request = replace(self.request, splits={split: [Path(split)] for split in sets})
@@ -297,6 +303,20 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 yield WordLabels(documents, request)
         if self._pairs:
             yield PairsPipeline(self.world, self._pairs, self.request)
+
+
+def _table_of_needs(exact: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the lines of a table of the exact readers of each set whose need is known."""
+    rows = {name: scores for name, scores in exact.items() if scores.keys() & {"needs", "asks"}}
+    if not rows:
+        return []
+    width = max(map(len, rows))
+    lines = [f"{'set':{width}}  needs    word   left  right   both"]
+    for name, scores in rows.items():
+        need = "later" if "asks" in scores else scores["needs"] or "-"
+        values = [scores["word"], scores["bayes_left"], scores["bayes_right"], scores["bayes"]]
+        lines.append(f"{name:{width}}  {need:6}" + "".join(f"{value:7.3f}" for value in values))
+    return lines
 
 
 @dataclass(frozen=True)

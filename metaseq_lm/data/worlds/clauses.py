@@ -12,7 +12,7 @@ from math import comb
 
 import numpy as np
 
-from metaseq_lm.data.worlds.base import NO_LABEL, NO_TOKEN
+from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, RIGHT
 
 PHRASES = (0.4, 0.4, 0.2)  # probability of 0, 1, ... prepositional phrases
 OBJECT = 0.5  # probability of an object noun
@@ -186,10 +186,11 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Chain:
-    """Words of a hidden Markov chain, whatever the topic.
+    """Words of a hidden Markov chain, whatever the topic; some may be shown as a blank.
 
     The probability of a clause is the sum of the forward variables: a_1(s) = E(s, w_1) / S and
-    a_t(s) = E(s, w_t) sum over r of a_(t-1)(r) A(r, s) (Rabiner 1989, section III).
+    a_t(s) = E(s, w_t) sum over r of a_(t-1)(r) A(r, s) (Rabiner 1989, section III). With a
+    probability h of the blank E(s, w) is (1 - h) times that of the word, and E(s, blank) is h.
     """
 
     words: Symbols
@@ -197,6 +198,8 @@ class Chain:
     transitions: np.ndarray  # A (states, states), rows sum to 1
     emissions: np.ndarray  # E (states, words), rows sum to 1
     topics: int
+    blank: int | None = None  # the token of a word that is not shown
+    hidden: float = 0.0  # the probability of the blank in place of a word
 
     def sample(
         self, topics: np.ndarray, uniforms: np.ndarray, width: int
@@ -216,15 +219,29 @@ class Chain:
 
     def parse(self, clauses: np.ndarray) -> np.ndarray:
         """Return which clauses are of this kind, (M,)."""
-        good = self.words.contains(clauses[:, : self.length]).all(axis=1)
+        words = clauses[:, : self.length]
+        good = (self.words.contains(words) | self.is_blank(words)).all(axis=1)
         return np.asarray(good & (lengths_of(clauses) == self.length))
+
+    def is_blank(self, tokens: np.ndarray) -> np.ndarray:
+        """Return whether tokens are the blank."""
+        if self.blank is None:
+            return np.zeros(tokens.shape, bool)
+        return np.asarray(tokens == self.blank)
+
+    def emitted(self, clauses: np.ndarray) -> np.ndarray:
+        """Return p(word | state) of clauses of this kind, (M, length, states)."""
+        words = clauses[:, : self.length]
+        blanks = self.is_blank(words)
+        of_words = self.emissions.T[np.where(blanks, 0, self.words.item(words))]
+        return np.where(blanks[..., None], self.hidden, (1 - self.hidden) * of_words)
 
     def forward(self, clauses: np.ndarray) -> np.ndarray:
         """Return the forward variables of clauses of this kind, (M, length, states).
 
         p(words up to t, state at t); their sum at the last one is the probability of the clause.
         """
-        emitted = self.emissions.T[self.words.item(clauses[:, : self.length])]
+        emitted = self.emitted(clauses)
         forward = np.empty_like(emitted)
         forward[:, 0] = emitted[:, 0] / len(self.transitions)
         for position in range(1, self.length):
@@ -235,7 +252,7 @@ class Chain:
 
     def backward(self, clauses: np.ndarray) -> np.ndarray:
         """Return p(words after t | state at t) of clauses of this kind, (M, length, states)."""
-        emitted = self.emissions.T[self.words.item(clauses[:, : self.length])]
+        emitted = self.emitted(clauses)
         backward = np.ones_like(emitted)
         for position in range(self.length - 2, -1, -1):
             backward[:, position] = (emitted[:, position + 1] * backward[:, position + 1]) @ (
@@ -251,16 +268,18 @@ class Chain:
             log_probs[rows] = np.log(self.forward(clauses[rows])[:, -1].sum(axis=1))[:, None]
         return log_probs
 
-    def posteriors(self, clauses: np.ndarray, left_only: bool = False) -> np.ndarray:
+    def posteriors(self, clauses: np.ndarray, sees: str = BOTH) -> np.ndarray:
         """Return the probability of each state at each word, (M, L, states); NaN elsewhere.
 
-        From all words of the clause, p(s_t | w) proportional to forward times backward, or only
-        from those up to the word, proportional to forward. Other clauses tell nothing.
+        From all words of the clause, p(s_t | w) proportional to forward times backward; from those
+        up to the word, proportional to forward; or from the word and those after it, proportional
+        to E(s_t, w_t) times backward, as the columns of A sum to 1 and every state is as frequent
+        at every t. Other clauses tell nothing.
         """
         posteriors = np.full((*clauses.shape, len(self.transitions)), np.nan)
         rows = np.flatnonzero(self.parse(clauses))
-        weights = self.forward(clauses[rows])
-        if not left_only:
+        weights = self.emitted(clauses[rows]) if sees == RIGHT else self.forward(clauses[rows])
+        if sees != LEFT:
             weights = weights * self.backward(clauses[rows])
         posteriors[rows, : self.length] = weights / weights.sum(axis=-1, keepdims=True)
         return posteriors
@@ -439,6 +458,14 @@ class Brackets:
         is_clause, depths, _ = self.parse(clauses)
         is_filler = is_clause[:, None] & self.fillers.contains(clauses)
         return np.where(is_filler, depths, NO_LABEL)
+
+    def first_depth_probs(self) -> np.ndarray:
+        """Return the probability of each depth at the first filler, (pairs + 1,)."""
+        steps = np.sign(self.pairs - self.templates)  # of a filler 0
+        steps = np.where(self.templates < 0, -1, steps)
+        first = (steps == 0).argmax(axis=1)
+        depths = steps.cumsum(axis=1)[np.arange(len(steps)), first]
+        return np.bincount(depths, minlength=self.pairs + 1) / len(steps)
 
     def corrupt(self, clauses: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the column of a closing bracket and one of another kind, (M,) each; -1 for none.

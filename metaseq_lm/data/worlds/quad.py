@@ -22,7 +22,6 @@ from metaseq_lm.core.options import option
 from metaseq_lm.data.worlds.base import (
     BOTH,
     CHUNK,
-    LEFT,
     NO_LABEL,
     NO_TOKEN,
     RIGHT,
@@ -37,6 +36,7 @@ from metaseq_lm.data.worlds.clauses import (
     Agreement,
     Brackets,
     Chain,
+    Clause,
     Copy,
     Symbols,
     emission_probs,
@@ -123,7 +123,6 @@ class Quad(World):
         )
         self.copy = Copy(words.marks, words.names, config.topics, config.copies)
         self.brackets = Brackets(words.opening, words.closing, words.fillers, fillers, config.pairs)
-        self.kinds = (self.agreement, self.chain, self.copy, self.brackets)
         self.width = max(
             self.agreement.longest, self.chain.length, self.copy.longest, self.brackets.longest
         )
@@ -136,6 +135,11 @@ class Quad(World):
             DEPTH: [str(depth) for depth in range(config.pairs + 1)],
             HEAD: NUMBERS,
         }
+
+    @property
+    def kinds(self) -> tuple[Clause, ...]:
+        """The kinds of clauses in the order of their numbers."""
+        return self.agreement, self.chain, self.copy, self.brackets
 
     def _constants(self, purpose: str, rows: int, columns: int) -> np.ndarray:
         """Return uniform numbers (rows, columns) that depend on the world's seed."""
@@ -300,16 +304,12 @@ class Quad(World):
         _, clauses, starts = self.split(tokens)
         flat = clauses.reshape(-1, self.width)
         if name == STATE:
-            values = self.chain.posteriors(flat, sees == LEFT)
+            values = self.chain.posteriors(flat, sees)
         elif name == DEPTH:
-            values = _one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
+            values = one_hot(self.brackets.filler_depths(flat), len(self.label_sets[DEPTH]))
         else:
-            values = _one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
-        posterior = np.full((*tokens.shape, values.shape[-1]), np.nan)
-        of_clauses = values.reshape(*clauses.shape, -1)
-        row, clause, column = np.nonzero(clauses != NO_TOKEN)
-        posterior[row, starts[row, clause] + column] = of_clauses[row, clause, column]
-        return posterior
+            values = one_hot(self.agreement.head_numbers(flat), len(NUMBERS))
+        return in_documents(values, starts, tokens.shape)
 
     # ---------------------------------------------------------------- minimal pairs
 
@@ -354,7 +354,22 @@ def _phrases(most: int) -> np.ndarray:
     return np.asarray(probabilities / probabilities.sum())
 
 
-def _one_hot(labels: np.ndarray, count: int) -> np.ndarray:
+def in_documents(values: np.ndarray, starts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return values of clauses, (N * C, L, K), at the words of their documents, (N, S, K).
+
+    Args:
+        values: NaN where there is none.
+        starts: Where each clause begins, (N, C).
+        shape: N and S.
+    """
+    of_clauses = values.reshape(*starts.shape, *values.shape[1:])
+    row, clause, column = np.nonzero(~np.isnan(of_clauses[..., 0]))
+    of_documents = np.full((*shape, values.shape[-1]), np.nan)
+    of_documents[row, starts[row, clause] + column] = of_clauses[row, clause, column]
+    return of_documents
+
+
+def one_hot(labels: np.ndarray, count: int) -> np.ndarray:
     """Return probabilities (..., count) that are certain of labels (...), NaN for NO_LABEL."""
     certain = np.eye(count)[np.maximum(labels, 0)]
     return np.where((labels == NO_LABEL)[..., None], np.nan, certain)

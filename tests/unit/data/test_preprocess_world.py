@@ -128,6 +128,26 @@ def test_labelled_sets_have_the_labels_of_the_world(data: Path) -> None:
                 assert (posterior[labelled].argmax(axis=1) == labels[labelled]).all()
 
 
+def test_what_labels_need_is_printed_where_a_world_knows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = {}
+    for world in ("quad", "mirrored"):
+        folder = tmp_path / world
+        assert main(["preprocess", "--world", world, *SMALL, "--destdir", str(folder)]) == 0
+        printed[world] = capsys.readouterr()
+    assert "needs" not in "".join(printed["quad"])
+    exact = json.loads((folder / "world.json").read_text())["constants"]["labelled"]
+    lines = map(str.split, "".join(printed["mirrored"]).splitlines())
+    rows = {words[0]: words[1:] for words in lines if words and words[0] in ("set", *exact)}
+    assert rows.pop("set") == ["needs", "word", "left", "right", "both"]
+    assert rows.keys() == {name for name in exact if not name.startswith("topic")}
+    for name, (need, *values) in rows.items():
+        scores = [exact[name][key] for key in ("word", "bayes_left", "bayes_right", "bayes")]
+        assert values == [f"{score:.3f}" for score in scores]
+        assert need == ("later" if name.endswith("_end") else exact[name]["needs"] or "-")
+
+
 def test_pairs_are_those_that_the_suite_reads(data: Path) -> None:
     world = load_world(data)
     for kind in world.pair_kinds:

@@ -1,7 +1,8 @@
-"""The exact probabilities of the world quad are those of an enumeration of a shrunk one."""
+"""The exact probabilities of quad and mirrored are those of an enumeration of a shrunk world."""
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations, pairwise, product
 from math import comb
 
@@ -10,8 +11,18 @@ import pytest
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.ngrams import NGram
+from metaseq_lm.data.preprocess.world import collect_labelled
 from metaseq_lm.data.worlds import measures
-from metaseq_lm.data.worlds.base import BOTH, LEFT, NO_LABEL, NO_TOKEN, World, build_world, words_of
+from metaseq_lm.data.worlds.base import (
+    BOTH,
+    LEFT,
+    NO_LABEL,
+    NO_TOKEN,
+    RIGHT,
+    World,
+    build_world,
+    words_of,
+)
 from metaseq_lm.data.worlds.clauses import balanced
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -21,6 +32,7 @@ SHRUNK["state_words"] = 3
 ONE_CLAUSE = SHRUNK | {"clauses": 1, "states": 3, "chain": 4, "pairs": 3}
 SHORT = {"chain": 2, "pairs": 1, "copies": 2, "phrases": 1}
 TWO_CLAUSES = SHRUNK | SHORT | {"clauses": 2, "nouns": 1}
+SIZES = {"one": ONE_CLAUSE, "two": TWO_CLAUSES}
 Words = tuple[str, ...]
 
 
@@ -41,12 +53,15 @@ def clauses(world: World, topic: int) -> Iterator[tuple[Words, tuple[int, ...], 
             for (v, p_verb), (last, p_last) in product(enumerate(verbs), objects):
                 words = (head, *phrases, f"verb{v}{number}", *last)
                 yield words, (), p_phrases * p_head * p_rest * p_verb * p_last / 4
-    step, emit = table["transitions"], table["emissions"]
+    step, hidden = table["transitions"], getattr(config, "hidden", 0)
+    emit = [{f"state{w}": p * (1 - hidden) for w, p in enumerate(e)} for e in table["emissions"]]
+    if hidden:
+        emit = [{**words, "?": hidden} for words in emit]
     for states in product(range(config.states), repeat=config.chain):
         p_states = np.prod([1 / config.states, *(step[a][b] for a, b in pairwise(states))])
-        for numbers in product(range(config.state_words), repeat=config.chain):
-            p_words = np.prod([emit[s][w] for s, w in zip(states, numbers)])
-            yield tuple(f"state{w}" for w in numbers), states, p_states * p_words / 4
+        for shown in product(*(emit[state].items() for state in states)):
+            words, p_words = zip(*shown)
+            yield words, states, p_states * np.prod(p_words) / 4
     for numbers in product(range(config.names), repeat=config.copies):
         names = tuple(f"name{i}" for i in numbers)
         yield ("CP", *names, "EQ", *names), (), config.names**-config.copies / 4
@@ -87,10 +102,11 @@ def tables(world: World) -> list[dict[Words, float]]:
     return result
 
 
-@pytest.fixture(scope="module", params=[ONE_CLAUSE, TWO_CLAUSES], ids=["one", "two"])
+@pytest.fixture(scope="module", params=list(product(("quad", "mirrored"), SIZES)), ids="-".join)
 def enumerated(request: pytest.FixtureRequest) -> tuple[World, list[dict[Words, float]]]:
     """Return a shrunk world and the probability of each of its documents under each topic."""
-    world = build_world("quad", 3, words_of(request.param))
+    name, size = request.param
+    world = build_world(name, 3, words_of(SIZES[size]))
     return world, tables(world)
 
 
@@ -162,30 +178,107 @@ def test_cloze_is_that_of_the_enumeration(enumerated) -> None:
     np.testing.assert_allclose(by_documents, expected, **EXACT)
 
 
-@pytest.mark.parametrize("left_only", [False, True])
-def test_states_are_those_of_the_enumeration(enumerated, left_only: bool) -> None:
+def labels_of(words: Words, states: tuple[int, ...], mirrored: bool) -> dict[str, dict[int, int]]:
+    """Return the classes of a clause by set and position, of its end the number of its words."""
+    labels: dict[str, dict[int, int]] = defaultdict(dict)
+    if words[0].startswith("noun"):
+        (verb,) = (at for at, word in enumerate(words) if word.startswith("verb"))
+        labels["phrases_ahead"] = {0: verb // 2}
+        labels["phrases_behind"] = {verb: verb // 2}
+        labels["phrases_around"] = dict.fromkeys(range(1, verb), verb // 2)
+        labels["head_number"] = {verb - 1: "sp".index(words[0][-1])} if verb > 1 else {}
+    elif states:
+        asked = [at for at, word in enumerate(words) if word == "?" or not mirrored]
+        labels["state"] = {at: states[at] for at in asked}
+    elif words[0] != "CP":
+        stack = []
+        for at, word in enumerate(words):
+            if word in "([{":
+                stack.append(at)
+            elif word in ")]}":
+                inside = sum(other in "([{" for other in words[stack[-1] + 1 : at])
+                labels["pairs_ahead"][stack.pop()] = labels["pairs_behind"][at] = inside
+            else:
+                labels["depth"][at], labels["pairs_around"][at] = len(stack), words.count("(")
+    for name, classes in [(name, classes) for name, classes in labels.items() if classes]:
+        asked_at = (max if name == "pairs_behind" else min)(classes)
+        labels[f"{name}_end"] = {len(words): classes[asked_at]}
+    return labels
+
+
+@cache
+def labelled_documents(world: World) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Return each document with each choice of states, its probability and labels of words."""
+    by_topic = [list(clauses(world, topic)) for topic in range(world.config.topics)]
+    forms = [labels_of(*form[:2], world.name == "mirrored") for form in by_topic[0]]
+    chosen = list(product(range(len(forms)), repeat=world.config.clauses))
+    probs = np.array([[p for _, _, p in of_clauses] for of_clauses in by_topic])
+    texts = [" ".join(" ".join((*by_topic[0][c][0], ".")) for c in row) for row in chosen]
+    tokens = world.encode(texts)
+    names = [name for name in world.label_sets if not name.startswith("topic")]
+    labels = {name: np.full(tokens.shape, NO_LABEL) for name in names}
+    for document, row in enumerate(chosen):
+        start = 0
+        for clause in row:
+            for name in forms[clause].keys() & labels.keys():
+                for at, label in forms[clause][name].items():
+                    labels[name][document, start + at] = label
+            start += len(by_topic[0][clause][0]) + 1
+    return tokens, probs[:, np.array(chosen)].prod(axis=2).mean(axis=0), labels
+
+
+@pytest.mark.parametrize("sees", [LEFT, RIGHT, BOTH])
+def test_labels_of_words_are_those_of_the_enumeration(enumerated, sees: str) -> None:
     world, _ = enumerated
-    length, n_states = world.config.chain, world.config.states
-    seen: dict[Words, np.ndarray] = defaultdict(lambda: np.zeros((length, n_states)))
-    for words, states, p in clauses(world, 0):
-        for position in range(length) if states else ():
-            seen[words[: position + 1] if left_only else words][position, states[position]] += p
-    documents = world.sample(world.keys("states", 0, 200))
-    posterior = world.posterior("state", documents.tokens, LEFT if left_only else BOTH)
-    is_state = documents.labels["state"] != NO_LABEL
-    np.testing.assert_array_equal(np.isnan(posterior[..., 0]), ~is_state)
-    checked = 0
-    for row, tokens in enumerate(documents.tokens):
-        words = world.text(tokens).split()
-        starts = np.flatnonzero(is_state[row])[::length]
-        for start in starts:
-            clause = tuple(words[start : start + length])
-            for position in range(length):
-                weights = seen[clause[: position + 1] if left_only else clause][position]
-                got = posterior[row, start + position]
-                np.testing.assert_allclose(got, weights / weights.sum(), **EXACT)
-                checked += 1
-    assert checked > 100
+    tokens, weights, labels = labelled_documents(world)
+    documents = world.sample(world.keys("labels", 0, 100))
+    if world.name == "quad" and sees == RIGHT:
+        assert {world.posterior(name, tokens, sees) for name in world.label_sets} == {None}
+        return
+    rows, lengths = np.arange(len(tokens)), (tokens != NO_TOKEN).sum(axis=1)
+    for name in labels:
+        posterior, drawn = world.posterior(name, documents.tokens, sees), documents.labels[name]
+        np.testing.assert_array_equal(np.isnan(posterior[..., 0]), drawn == NO_LABEL)
+        places = np.argwhere(drawn != NO_LABEL)
+        assert len(places) > 8
+        if sees == BOTH and not name.startswith("state"):
+            assert (posterior.argmax(axis=-1) == drawn)[drawn != NO_LABEL].all()
+        for row, position in places[:: len(places) // 8]:
+            words = documents.tokens[row][documents.tokens[row] != NO_TOKEN]
+            columns = position + (lengths - len(words) if sees == RIGHT else 0 * lengths)
+            alike = (lengths == len(words)) | (sees != BOTH)
+            alike &= (columns >= 0) & (columns < lengths)
+            first = 0 if sees == RIGHT else -position
+            for offset in range(first, 1 if sees == LEFT else len(words) - position):
+                shifted = (columns + offset) % tokens.shape[1]
+                alike &= tokens[rows, shifted] == words[position + offset]
+            classes = labels[name][rows, np.where(alike, columns, 0)]
+            alike &= classes != NO_LABEL
+            expected = np.bincount(classes[alike], weights[alike], posterior.shape[-1])
+            expected /= expected.sum()
+            np.testing.assert_allclose(posterior[row, position], expected, **EXACT)
+
+
+def test_each_side_is_needed_by_two_labels_and_the_order_turns_on_mirrored_ones() -> None:
+    world = build_world("mirrored", 0)
+    scores = {}
+    for name in world.label_sets:
+        train, test = (collect_labelled(world, name, split, 512) for split in ("train", "test"))
+        scores[name] = measures.label_references(world, name, train, test)
+    needs = {name: score["needs"] for name, score in scores.items() if "needs" in score}
+    for need, names in {
+        RIGHT: {"phrases_ahead", "pairs_ahead"},
+        LEFT: {"phrases_behind", "pairs_behind"},
+        BOTH: {"phrases_around", "pairs_around", "state"},
+        measures.EITHER: {"depth", "head_number"},
+    }.items():
+        assert {name for name in needs if needs[name] == need} == names
+    assert {name: scores[name]["asks"] for name in world.asked_later} == world.asked_later
+    assert world.asked_later.keys() == {f"{name}_end" for name in needs}
+    for name in ("phrases", "pairs"):
+        behind, ahead = scores[f"{name}_behind"], scores[f"{name}_ahead"]
+        assert behind["bayes_left"] == 1 > behind["bayes_right"] + 0.3
+        assert ahead["bayes_right"] == 1 > ahead["bayes_left"] + 0.3
 
 
 def test_what_is_no_document_has_probability_zero() -> None:

@@ -13,7 +13,14 @@ from metaseq_lm.data.labelled.baselines import class_of_word
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
 from metaseq_lm.evaluation.probe import RIDGES, Ridge, effective_rank, inputs_of, part_of
-from metaseq_lm.evaluation.suites import OVERALL, References, Results, Rows, build_suite
+from metaseq_lm.evaluation.suites import (
+    OVERALL,
+    References,
+    Results,
+    Rows,
+    build_suite,
+    share_known,
+)
 
 SIZES = "--world-documents 30 --world-held-out 30 --world-labelled 40 --world-pairs 5"
 
@@ -124,6 +131,7 @@ def test_the_layer_is_chosen_on_the_valid_split(world: Path, name: str) -> None:
     assert results[OVERALL].metrics["valid_accuracy"] == 1
     assert accuracies["layer_1"] < 0.5 and accuracies["layer_0"] == accuracies["layer_2"] == 1
     assert list(results) == [OVERALL, "layer_0", "layer_1", "layer_2", "last"]
+    assert "share" not in results[OVERALL].metrics  # the world says not which side labels need
     assert accuracies["last"] == 1
     labels = Manifest.load(world).details["world"]["constants"]["labelled"][name]["labels"]
     assert {result.n for result in results.values()} == {labels}
@@ -155,6 +163,27 @@ def test_references_are_those_of_the_world(world: Path, name: str) -> None:
     part = build_suite("probe", ["test=5"])
     scores = part.references(part.read(world / name), world / name)[OVERALL]["accuracy"]
     assert "bayes" not in scores and "majority" in scores
+
+
+def test_a_share_is_of_what_is_known_beyond_the_word(tmp_path: Path) -> None:
+    data = tmp_path / "mirrored"
+    assert main(["preprocess", "--world", "mirrored", *SIZES.split(), "--destdir", str(data)]) == 0
+    constants = Manifest.load(data).details["world"]["constants"]["labelled"]
+    for name in ("pairs_behind", "state", "state_end"):
+        exact, suite = constants[name], build_suite("probe")
+        items, known = suite.read(data / name), exact["bayes"] - exact["word"]
+        results = suite.score(items, Labels((), ("test",)))
+        for metrics in (results["layer_0"].metrics, results["layer_1"].metrics):
+            assert metrics["share"] == pytest.approx((metrics["accuracy"] - exact["word"]) / known)
+            assert metrics["valid_share"] == pytest.approx((1 - exact["word"]) / known)
+        for chosen in (suite, build_suite("probe", ["test=5"])):
+            levels = chosen.references(chosen.read(data / name), data / name)[OVERALL]["share"]
+            assert levels | {"bayes": 1.0, "word": 0.0} == levels
+            for reference in ("bayes_left", "bayes_right", "chance", "majority"):
+                expected = (exact[reference] - exact["word"]) / known
+                assert levels[reference] == pytest.approx(expected)
+        assert "bayes_right" in suite.references(items, data / name)[OVERALL]["accuracy"]
+    assert share_known(0.7, {"bayes": 0.5, "word": 0.5}) == {}
 
 
 def test_pairs_have_the_references_of_the_world(world: Path) -> None:

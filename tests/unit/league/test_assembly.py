@@ -119,8 +119,12 @@ def test_a_budget_is_possible_if_whole_updates_spend_it(
     assert possible(plan, plan.objectives[0], {}, [budget]) == [budget]
 
 
-def test_the_parts_of_a_primary_mean_have_scores_though_they_are_no_metrics_of_the_plan() -> None:
-    means = {"terms": ["valid.mlm", "valid.forward"]}
+@pytest.mark.parametrize("part", ["valid.forward", "pair"])
+def test_the_parts_of_a_primary_mean_have_scores_though_they_are_no_metrics_of_the_plan(
+    part: str,
+) -> None:
+    means = {"terms": ["valid.mlm", part], "pair": ["valid.mlm", "valid.forward"]}
+    others = {"valid.forward": [3.0, 4.0], "pair": [2.5, 3.5]}[part]
     content = plan_with(comparison__metric="terms", comparison__means=means)
     runs = []
     for name in ("masked", "dense"):
@@ -133,7 +137,8 @@ def test_the_parts_of_a_primary_mean_have_scores_though_they_are_no_metrics_of_t
     assert [part.name for part in standings.parts] == means["terms"]
     assert all(part.lower_is_better for part in standings.parts)
     assert standings.entries[0].scores == {
-        "terms": [2.5, 3.5],
+        # Of a mean the value counts, not its parts: that would be 2.5.
+        "terms": [(2.0 + others[0]) / 2, (3.0 + others[1]) / 2],
         "valid.mlm": [2.0, 3.0],
-        "valid.forward": [3.0, 4.0],
+        part: others,
     }

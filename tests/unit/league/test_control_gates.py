@@ -232,6 +232,18 @@ def test_a_mean_is_beside_the_mean_of_chance(baseline: Row, row: Row) -> None:
     assert "guessing" in gates
 
 
+def test_the_references_of_a_mean_of_means_are_the_means_of_theirs(row: Row) -> None:
+    means = {"inner": (BRACKETS, MACRO), "outer": ("inner", BRACKETS, "inner")}
+    row = make.change(with_macro(row, 0.5, chance=0.55), lambda run: replace(run, means=means))
+    inner = (0.35 + 0.55) / 2
+    for metric, level in (("inner", inner), ("outer", (2 * inner + 0.35) / 3)):
+        assert references(row.runs, metric) == {"chance": pytest.approx(level)}
+    run = row.runs[0]
+    assert list(row.parts("outer")) == [BRACKETS, MACRO]
+    value = (2 * run.metrics["inner"] + run.metrics[BRACKETS]) / 3
+    assert run.metrics["outer"] == pytest.approx(value)
+
+
 def test_a_part_below_chance_is_told_of_the_mean(baseline: Row, row: Row) -> None:
     """The mean, 0.75, is above that of chance, 0.65; topic, 0.6, is below it."""
     bad = make.change(row, make.with_references(chance=0.65))

@@ -58,7 +58,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"objectives": {"masked": {"grid": {}, "metric": "valid.mlm"}}},
         "objectives.masked.metric",
     ),
-    "a mean of itself": ({"comparison__means": {"m": ["m"]}}, "means.m.*mean"),
+    "a mean of itself": ({"comparison__means": {"m": ["m"]}}, "means.m: .*: m, m$"),
+    "means in a circle": (
+        {"comparison__means": {"m": ["a.accuracy", "n"], "n": ["o"], "o": ["a.accuracy", "n"]}},
+        "means.m: .*: n, o, n$",
+    ),
+    "a mean of a mean of losses and a share": (
+        {"comparison__means": {"m": ["n", "valid.accuracy"], "n": ["valid.loss"]}},
+        "means.m.*smaller",
+    ),
     "a mean of a loss and a share": (
         {"comparison__means": {"m": ["valid.loss", "valid.accuracy"]}},
         "means.m.*smaller",
@@ -127,7 +135,8 @@ def test_the_hash_of_a_plan_without_metrics_of_objectives_stays() -> None:
 
 def test_trials_need_the_suites_of_their_metric() -> None:
     suites = ["pairs pairs compare=changed", "probe depth", "probe topic name=topic"]
-    means = {"both": ["valid.accuracy", "topic.valid_accuracy"], "own": ["valid.loss"]}
+    means = {"both": ["valid.accuracy", "nested"], "own": ["valid.loss"]}
+    means["nested"] = ["topic.valid_accuracy", "valid.accuracy"]
     metrics = {"a": "both", "b": "probe.accuracy", "c": "own", "d": "pairs.brackets.accuracy"}
     plan = parse_plan(
         plan_with(
@@ -136,6 +145,7 @@ def test_trials_need_the_suites_of_their_metric() -> None:
             comparison__means=means,
         )
     )
+    assert plan.comparison.parts_of("both") == ("valid.accuracy", "topic.valid_accuracy")
     needed = {objective.name: plan.tuning_suites(objective) for objective in plan.objectives}
     assert needed == {"a": suites[2:], "b": suites[1:2], "c": [], "d": suites[:1], "masked": []}
     assert plan.tuning_metric(plan.objective("masked")) == "valid.loss"
