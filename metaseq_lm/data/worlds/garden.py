@@ -78,6 +78,8 @@ SETS = {
 }
 AT_END = "_end"
 SENTENCES = 128  # whose sums are computed at once
+# Where nothing tells the kind, the posterior is 1/2: the order of a sum must not break the tie.
+EXACT_DIGITS = 12
 
 
 @dataclass
@@ -318,7 +320,7 @@ class Garden(World):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        At an end the right tells only that there is a label.
+        At an end the right tells only that there is a label, of which each kind is as frequent.
         """
         of_word = self.asked_later.get(name, name)
         at_end = name != of_word
@@ -328,7 +330,7 @@ class Garden(World):
         rows = np.flatnonzero(is_labelled.any(axis=1))
         preterminals = self._preterminals[of_word]
         if at_end and sees == RIGHT:
-            joint = np.broadcast_to(self._prior_of_first(of_word), (*flat[rows].shape, 2))
+            joint = np.ones((*flat[rows].shape, 2))
         else:
             _, outer = self.sums(flat[rows], BOTH if at_end else sees)
             joint = outer[..., preterminals] * self.probs[preterminals][:, flat[rows]].transpose(
@@ -339,21 +341,13 @@ class Garden(World):
             row, first = np.unique(row, return_index=True)
             column = column[first]
         with np.errstate(divide="ignore"):
-            values = normalised(np.log(joint[row, column]))
+            values = normalised(np.log(joint[row, column])).round(EXACT_DIGITS)
         document, number = np.divmod(rows[row], self.config.sentences)
         if at_end:
             column = (flat[rows[row]] != NO_TOKEN).sum(axis=1)
         posterior = np.full((*tokens.shape, 2), np.nan)
         posterior[document, starts[document, number] + column] = values
         return posterior
-
-    def _prior_of_first(self, name: str) -> np.ndarray:
-        """Return the probability of each class of the first labelled word of a sentence, (2,)."""
-        homonyms = self.probs[:, self.blocks[SETS[name]]].sum(axis=1)
-        before = np.repeat((1 - homonyms)[None, :, None], self.config.longest, axis=0)
-        outer = self.grammar.outside_of_prefixes(self.grammar.inside(before))
-        chosen = self._preterminals[name]
-        return np.asarray(outer[:, chosen, 0].sum(axis=0) * homonyms[chosen])
 
     # ---------------------------------------------------------------- minimal pairs
 
