@@ -44,6 +44,7 @@ from metaseq_lm.data.worlds.clauses import (
     transition_probs,
     whole,
 )
+from metaseq_lm.data.worlds.segments import join_segments, split_segments
 
 END = "."
 NUMBERS = ("singular", "plural")
@@ -178,15 +179,9 @@ class Quad(World):
                 tokens[rows, position, :-1] = clauses
                 for name, values in labelled.items():
                     labels[name][rows, position, :-1] = values
-        lengths = (tokens != NO_TOKEN).sum(axis=2)
-        np.put_along_axis(tokens, lengths[:, :, None], 0, axis=2)
-        order = np.argsort((tokens == NO_TOKEN).reshape(count, -1), axis=1, kind="stable")
-        flat = {
-            name: np.take_along_axis(values.reshape(count, -1), order, axis=1)
-            for name, values in {"tokens": tokens, **labels}.items()
-        }
+        joined, flat = join_segments(tokens, **labels)
         halves = self._half(topics)
-        return Documents(flat.pop("tokens"), {TOPIC: topics, HALF: halves, **flat})
+        return Documents(joined, {TOPIC: topics, HALF: halves, **flat})
 
     def _half(self, topics: np.ndarray) -> np.ndarray:
         """Return 0 for the topics below the middle, 1 for the others."""
@@ -214,25 +209,7 @@ class Quad(World):
             Whether a document is of C clauses that end with ".", (N,); the clauses without their
             ends, (N, C, L), of other documents without meaning; where each begins, (N, C).
         """
-        config, (count, width) = self.config, tokens.shape
-        is_end = tokens == 0
-        lengths = (tokens != NO_TOKEN).sum(axis=1)
-        rows = np.arange(count)
-        good = (is_end.sum(axis=1) == config.clauses) & (lengths > 0)
-        good &= is_end[rows, np.maximum(lengths - 1, 0)]
-        good &= ((tokens != NO_TOKEN) == (np.arange(width) < lengths[:, None])).all(axis=1)
-        clause = np.cumsum(is_end, axis=1) - is_end
-        starts = np.zeros((count, config.clauses), np.int64)
-        row, column = np.nonzero(is_end & (clause < config.clauses - 1))
-        starts[row, clause[row, column] + 1] = column + 1
-        clause = np.minimum(clause, config.clauses - 1)
-        inside = np.arange(width) - np.take_along_axis(starts, clause, axis=1)
-        is_word = (tokens != NO_TOKEN) & ~is_end
-        good &= ~(is_word & (inside >= self.width)).any(axis=1)
-        clauses = np.full((count, config.clauses, self.width), NO_TOKEN)
-        row, column = np.nonzero(is_word & (inside < self.width))
-        clauses[row, clause[row, column], inside[row, column]] = tokens[row, column]
-        return good, clauses, starts
+        return split_segments(tokens, self.config.clauses, self.width)
 
     # ---------------------------------------------------------------- probabilities
 

@@ -1,0 +1,380 @@
+"""The world "garden": sentences of a grammar whose words are ambiguous until one side is read.
+
+A document is a few independent sentences, each ended with ".". A sentence is drawn from the grammar
+in Chomsky normal form below, conditioned on its length. A preterminal ends with its kind, 1 or 2. A
+third of the words are homonyms: both kinds have them with the same probabilities, so that
+only other words tell the kind.
+
+* An opener decides the kind (the sense) of a late word behind it, over modifiers and embedded
+  sentences: `open1 mod late1`. Mirrored, a closer decides that of an early word: `early1 close1`.
+* Opener and closer together decide that of an inner word: 1 if they are of one kind.
+* The kind of a verb decides whether a postposition attaches to it, `[[verb1 noun] post1]`, or to
+  the noun, `[verb2 [noun post2]]`. Mirrored, a preposition before a noun and a final verb.
+* A verb and a final verb together decide what a link between them attaches to: the first, as
+  `link1`, if they are of one kind, else the second, as `link2`.
+
+The language is its own mirror image: reversed, with words of `MIRROR` exchanged, a sentence has the
+same probability.
+
+Shapes: N documents, S tokens, C sentences of a document, L words of the longest sentence, K
+preterminals, V symbols.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option
+from metaseq_lm.data.worlds.base import (
+    BOTH,
+    NO_LABEL,
+    NO_TOKEN,
+    RIGHT,
+    Documents,
+    World,
+    normalised,
+    register_world,
+)
+from metaseq_lm.data.worlds.grammar import Categorical, Grammar
+from metaseq_lm.data.worlds.segments import join_segments, split_segments
+
+END = "."
+MIRROR = {
+    "open": "close",
+    "late": "early",
+    "verb": "final",
+    "post": "pre",
+    "Rest": "Lead",
+    "VP": "PV",
+    "NPost": "PreN",
+}
+INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
+LONGER = 0.45  # the probability of one more of these
+CLOSE = 0.3  # that of none
+SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
+
+WORDS = 300
+# Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
+LEXICON = {
+    "open": (8, 4, 0.1),
+    "late": (8, 20, 0.7),
+    "inner": (8, 20, 0.7),
+    "verb": (10, 4, 0.1),
+    "post": (0, 8, 1.0),
+    "link": (0, 8, 1.0),
+}
+PLAIN = {"noun": 42, "mod": 38}
+SETS = {
+    "sense_left": "late",
+    "sense_right": "early",
+    "sense_both": "inner",
+    "attachment_left": "post",
+    "attachment_right": "pre",
+    "attachment_both": "link",
+}
+AT_END = "_end"
+SENTENCES = 128  # whose sums are computed at once
+# Where nothing tells the kind, the posterior is 1/2: the order of a sum must not break the tie.
+EXACT_DIGITS = 12
+
+
+@dataclass
+class GardenConfig:
+    """The size of the language; a small one can be enumerated."""
+
+    words: int = option(WORDS, "words, about; each class of them has one at least", at_least=1)
+    exponent: float = option(1.0, "of Zipf's law for the words of a class", at_least=0)
+    sentences: int = option(2, "sentences of a document", at_least=1, at_most=64)
+    shortest: int = option(6, "words of a sentence, at least", at_least=2, at_most=40)
+    longest: int = option(24, "words of a sentence, at most", at_least=2, at_most=40)
+
+
+def mirrored(symbol: str) -> str:
+    """Return the symbol that stands for another one in a sentence read from right to left."""
+    stem = symbol.rstrip("12")
+    both_ways = MIRROR | {right: left for left, right in MIRROR.items()}
+    return both_ways.get(stem, stem) + symbol[len(stem) :]
+
+
+def _rules() -> dict[tuple[str, str, str], float]:
+    """Return the rules and their probabilities."""
+    weights: dict[tuple[str, str, str], float] = {}
+
+    def add(parent: str, left: str, right: str, weight: float, both_ways: bool = False) -> None:
+        mirror_image = mirrored(parent), mirrored(right), mirrored(left)
+        for rule in [(parent, left, right), *([mirror_image] if both_ways else [])]:
+            weights[rule] = weights.get(rule, 0) + weight
+
+    add("S", "S", "S", 1.5)
+    for kind in "12":
+        add("S", f"open{kind}", f"late{kind}", CLOSE, True)
+        add("S", f"open{kind}", f"Rest{kind}", 1 - CLOSE, True)
+        add(f"VP{kind}", f"verb{kind}", "noun", CLOSE, True)
+        add(f"VP{kind}", f"verb{kind}", "NP", 1 - CLOSE, True)
+        add(f"VLink{kind}", f"VP{kind}", "link1", 1)
+        add(f"LinkV{kind}", "link2", f"PV{kind}", 1)
+        for item, share in INSERTED:
+            add(f"Rest{kind}", item, f"late{kind}", share * (1 - LONGER), True)
+            add(f"Rest{kind}", item, f"Rest{kind}", share * LONGER, True)
+            add(f"Core{kind}", item, f"inner{kind}", share * (1 - LONGER), True)
+            add(f"Core{kind}", item, f"Core{kind}", share * LONGER, True)
+    for item, share in INSERTED:
+        add("NP", item, "noun", share * (1 - LONGER), True)
+        add("NP", item, "NP", share * LONGER, True)
+    add("S", "VP1", "post1", 1, True)
+    add("S", "verb2", "NPost", 1, True)
+    add("NPost", "noun", "post2", CLOSE, True)
+    add("NPost", "NP", "post2", 1 - CLOSE, True)
+    for (left, right), weight in zip(product("12", repeat=2), SIDES):
+        kind = "1" if left == right else "2"
+        verbs = (f"VLink{left}", f"PV{right}") if kind == "1" else (f"VP{left}", f"LinkV{right}")
+        add("S", *verbs, 2 * weight)
+        add("S", f"open{left}", f"Frame{left}", 2 * weight)
+        add(f"Frame{left}", f"inner{kind}", f"close{right}", CLOSE * weight)
+        add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - CLOSE) * weight)
+    sums: dict[str, float] = {}
+    for (parent, _, _), weight in weights.items():
+        sums[parent] = sums.get(parent, 0) + weight
+    return {rule: weight / sums[rule[0]] for rule, weight in weights.items()}
+
+
+class Lexicon:
+    """The words in blocks, and the probability of each by preterminal.
+
+    Args:
+        preterminals: Their names.
+        config: Sizes.
+
+    Attributes:
+        symbols: The words in the order of their numbers; the first one ends a sentence.
+        blocks: The numbers of the words of each block by its name: `late1` of kind 1 only, `late`
+            of both kinds.
+        probs: (K, V + 1); the last column, that of NO_TOKEN, is 0.
+    """
+
+    def __init__(self, preterminals: list[str], config: GardenConfig) -> None:
+        self.symbols = [END]
+        self.blocks: dict[str, np.ndarray] = {}
+        self._config = config
+        shares = {}
+        for name, (of_one_kind, homonyms, share) in LEXICON.items():
+            for stem in dict.fromkeys((name, mirrored(name))):
+                self._add(stem, homonyms)
+                for kind in "12":
+                    self._add(f"{stem}{kind}", of_one_kind)
+                    shares[f"{stem}{kind}"] = {stem: share, f"{stem}{kind}": 1 - share}
+        for name, count in PLAIN.items():
+            self._add(name, count)
+            shares[name] = {name: 1.0}
+        self.probs = np.zeros((len(preterminals), len(self.symbols) + 1))
+        for row, preterminal in zip(self.probs, preterminals):
+            for block, share in shares[preterminal].items():
+                weights = (1.0 + np.arange(len(self.blocks[block]))) ** -config.exponent
+                row[self.blocks[block]] = share * weights / weights.sum()
+
+    def _add(self, block: str, count: int) -> None:
+        size = max(1, round(count * self._config.words / WORDS)) if count else 0
+        self.blocks[block] = np.arange(size) + len(self.symbols)
+        self.symbols += [f"{block}_{number}" for number in range(size)]
+
+
+@register_world("garden", dataclass=GardenConfig)
+class Garden(World):
+    """Sentences of a grammar with homonyms that what precedes, what follows or both decide."""
+
+    config: GardenConfig
+    pair_kinds = ("sense_left", "sense_right", "sense_both")
+
+    def __init__(self, config: GardenConfig, seed: int = 0) -> None:
+        super().__init__(config, seed)
+        if config.shortest > config.longest:
+            raise UsageError(
+                f"shortest={config.shortest} longest={config.longest}: the first must not be above"
+            )
+        self.grammar = Grammar(_rules(), config.shortest, config.longest)
+        self._reversed = self.grammar.reversed()
+        lexicon = Lexicon(self.grammar.preterminals, config)
+        self.symbols, self.blocks, self.probs = lexicon.symbols, lexicon.blocks, lexicon.probs
+        self.longest = config.sentences * (config.longest + 1)
+        self.asked_later = {name + AT_END: name for name in SETS}
+        self._preterminals = {
+            name: [self.grammar.preterminals.index(f"{stem}{kind}") for kind in "12"]
+            for name, stem in SETS.items()
+        }
+        senses, attachments = ("kind1", "kind2"), ("verb", "noun")
+        classes = {name: senses if "sense" in name else attachments for name in SETS}
+        classes["attachment_both"] = ("before", "behind")
+        self.label_sets = classes | {name + AT_END: classes[name] for name in SETS}
+        self._words = Categorical([row[row > 0] for row in self.probs])
+        self._word_numbers = np.nonzero(self.probs)[1]
+        lengths = self.grammar.of_length[config.shortest :, 0]
+        self._lengths = Categorical([lengths])
+
+    # ---------------------------------------------------------------- documents
+
+    def sample(self, keys: np.ndarray) -> Documents:
+        config, longest = self.config, self.config.longest
+        shape = (len(keys), config.sentences, longest + 1)
+        leaves, tokens = np.full(shape, -1), np.full(shape, NO_TOKEN)
+        for number in range(config.sentences):
+            uniforms = random_streams.uniforms(
+                random_streams.subkeys(keys, f"sentence {number}"), 0, 2 * longest
+            )
+            none = np.zeros(len(keys), np.int64)
+            widths = config.shortest + self._lengths.draw(none, uniforms[:, 0])
+            leaves[:, number, :-1] = self.grammar.sample(widths, uniforms[:, 1:longest])
+            row, column = np.nonzero(leaves[:, number] >= 0)
+            words = self._words.draw(leaves[row, number, column], uniforms[row, longest + column])
+            tokens[row, number, column] = self._word_numbers[words]
+        labels = {}
+        for name, preterminals in self._preterminals.items():
+            labels[name] = values = np.full(shape, NO_LABEL)
+            for label, preterminal in enumerate(preterminals):
+                values[self._is_homonym(name, tokens) & (leaves == preterminal)] = label
+            at_end = labels[name + AT_END] = np.full(shape, NO_LABEL)
+            first = np.take_along_axis(
+                values, (values != NO_LABEL).argmax(axis=2)[..., None], axis=2
+            )
+            lengths = (tokens != NO_TOKEN).sum(axis=2, keepdims=True)
+            np.put_along_axis(at_end, lengths, first, axis=2)
+        joined, of_tokens = join_segments(tokens, **labels)
+        return Documents(joined, of_tokens)
+
+    def _is_homonym(self, name: str, tokens: np.ndarray) -> np.ndarray:
+        return np.isin(tokens, self.blocks[SETS[name]])
+
+    def _split(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return split_segments(tokens, self.config.sentences, self.config.longest)
+
+    # ---------------------------------------------------------------- probabilities
+
+    def sums(self, sentences: np.ndarray, sees: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return sums over the derivations of sentences (M, L).
+
+        Args:
+            sentences: Sentences, padded on the right.
+            sees: Which of the other words the second sum is of: LEFT, RIGHT or BOTH; None for no
+                second sum.
+
+        Returns:
+            The probability of each sentence, (M,), and that of the other words that are seen with
+            each preterminal at a word, (M, L, K), up to a factor.
+        """
+        count, longest = sentences.shape
+        lengths = (sentences != NO_TOKEN).sum(axis=1)
+        grammar = self._reversed if sees == RIGHT else self.grammar
+        columns = np.arange(longest)
+        if sees == RIGHT:
+            columns = np.where(columns < lengths[:, None], lengths[:, None] - 1 - columns, columns)
+            sentences = np.take_along_axis(sentences, columns, axis=1)
+        probs = np.zeros(count)
+        outer = np.zeros((count, longest, len(grammar.preterminals)) if sees else 0)
+        order = np.argsort(lengths, kind="stable")
+        for start in range(0, count, SENTENCES):
+            rows = order[start : start + SENTENCES]
+            width = max(1, lengths[rows[-1]])
+            weights = self.probs[:, sentences[rows, :width].T].swapaxes(0, 1)
+            inner = grammar.inside(np.ascontiguousarray(weights))
+            probs[rows] = grammar.sentence_probs(inner, lengths[rows])
+            if sees == BOTH:
+                outer[rows, :width] = grammar.outside(inner, lengths[rows]).transpose(2, 0, 1)
+            elif sees:
+                outer[rows, :width] = grammar.outside_of_prefixes(inner).transpose(2, 0, 1)
+        if sees == RIGHT:
+            outer = np.take_along_axis(outer, columns[..., None], axis=1)
+        return probs, outer
+
+    def log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        good, sentences, _ = self._split(tokens)
+        probs, _ = self.sums(sentences.reshape(-1, self.config.longest), None)
+        with np.errstate(divide="ignore"):
+            log_probs = np.log(probs).reshape(len(tokens), -1).sum(axis=1)
+        return np.asarray(np.where(good, log_probs, -np.inf))
+
+    def cloze(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the probability of each symbol in a gap: see `World.cloze`.
+
+        An end of a sentence has probability 1: with any other symbol there the document has too few
+        sentences.
+        """
+        config = self.config
+        good, sentences, starts = self._split(tokens)
+        probs, outer = self.sums(sentences.reshape(-1, config.longest), BOTH)
+        impossible = probs.reshape(len(tokens), -1) == 0
+        number = (starts[rows] <= positions[:, None]).sum(axis=1) - 1
+        others = impossible[rows].sum(axis=1) - impossible[rows, number]
+        is_end = tokens[rows, positions] == 0
+        column = np.minimum(positions - starts[rows, number], config.longest - 1)
+        weights = outer[rows * config.sentences + number, column] @ self.probs[:, :-1]
+        weights[is_end] = (np.arange(len(self.symbols)) == 0) * ~impossible[rows, number, None][
+            is_end
+        ]
+        weights[~good[rows] | (others > 0)] = 0
+        with np.errstate(divide="ignore"):
+            return normalised(np.log(weights))
+
+    def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
+        """Return the probability of each class of a labelled set: see `World.posterior`.
+
+        At an end the right tells only that there is a label, of which each kind is as frequent.
+        """
+        of_word = self.asked_later.get(name, name)
+        at_end = name != of_word
+        _, sentences, starts = self._split(tokens)
+        flat = sentences.reshape(-1, self.config.longest)
+        is_labelled = self._is_homonym(of_word, flat)
+        rows = np.flatnonzero(is_labelled.any(axis=1))
+        preterminals = self._preterminals[of_word]
+        if at_end and sees == RIGHT:
+            joint = np.ones((*flat[rows].shape, 2))
+        else:
+            _, outer = self.sums(flat[rows], BOTH if at_end else sees)
+            joint = outer[..., preterminals] * self.probs[preterminals][:, flat[rows]].transpose(
+                1, 2, 0
+            )
+        row, column = np.nonzero(is_labelled[rows])
+        if at_end:
+            row, first = np.unique(row, return_index=True)
+            column = column[first]
+        with np.errstate(divide="ignore"):
+            values = normalised(np.log(joint[row, column])).round(EXACT_DIGITS)
+        document, number = np.divmod(rows[row], self.config.sentences)
+        if at_end:
+            column = (flat[rows[row]] != NO_TOKEN).sum(axis=1)
+        posterior = np.full((*tokens.shape, 2), np.nan)
+        posterior[document, starts[document, number] + column] = values
+        return posterior
+
+    # ---------------------------------------------------------------- minimal pairs
+
+    def minimal_pairs(self, kind: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of documents of a kind: see `World.minimal_pairs`.
+
+        The first word of one kind only is replaced by that of the other kind with the same rank.
+        Pairs whose bad document is possible are left out.
+        """
+        tokens = self.sample(keys).tokens
+        first, second = (self.blocks[f"{SETS[kind]}{number}"] for number in "12")
+        partner = np.full(len(self.symbols) + 1, NO_TOKEN)
+        partner[first], partner[second] = second, first
+        others = partner[tokens]
+        rows = np.flatnonzero((others != NO_TOKEN).any(axis=1))
+        columns = (others[rows] != NO_TOKEN).argmax(axis=1)
+        bad = tokens[rows].copy()
+        bad[np.arange(len(rows)), columns] = others[rows, columns]
+        is_pair = np.isneginf(self.log_probs(bad))
+        return tokens[rows[is_pair]], bad[is_pair]
+
+    def parameters(self) -> dict[str, Any]:
+        names = self.grammar.preterminals
+        return {
+            "rules": {" ".join(rule): p for rule, p in self.grammar.rules.items()},
+            "words": {
+                name: {word: p for word, p in zip(self.symbols, row) if p}
+                for name, row in zip(names, self.probs.tolist())
+            },
+        }
