@@ -281,6 +281,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 name: measures.label_references(world, name, sets[TRAIN], sets[TEST])
                 for name, sets in self._labelled.items()
             },
+            **world.references(),
         }
 
     def summary(self, split: Split) -> str:
