@@ -373,6 +373,10 @@ class WordLabels(TagsPipeline):
         self.scheme = "none"
         self.labels = [*self.documents.classes, UNLABELLED]
 
+    def warnings(self) -> list[str]:
+        """Return no warnings: those of long sentences are for text, not for documents."""
+        return []
+
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"
 

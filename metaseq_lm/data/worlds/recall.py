@@ -425,8 +425,7 @@ class Recall(World):
     ) -> np.ndarray:
         """Return the probability of each class at the end of sections for what follows it, (M, C).
 
-        The reader does not know which key or entity is asked about. Before the end all keys are
-        alike.
+        The reader does not know which key or entity is asked about; all keys are alike.
         """
         config, ends = self.config, (sections + 1) * self.config.units
         word, _, place = name.removesuffix(LATER).partition("_")
@@ -450,8 +449,8 @@ class Recall(World):
     def _fact_weights(self) -> np.ndarray:
         """Return the probability that the end of each section asks for an entity, (sections, E).
 
-        The first fact of the section is another one of the entity, and none before
-        the end states the one that is asked for.
+        The first fact of the section is another one of the entity, and none before the end states
+        the one that is asked for.
         """
         config, inside = self.config, np.arange(self.config.units)[:, None]
         stated = config.facts * self.frequencies / config.attributes
