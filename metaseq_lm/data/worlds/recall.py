@@ -180,8 +180,8 @@ class Recall(World):
         units = self.parse(tokens)
         labels = self._labels(units, name)
         if name.startswith(FACT):
-            rows, asked, columns = self._asked(units, name)
-            other = ~np.isin(units.entities[rows, asked] % 4, GROUPS[split])
+            rows, numbers, columns = self._labelled(units, name)
+            other = ~np.isin(units.entities[rows, numbers] % 4, GROUPS[split])
             labels[rows[other], columns[other]] = NO_LABEL
         return Documents(tokens, {name: labels})
 
@@ -348,7 +348,7 @@ class Recall(World):
         is_stated[row, entities[row, unit]] = True
         return is_stated
 
-    def _asked(self, units: Units, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _labelled(self, units: Units, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what a set has labels of: the document, the unit, and the token's position.
 
         (M,) each. A set NAME_end has one for each section whose first unit that NAME might ask
@@ -356,13 +356,13 @@ class Recall(World):
         """
         config, later = self.config, name in self.asked_later
         word, _, place = name.removesuffix(LATER).partition("_")
-        candidates, asked = self._questions(units, word, place)
-        asked = asked & units.good[:, None]
+        candidates, has_label = self._questions(units, word, place)
+        has_label = has_label & units.good[:, None]
         if later:
             of_sections = candidates.reshape(len(candidates), config.sections, -1)
             counts = of_sections.cumsum(axis=2).reshape(candidates.shape)
-            asked &= candidates & (counts == 1)
-        row, unit = np.nonzero(asked)
+            has_label &= candidates & (counts == 1)
+        row, unit = np.nonzero(has_label)
         section, inside = np.divmod(unit, config.units)
         if later and word != FACT:
             told = units.first[:, row, units.keys[row, unit]] < (section + 1) * config.units
@@ -374,7 +374,7 @@ class Recall(World):
     def _labels(self, units: Units, name: str) -> np.ndarray:
         """Return the labels of a set, (N, S)."""
         labels = np.full((len(units.good), self.longest), NO_LABEL)
-        row, unit, column = self._asked(units, name)
+        row, unit, column = self._labelled(units, name)
         labels[row, column] = self._answers(units, name, (row, unit), BOTH).argmax(axis=-1)
         return labels
 
@@ -385,7 +385,7 @@ class Recall(World):
         one length. The side that is not seen tells nothing then: its value is uniform.
         """
         units = self.parse(tokens)
-        row, unit, column = self._asked(units, name)
+        row, unit, column = self._labelled(units, name)
         if sees == RIGHT and name in self.asked_later:
             answers = self._answers_unseen(units, name, row, unit // self.config.units)
         else:
@@ -395,10 +395,10 @@ class Recall(World):
         return posterior
 
     def _answers(
-        self, units: Units, name: str, asked: tuple[np.ndarray, np.ndarray], sees: str
+        self, units: Units, name: str, of_units: tuple[np.ndarray, np.ndarray], sees: str
     ) -> np.ndarray:
         """Return the probability of each class for units that a reader sees, (M, C)."""
-        word, (row, unit) = name.partition("_")[0], asked
+        word, (row, unit) = name.partition("_")[0], of_units
         if word == FACT:
             facts = self.facts[units.entities[row, unit], 0]
             return np.asarray(np.eye(self.config.fact_values)[facts])
@@ -454,10 +454,10 @@ class Recall(World):
         """
         config, inside = self.config, np.arange(self.config.units)[:, None]
         stated = config.facts * self.frequencies / config.attributes
-        asked = (1 - config.facts) ** inside * (config.attributes - 1) * stated
-        asked = (asked * (1 - stated) ** (config.units - 1 - inside)).sum(axis=0)
+        first = (1 - config.facts) ** inside * (config.attributes - 1) * stated
+        first = (first * (1 - stated) ** (config.units - 1 - inside)).sum(axis=0)
         before = config.units * np.arange(config.sections)[:, None]
-        return np.asarray(asked * (1 - stated) ** before)
+        return np.asarray(first * (1 - stated) ** before)
 
     # ---------------------------------------------------------------- minimal pairs and facts
 
