@@ -284,6 +284,7 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
                 name: measures.label_references(world, name, sets[TRAIN], sets[TEST])
                 for name, sets in self._labelled.items()
             },
+            **world.references(),
         }
 
     def summary(self, split: Split) -> str:
@@ -391,6 +392,10 @@ class WordLabels(TagsPipeline):
     def choose_labels(self) -> None:
         self.scheme = "none"
         self.labels = [*self.documents.classes, UNLABELLED]
+
+    def warnings(self) -> list[str]:
+        """Return no warnings: those of long sentences are for text, not for documents."""
+        return []
 
     def summary(self, split: Split) -> str:
         return f"{self.documents.name}/{super().summary(split)}"

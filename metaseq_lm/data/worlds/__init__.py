@@ -1,5 +1,5 @@
 """Small languages with exact answers; importing this package registers the built-in worlds."""
 
-from metaseq_lm.data.worlds import garden, mirrored, quad
+from metaseq_lm.data.worlds import garden, mirrored, quad, recall
 
-BUILT_IN = (garden, mirrored, quad)
+BUILT_IN = (garden, mirrored, quad, recall)

@@ -158,6 +158,10 @@ class World:
         """Return the constants of the world in a form for JSON."""
         return {}
 
+    def references(self) -> dict[str, Any]:
+        """Return what else to compare a model with, beside `measures`, in a form for JSON."""
+        return {}
+
     def keys(self, purpose: str, start: int, count: int) -> np.ndarray:
         """Return keys for documents `start` to `start + count` of a purpose, uint64 (count,)."""
         root = random_streams.key("world", self.name, self.seed, purpose)
