@@ -13,10 +13,10 @@ Beside each score stands that of a linear probe of the frozen states, on the sam
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ ACCURACY, F1 = "accuracy", "f1"
 FROZEN = "frozen"
 F1_MACRO = f"{ACCURACY}_{F1}{MACRO}"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
+T = TypeVar("T")
 
 
 @dataclass
@@ -171,10 +172,7 @@ class FineTune(Suite[list[Path], FineTuning]):
         names, split = self.config.sets, self.config.split
         if not self.config.seeds:
             raise UsageError("seeds=[]: give one or more")
-        if not all(0 < rate < math.inf for rate in self.config.lr_choices):
-            raise UsageError(
-                f"lr_choices={format_value(list(self.config.lr_choices))}: rates are above 0"
-            )
+        check_rates("lr_choices", self.config.lr_choices)
         if split == TRAIN:
             raise UsageError("split=train: it is trained on; name another")
         if is_labelled(folder):
@@ -230,26 +228,13 @@ class FineTune(Suite[list[Path], FineTuning]):
         return GroupMetrics(len(LabelledSet(folder, split)), means | {"cut": runs[0].cut})
 
     def _at_best_rate(self, folder: Path, seed: int, tuning: FineTuning) -> tuple[float, FineTuned]:
-        """Return the learning rate that is chosen, of equal ones the first, and its model.
-
-        Raises:
-            DivergedError: The training run diverged, with several rates at each of them.
-        """
-        options = self.options_for(recipe_of(folder))
-        rates = self.config.lr_choices or (self.config.lr,)
-        runs: dict[float, FineTuned] = {}
-        diverged: DivergedError | None = None
-        for rate in rates:
-            try:
-                runs[rate] = tuning.fine_tune(
-                    folder, self.config.split, seed, options | {"optimizer.lr": rate}
-                )
-            except DivergedError as error:
-                diverged = error
-        if diverged and not runs:
-            raise diverged
-        best = max(runs, key=lambda rate: runs[rate].choice)
-        return best, runs[best]
+        """Return the learning rate that is chosen and its model; raises as `at_best_rate`."""
+        options, split = self.options_for(recipe_of(folder)), self.config.split
+        return at_best_rate(
+            self.config.lr_choices or (self.config.lr,),
+            lambda lr: tuning.fine_tune(folder, split, seed, options | {"optimizer.lr": lr}),
+            lambda run: run.choice,
+        )
 
     def _is_probed(self, folder: Path) -> bool:
         form: str = Manifest.load(folder).details["form"]
@@ -317,6 +302,38 @@ class FineTune(Suite[list[Path], FineTuning]):
         references["majority"][f"{FROZEN}_{main}"] = of_probe["majority"]
         words = of_probe["bag_of_words"]
         return references | {"bag_of_words": {main: words, f"{FROZEN}_{main}": words}}
+
+
+def at_best_rate(
+    rates: Iterable[float], tuned: Callable[[float], T], choice: Callable[[T], float]
+) -> tuple[float, T]:
+    """Return the learning rate with the greatest choice, of equal ones the first, and its model.
+
+    Args:
+        rates: The rates that are tried.
+        tuned: Makes the model at a rate; a rate at which it raises DivergedError is left out.
+        choice: What chooses, such as the accuracy on held-out rows.
+
+    Raises:
+        DivergedError: The training diverged at each rate.
+    """
+    models: dict[float, T] = {}
+    diverged: DivergedError | None = None
+    for rate in rates:
+        try:
+            models[rate] = tuned(rate)
+        except DivergedError as error:
+            diverged = error
+    if diverged and not models:
+        raise diverged
+    best = max(models, key=lambda rate: choice(models[rate]))
+    return best, models[best]
+
+
+def check_rates(name: str, rates: Sequence[float]) -> None:
+    """Raise UsageError unless the rates of an option are above 0 and finite."""
+    if not all(0 < rate < math.inf for rate in rates):
+        raise UsageError(f"{name}={format_value(list(rates))}: rates are above 0")
 
 
 def macro_means(

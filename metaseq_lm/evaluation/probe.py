@@ -164,7 +164,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return ProbedSet(folder, tuple(manifest.splits))
 
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
-        train, chooser, test = parts = self._parts(items, probabilities.longest)
+        train, chooser, test = parts = self.parts(items, probabilities.longest)
         scores, exact = [], exact_labels(items.folder)  # of each layer
         for layers in zip(*(part.states(probabilities) for part in parts)):
             inputs = [inputs_of(layer) for layer in layers]
@@ -189,7 +189,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         return results
 
     def references(self, items: ProbedSet, folder: Path) -> References:
-        train, _, test = self._parts(items)
+        train, _, test = self.parts(items)
         n_classes = len(classes_of(train.rows))
         if not n_classes:
             return {}
@@ -209,7 +209,7 @@ class Probe(Suite[ProbedSet, HiddenStates]):
                 levels.setdefault(metric, {})[name] = share
         return {OVERALL: levels}
 
-    def _parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
+    def parts(self, items: ProbedSet, longest: int = UNLIMITED) -> tuple[Part, Part, Part]:
         """Return the items that the probe is fitted to, that choose the layer, that are scored.
 
         Raises UsageError if there is none of one of them.

@@ -38,6 +38,7 @@ SENTENCES = "sentences"
 PREDICTIONS = "predictions"
 STATES = "states"
 TUNING = "fine-tuning"
+WORD_TUNING = "fine-tuning for labels of words"
 SHARE = "share"
 CHUNK = 1 << 20
 
@@ -162,7 +163,8 @@ class Suite(Generic[Items, Probabilities]):
         patterns: Which files of a folder it reads; {option} stands for the value of an option.
         takes: What `score` gets: SENTENCES, a `SentenceProbabilities`, or PREDICTIONS, what
             `from_predictions` makes of the predictions of a run for the split `config.split`, or
-            STATES, a `HiddenStates`, or TUNING, an `evaluation.finetune.FineTuning`.
+            STATES, a `HiddenStates`, or TUNING, an `evaluation.finetune.FineTuning`, or
+            WORD_TUNING, an `evaluation.adapt.WordTuning`.
     """
 
     name: str = ""

@@ -1,38 +1,44 @@
-"""Fine-tuning of a checkpoint on labelled sets, each in a training run of its own."""
+"""Fine-tuning of a checkpoint: on texts in training runs of their own, on words in memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import DivergedError, MetaseqError
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.overrides import quote_path
+from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import process_group, shards
 from metaseq_lm.evaluation.finetune import FineTuned
+from metaseq_lm.evaluation.probe import Part
+from metaseq_lm.runs import checkpoint as checkpoints
 from metaseq_lm.runs import manifests
+from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
+from metaseq_lm.tasks.finetuning import ENCODER
+from metaseq_lm.tasks.protocols import encoder_of, task_read_as
 from metaseq_lm.tasks.sentence_prediction import HELD_OUT, parts_of_train
-from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.nonfinite import describe_refusal
+from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.scoring import longest_row
-from metaseq_lm.training.states import EncoderStates
+from metaseq_lm.training.states import EncoderStates, read_rows
 
-CHOICES = (
-    "task=sentence_prediction",
-    "criterion=sentence_prediction",
-    "model=inherit",
-    "optimizer=adamw",
-    "schedule=cosine",
-)
+OF_TEXTS = ("task=sentence_prediction", "criterion=sentence_prediction", "schedule=cosine")
+OF_WORDS = ("task=token_classification", "criterion=token_classification", "schedule=linear")
 LENGTH = "task.tokens_per_sample"
 Train = Callable[[RunConfig], None]  # makes the training run of a configuration
 
@@ -106,27 +112,132 @@ class FineTuner:
         """Return the configuration of the training run on a set."""
         options = {**options, LENGTH: min(options[LENGTH], longest_row(self.config))}
         digest = hashlib.blake2b(to_json([str(folder), seed, options]).encode(), digest_size=6)
-        paths = {
-            "data": folder.parent,
-            "init_from": self.checkpoint,
-            "save_dir": self.folder / f"{folder.name}-{digest.hexdigest()}",
-        }
-        keys = [f"{key}={quote_path(str(path))}" for key, path in paths.items()]
-        if self.config.user_dir:
-            keys.append(f"user_dir={quote_path(self.config.user_dir)}")
         values = {
             "label": folder.name,
             "seed": seed,
-            "task.labelled": folder.name,
             "trainer.final_splits": [split],
             "trainer.save_interval_updates": 0,
             "trainer.keep_last": 0,
             **options,
         }
-        keys += [f"{key}={to_json(value)}" for key, value in values.items()]
-        config = load_config([*CHOICES, *keys])
-        engine = replace(self.config.engine, tensorboard=False, loggers=[], compile=False)
-        return replace(config, engine=engine)
+        save_dir = self.folder / f"{folder.name}-{digest.hexdigest()}"
+        return tuning_config(self.config, OF_TEXTS, self.checkpoint, folder, save_dir, values)
+
+
+class WordTuner:
+    """Fine-tunes an encoder for labels of words: see `evaluation.adapt.WordTuning`.
+
+    A call makes the updates of a run of `train` with task token_classification, without its folder,
+    log and checkpoints, which would take longer than the updates of a small model.
+
+    Args:
+        run: The restored run of the checkpoint, whose engine's options are used.
+        checkpoint: The folder of the checkpoint.
+        batch_tokens: Largest number of tokens in a forward pass that scores words.
+
+    Attributes:
+        longest: The most tokens of a row, with special ones.
+        updates: The updates of the calls so far.
+
+    Raises:
+        UsageError: The run's model has no Transformer encoder.
+    """
+
+    def __init__(self, run: Parts, checkpoint: Path, batch_tokens: int) -> None:
+        self.config, self.checkpoint, self.batch_tokens = run.config, checkpoint, batch_tokens
+        self.encoder = encoder_of(task_read_as(run.task), run.model)
+        self.longest = longest_row(run.config)
+        self.updates = 0
+        self._meter = FlopMeter()
+
+    @property
+    def flops(self) -> int:
+        """The FLOPs of the calls so far."""
+        return int(self._meter.total)
+
+    def tune(
+        self, folder: Path, scored: Sequence[Part], options: Mapping[str, Any]
+    ) -> list[np.ndarray]:
+        """Return the logits of words after fine-tuning on the set in a folder."""
+        values = {"seed": self.config.seed, LENGTH: self.longest, **options}
+        source = (self.config, OF_WORDS, self.checkpoint, folder.resolve())
+        parts = build_parts(
+            prepare_config(tuning_config(*source, Path(self.config.save_dir), values)),
+            dry_run=True,
+        )
+        self._start(parts)
+        self._train(parts)
+        with parts.evaluation_mode():
+            return [self._logits(parts, part) for part in scored]
+
+    def _start(self, parts: Parts) -> None:
+        """Load the weights of the encoder; the head keeps its own."""
+        names, weights = zip(*self.encoder.state_dict().items())
+        whole = dict(zip((ENCODER + name for name in names), shards.whole(list(weights))))
+        loaded = parts.model.state_dict() | parts.task.pretrained(whole)
+        checkpoints.load_into(parts.model, loaded, self.checkpoint)
+
+    def _train(self, parts: Parts) -> None:
+        """Make the updates; raises DivergedError, or Interrupted after a stop signal."""
+        [(name, stream)] = parts.task.build_streams("train").items()
+        engine = parts.engine
+        parts.model.train()
+        for update in range(parts.config.trainer.max_update):
+            process_group.alive()
+            process_group.stop_if_signalled("while fine-tuning for labels of words")
+            batches = {name: [engine.to_device(stream.micro_batches(update, parts.shard))]}
+            engine.begin(update)
+            # The head is part of the shapes.
+            with self._meter.count((parts.config.task.labelled, batches)):
+                logs = parts.task.update(engine, parts.model, batches)
+            self.updates += 1
+            if refused := engine.finite_check.refused:
+                message = describe_refusal(update + 1, engine, refused, logs)
+                raise DivergedError(f"{message}; give smaller rates: lr=RATE,...")
+
+    def _logits(self, parts: Parts, part: Part) -> np.ndarray:
+        """Return the logits of the labelled words of a part, float32 (words, K)."""
+
+        criterion = parts.task.criterion
+        assert isinstance(criterion, TokenClassification)
+
+        def logits(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
+            assert batch.targets is not None
+            chosen = batch.targets >= 0
+            scores = criterion.scores(parts.model, batch)
+            return [scores[chosen]], chosen.nonzero()[:, 0]
+
+        (values,) = read_rows(parts.engine, part.rows, part.samples, self.batch_tokens, logits)
+        return values
+
+
+def tuning_config(
+    source: RunConfig,
+    choices: Sequence[str],
+    checkpoint: Path,
+    folder: Path,
+    save_dir: Path,
+    values: Mapping[str, Any],
+) -> RunConfig:
+    """Return the configuration of a fine-tuning on the set in a folder.
+
+    Args:
+        source: The configuration of the checkpoint, whose engine's options and plug-in are used.
+        choices: Task, criterion and schedule.
+        checkpoint: The folder of the checkpoint.
+        folder: The folder of the set, an absolute path.
+        save_dir: The folder of the run.
+        values: Further options by their keys.
+    """
+    paths = {"data": folder.parent, "init_from": checkpoint, "save_dir": save_dir}
+    keys = [f"{key}={quote_path(str(path))}" for key, path in paths.items()]
+    if source.user_dir:
+        keys.append(f"user_dir={quote_path(source.user_dir)}")
+    values = {"task.labelled": folder.name, **values}
+    keys += [f"{key}={to_json(value)}" for key, value in values.items()]
+    config = load_config([*choices, "model=inherit", "optimizer=adamw", *keys])
+    engine = replace(source.engine, tensorboard=False, loggers=[], compile=False)
+    return replace(config, engine=engine)
 
 
 def share_of_cut_rows(data: LabelledSet, tokens: int) -> float:

@@ -15,6 +15,7 @@ from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.suites import Rows
 from metaseq_lm.tasks.protocols import encoder_of, layout_of_states, task_read_as
 from metaseq_lm.training.parts import Parts
@@ -96,28 +97,44 @@ class EncoderStates:
 
     def _read(self, rows: Rows, samples: np.ndarray, pool: Pooling) -> list[np.ndarray]:
         """Return the pooled states of each layer in the order of the samples."""
-        run = self.run
 
         def states(batch: TokenBatch) -> tuple[list[Tensor], Tensor]:
+            batch.tokens[:, 0] = self.first
+            self.rows += len(batch.tokens)
+            self.forward_tokens += batch.tokens.numel()
             layout = layout_of_states(self.task, batch.tokens, batch.layout)
             return pool(batch, self.encoder.layer_states(batch.tokens, layout, batch.segments))
 
-        parts, numbers = [], []
-        run.model.eval()
-        for indices in batches_by_length(rows.lengths[samples], self.batch_tokens):
-            process_group.alive()
-            process_group.stop_if_signalled("while reading hidden states")
-            batch = rows.batch(samples[indices], np.zeros(len(indices), np.uint64))
-            batch.tokens[:, 0] = self.first
-            self.rows += len(indices)
-            self.forward_tokens += batch.tokens.numel()
-            [(layers, of_row)] = run.engine.map(
-                states, run.engine.to_device([batch]), rng_key="states"
-            )
-            parts.append([layer.float().cpu().numpy() for layer in layers])
-            numbers.append(indices[of_row.cpu().numpy()])
-        order = np.argsort(np.concatenate(numbers), kind="stable")
-        return [np.concatenate(of_layer)[order] for of_layer in zip(*parts)]
+        self.run.model.eval()
+        return read_rows(self.run.engine, rows, samples, self.batch_tokens, states)
+
+
+def read_rows(
+    engine: Engine,
+    rows: Rows,
+    samples: np.ndarray,
+    batch_tokens: int,
+    function: Callable[[TokenBatch], tuple[list[Tensor], Tensor]],
+) -> list[np.ndarray]:
+    """Return what a function makes of rows, in the order of the samples.
+
+    Args:
+        engine: The engine of a model in evaluation mode.
+        rows: The rows.
+        samples: The numbers of those that are read, (B,).
+        batch_tokens: Largest number of tokens in a forward pass.
+        function: Returns lists of values (N, ...) of a batch, and the row of each, (N,).
+    """
+    parts, numbers = [], []
+    for indices in batches_by_length(rows.lengths[samples], batch_tokens):
+        process_group.alive()
+        process_group.stop_if_signalled("while reading hidden states")
+        batch = rows.batch(samples[indices], np.zeros(len(indices), np.uint64))
+        [(values, of_row)] = engine.map(function, engine.to_device([batch]), rng_key="states")
+        parts.append([value.float().cpu().numpy() for value in values])
+        numbers.append(indices[of_row.cpu().numpy()])
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+    return [np.concatenate(of_values)[order] for of_values in zip(*parts)]
 
 
 def means_where(chosen: Tensor, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:

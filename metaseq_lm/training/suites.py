@@ -27,6 +27,7 @@ from metaseq_lm.evaluation.suites import (
     SENTENCES,
     STATES,
     TUNING,
+    WORD_TUNING,
     References,
     Results,
     Suite,
@@ -37,7 +38,7 @@ from metaseq_lm.runs.folder import code_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import comparison_scorer, encoder_of, task_read_as
-from metaseq_lm.training.finetuning import FineTuner, Train
+from metaseq_lm.training.finetuning import FineTuner, Train, WordTuner
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import PRECISION, open_run, open_scored
 from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceScorer
@@ -135,6 +136,8 @@ def score_suite(
         run = run or open_scored(str(checkpoint), None, user_dir, request.overrides)
         if suite.takes == TUNING:
             results, facts = score_tuning(request, items, run, checkpoint, train)
+        elif suite.takes == WORD_TUNING:
+            results, facts = score_word_tuning(request, items, run, checkpoint)
         else:
             of_items = score_states if suite.takes == STATES else score_sentences
             results, facts = of_items(request, items, run)
@@ -257,6 +260,16 @@ def score_tuning(
         results = checked(request.suite, request.suite.score(items, tuner))
     if process_group.rank() == 0 and folder.is_dir():
         shutil.rmtree(folder)
+    return results, {"updates": tuner.updates, "flops": tuner.flops}
+
+
+def score_word_tuning(
+    request: SuiteRequest, items: Any, run: Parts, checkpoint: Path
+) -> tuple[Results, dict[str, int]]:
+    """Return the results of a suite that fine-tunes for labels of words, and its cost."""
+    check_made_for(request.folder, run)
+    tuner = WordTuner(run, checkpoint, request.batch_tokens)
+    results = checked(request.suite, request.suite.score(items, tuner))
     return results, {"updates": tuner.updates, "flops": tuner.flops}
 
 
