@@ -50,6 +50,8 @@ def test_small_aliases_and_merges_are_read(tmp_path: Path) -> None:
         ("a: &x [*x]\n", "line 1, column 4: an alias"),
         (BOMB, "line 5, column 5: its aliases"),
         ("a: 1\nb: {c: 1, c: 2}\n", "it has the key c twice"),
+        ("a: 1\ntime: 24:00:00\n", "line 2, column 7: 24:00:00"),
+        ("seeds: [1, 010]\n", "line 1, column 12: 010"),
         ("a: !!timestamp 2026-11-28\n", "it has a date"),
         ("a: !!set {b, c}\n", "it has a set"),
         ("a: !!binary YQ==\n", "it has a bytes"),
