@@ -105,9 +105,9 @@ def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) ->
         tensors: dict[str, Tensor] = {}
         map_tensors(tensors.__setitem__, slots)
         for key, tensor in tensors.items():
-            own = f"the state {key} of parameter {names[p]}"
-            if tensor.numel() and (owner := owners.setdefault(tensor.data_ptr(), own)) != own:
-                yield f"has {own} in the memory of {owner}"
+            place = f"the state {key} of parameter {names[p]}"
+            if tensor.numel() and (owner := owners.setdefault(tensor.data_ptr(), place)) != place:
+                yield f"has {place} in the memory of {owner}"
 
 
 def _without_memory(parameter: nn.Parameter) -> nn.Parameter:
