@@ -13,8 +13,9 @@ only other words tell the kind.
 * A verb and a final verb together decide what a link between them attaches to: the first,
   `[[verb1 link1] final1]`, if they are of one kind, else the second, `[verb1 [link2 final2]]`.
 
-A tag of the kind may follow a late word or a postposition (mirrored: precede an early word or a
-preposition), and stand on either side of an inner word or a link.
+Tags of the kind may follow a late word, or a postposition of a noun (mirrored: precede an early
+word, or a preposition), and stand on either side of an inner word or a link: what is learnt of the
+kinds has to be of use for other words, or no model learns it.
 
 The language is its own mirror image: reversed, with words of `MIRROR` exchanged, a sentence has the
 same probability.
