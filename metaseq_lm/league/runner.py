@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import check_folder, temporary_name
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.league.expansion import (
@@ -365,6 +366,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             batches = []
             for sweep, folder in zip(sweeps, folders):
+                check_folder(sweep.folder, self.out)
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.lock())
                 current = adopt(folder, sweep.definition, sweep.runs, self.launch)
@@ -424,7 +426,10 @@ class Runner:
                 if last is None or other.definition().user_dir != user_dir:
                     continue
                 copy = folder.path / "code" / last
-                shutil.copytree(other.path / "code" / last, copy, dirs_exist_ok=True)
+                if not copy.is_dir():
+                    temporary = temporary_name(copy)
+                    shutil.copytree(other.path / "code" / last, temporary)
+                    temporary.rename(copy)
                 definition = folder.definition()
                 return code_at(copy, definition.user_dir, definition.config_dir)
         return take_code(folder)

@@ -16,7 +16,7 @@ from torch import nn
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import to_json
+from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.file_parts import is_apart
@@ -254,6 +254,7 @@ def score_tuning(
             folder = Path(process_group.from_first(str(folder)))
         else:
             folder = run_folder / suite_results.FOLDER / request.name / "training"
+            check_folder(folder, run_folder)
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
         runs = folder / weights[:12]
         tuner = FineTuner(run, checkpoint, runs, train, request.batch_tokens)
