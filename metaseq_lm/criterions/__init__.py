@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from metaseq_lm.core.batch import Terms
+
+TOKEN, CLOZE = "token", "cloze"  # exact losses of a world, see data.worlds.measures.losses
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class Criterion:
             what `exported` says, or both.
         score_reach: What the score of a token depends on, in the same words; None for what it sees
             where states are read.
+        bounds: For each term that is the mean cross-entropy of tokens it cannot see, the exact loss
+            of a world that bounds it from below: TOKEN, given what stands before, or CLOZE, given
+            all else. A criterion that computes something else under these names says {}.
     """
 
     tasks: tuple[str, ...] = ()
@@ -61,6 +67,12 @@ class Criterion:
     differentiates: bool = False
     reach: str | None = None
     score_reach: str | None = None
+    bounds: Mapping[str, str] = {
+        "next_token": TOKEN,
+        "forward": TOKEN,
+        "backward": TOKEN,
+        "mlm": CLOZE,
+    }
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

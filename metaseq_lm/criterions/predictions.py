@@ -6,6 +6,7 @@ the head.
 Shapes: B rows, S length, N predictions, V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,8 @@ class PrefixLM(Criterion):
     )
     tasks = ("prefix_lm",)
     score_reach = CAUSAL
+    # Later tokens of a row count more than earlier ones, and may be easier.
+    bounds: Mapping[str, str] = {}
     config: PrefixLMConfig
 
     def __init__(self, config: PrefixLMConfig | None = None) -> None:

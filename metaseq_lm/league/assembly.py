@@ -149,6 +149,7 @@ class LeagueRuns:
             comparison.solved,
             self.plan.controls.shuffled,
             {objective.name: objective.keys for objective in self.plan.objectives},
+            comparison.bounds,
         )
 
     def standings(self) -> entries.Standings:

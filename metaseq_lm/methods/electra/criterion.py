@@ -9,6 +9,7 @@ Shapes: B batch, S length, M chosen positions, V vocabulary, D hidden width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -319,6 +320,7 @@ class AllTokensMLM(Corrupting):
 
     exported = Exported(heads=("lm", "copy"))
     heads = ("lm", "copy")
+    bounds: Mapping[str, str] = {}  # most tokens are seen, and copied
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
