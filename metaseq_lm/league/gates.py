@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from metaseq_lm.league import (
     bound_gates,
+    collapse_gates,
     control_gates,
     data_gates,
     loss_gates,
@@ -45,7 +46,7 @@ GATES: tuple[Gate, ...] = (
     loss_gates.first_best,
     loss_gates.diverged,
     loss_gates.still_falling,
-    score_gates.collapse,
+    collapse_gates.collapse,
     score_gates.constant,
     score_gates.ties,
     score_gates.left_out,
@@ -84,7 +85,7 @@ MEANINGS = {
     "trigrams": "the loss of a causal language model is not below that of trigrams",
     "first best": "the first validation is the best one",
     "diverged": "the last validation is much worse than the best one",
-    "collapse": "hidden states vary in few directions",
+    "collapse": "seeds collapsed: in their states, layers or losses",
     "constant": "all outputs are the same up to rounding",
     "ties": "more than 1 % of the items are ties",
     "left out": "fewer items than in other rows",

@@ -11,6 +11,7 @@ from league_standings import action_of, gates_of, is_ranked, of_a_mean, only, st
 
 from metaseq_lm.league import (
     bound_gates,
+    collapse_gates,
     control_gates,
     data_gates,
     loss_gates,
@@ -30,7 +31,8 @@ def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
 
 
 def test_every_gate_is_of_a_kind_that_is_tested() -> None:
-    kinds = (parity_gates, data_gates, bound_gates, loss_gates, score_gates, control_gates)
+    kinds = (parity_gates, data_gates, bound_gates, loss_gates, collapse_gates, score_gates)
+    kinds += (control_gates,)
     assert sorted(GATES, key=id) == sorted([g for kind in kinds for g in gates_of(kind)], key=id)
 
 
