@@ -41,11 +41,6 @@ class Mixture(Criterion):
     ) -> None:
         super().__init__(config or ReadConfig())
         self.parts = parts or {}
-        self.bounds = {
-            f"{name}.{term}": bound
-            for name, part in self.parts.items()
-            for term, bound in part.bounds.items()
-        }
 
     def __call__(self, model: nn.Module, batch: MixtureBatch) -> Terms:
         """Return the terms of the batch's objective, called OBJECTIVE.TERM."""

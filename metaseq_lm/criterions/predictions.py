@@ -6,7 +6,6 @@ the head.
 Shapes: B rows, S length, N predictions, V vocabulary.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +63,6 @@ class PrefixLM(Criterion):
     )
     tasks = ("prefix_lm",)
     score_reach = CAUSAL
-    # Later tokens of a row count more than earlier ones, and may be easier.
-    bounds: Mapping[str, str] = {}
     config: PrefixLMConfig
 
     def __init__(self, config: PrefixLMConfig | None = None) -> None:
@@ -140,6 +137,7 @@ class MaskedDiffusion(Criterion):
 
     exported = Exported(heads=("lm",), pipeline=False)  # a pipeline might choose [MASK]
     tasks = ("masked_diffusion",)
+    normalised = False  # parts of a bound
     config: MaskedDiffusionConfig
 
     def __init__(self, config: MaskedDiffusionConfig | None = None) -> None:

@@ -81,7 +81,7 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
     Where masking leaves a share of the targets as they are, those may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
-    for term, kind in bounds_of(row).items() if exact else ():
+    for term, kind in recorded_bounds(row).items() if exact else ():
         assert exact is not None
         runs = [run for run in row.scored if is_trained(run, term)]
         below = []
@@ -101,7 +101,7 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
             )
 
 
-def bounds_of(row: Row) -> dict[str, str]:
+def recorded_bounds(row: Row) -> dict[str, str]:
     """Return which exact loss bounds a term, for the terms that the runs of a row say so of."""
     bounds: dict[str, str] = {}
     for run in row.scored:

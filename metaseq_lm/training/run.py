@@ -27,6 +27,7 @@ from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
     PricedByRule,
     UsesOtherRuns,
+    bounds_of,
     facts_of,
     submissions_of,
 )
@@ -217,7 +218,7 @@ class TrainingRun:
             return
         if status == "failed" and self.folder.is_finished():
             return  # it was finished before this attempt: keep its results
-        bounds = self.task.criterion.bounds
+        bounds = bounds_of(self.task)
         self.folder.write_results(
             {
                 "status": status,
