@@ -150,6 +150,7 @@ class LeagueRuns:
             self.plan.controls.shuffled,
             {objective.name: objective.keys for objective in self.plan.objectives},
             comparison.bounds,
+            self.plan.ladder.seeds,
         )
 
     def standings(self) -> entries.Standings:
