@@ -70,11 +70,12 @@ def examine(config: RunConfig) -> None:
             for weight in parts.model.parameters():
                 noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
                 weight.add_(noise, alpha=NOISE)
-        own = parts.task
+        whole_task = parts.task
+        tasks = [*whole_task.tasks.values()] if isinstance(whole_task, HasParts) else [whole_task]
         with parts.evaluation_mode():
-            for task in own.tasks.values() if isinstance(own, HasParts) else [own]:
+            for task in tasks:
                 LossExamination(parts, task, rows).run()
-            reading = task_read_as(own)
+            reading = task_read_as(whole_task)
             if isinstance(reading.criterion, ScoresTokens):
                 ScoreExamination(parts, reading, rows).run()
 
@@ -115,11 +116,11 @@ class CrossEntropies(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: Predictions = []
+        self.predictions: Predictions = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.nll_loss_forward.default and args[0].dim() == 2:
-            self.found.append((args[0].clone(), args[1].clone()))
+            self.predictions.append((args[0].clone(), args[1].clone()))
         return func(*args, **(kwargs or {}))
 
 
@@ -171,11 +172,13 @@ class LossExamination:
 
     def check_visible(self, name: str, stream: Stream) -> None:
         """Check that terms which claim a bound are cross-entropies that can be examined."""
-        found, terms = False, set[str]()
+        has_targets, terms = False, set[str]()
         for number in range(MASKINGS):
-            found |= any((x >= 0).any() for _, x in self.predictions(name, stream, number, [0]))
+            has_targets |= any(
+                (x >= 0).any() for _, x in self.predictions(name, stream, number, [0])
+            )
             terms |= self.terms & bounds_of(self.task).keys()
-        if terms and not found:
+        if terms and not has_targets:
             self.refuse(
                 f"{', '.join(sorted(terms))} is no cross-entropy of torch, so what it sees is not "
                 "known; compute it by torch.nn.functional.cross_entropy, or name it otherwise"
@@ -186,17 +189,17 @@ class LossExamination:
         base = self.predictions(name, stream, number, [0])
         changed = {}
         for place in range(len(self.rows[0])):
-            found = self.predictions(name, stream, number, [place + 1])
-            if [x.shape for x, _ in found] == [x.shape for x, _ in base]:
-                changed[place] = found
+            observed = self.predictions(name, stream, number, [place + 1])
+            if [x.shape for x, _ in observed] == [x.shape for x, _ in base]:
+                changed[place] = observed
         for call, (log_probs, targets) in enumerate(base):
             sums = log_probs.logsumexp(-1)[targets >= 0]
             if len(sums) and float(sums.abs().max()) > TOLERANCE:
                 self.refuse("its losses are of no probabilities that sum to one")
-            for place, found in changed.items():
+            for place, observed in changed.items():
                 of_place = targets == int(self.rows[0][place])
-                of_place &= found[call][1] == int(self.rows[place + 1][place])
-                differs = ((log_probs - found[call][0]).abs() > TOLERANCE).any(-1)
+                of_place &= observed[call][1] == int(self.rows[place + 1][place])
+                differs = ((log_probs - observed[call][0]).abs() > TOLERANCE).any(-1)
                 if bool((of_place & differs).any()) and not self.task.criterion.sees_targets:
                     self.refuse(f"the prediction of token {place + 1} depends on that token itself")
                 for later in range(place + 1, len(self.rows[0])):
@@ -238,7 +241,7 @@ class LossExamination:
         with mode:
             scored = self.task.evaluate(self.parts.engine, self.parts.model, passes)
         self.terms = set(scored.metrics)
-        return mode.found
+        return mode.predictions
 
     def refuse(self, reason: str) -> None:
         """Raise UsageError with the name of the criterion."""
