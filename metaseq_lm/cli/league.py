@@ -257,6 +257,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         plan_hash = contents.plan.hash
         runner = Runner(contents.extended, request, folder.path, launch, plan_hash, check)
         runner.check_all()
+        runner.examine_all()
         check_domain(read_corpus(data, contents.plan.controls.shifted_valid), data)
         if options.dry_run:
             show(forecast(runner, contents))

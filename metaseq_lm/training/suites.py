@@ -219,12 +219,13 @@ def score_sentences(
     return results, {"reach": scorer.reach, **counts, "forward_tokens": cost.forward_tokens}
 
 
-def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that takes hidden states, and its cost."""
+def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, Any]]:
+    """Return the results of a suite of hidden states, what a state sees, and the cost."""
     check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
-    return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+    counts = {"rows": states.rows, "forward_tokens": states.forward_tokens}
+    return results, {"reach": states.reach, **counts}
 
 
 def check_made_for(folder: Path, run: Parts) -> None:
