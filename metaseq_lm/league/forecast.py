@@ -117,7 +117,7 @@ def estimate_update(runner: Runner, objective: Objective, device: str = "") -> P
     """
     first = {key: values[0] for key, values in objective.grid.items()}
     budget = runner.request.budgets[0]
-    sweep = runner.sweep(objective, FINAL, budget_values({budget: first}))
+    sweep = runner.sweep(objective, FINAL, budget_values({budget: [first]}))
     (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, runner.check)
     config = replace(prepare_config(config), seed=PRICED_SEED)
     if device:

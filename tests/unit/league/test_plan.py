@@ -154,6 +154,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     content = plan_with(tuning__widen=None, usual_budgets=None, controls={})
     plan = parse_plan(content)
     assert (plan.tuning.metric, plan.tuning.widen) == ("valid.loss", 2)
+    assert (plan.tuning.plausible, plan.tuning.once, plan.tuning.noise) == (0, (), None)
     assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
     assert plan.comparison.secondary == () and plan.comparison.means == {}
     controls = plan.controls
@@ -169,7 +170,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     }
     # A further default belongs above.
     assert uncounted == {
-        *("grid", "control", "note", "metric", "widen"),
+        *("grid", "control", "note", "metric", "widen", "plausible", "once", "noise"),
         "level",
         "solved",
         "means",
