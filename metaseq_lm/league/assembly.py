@@ -48,6 +48,7 @@ from metaseq_lm.league.standings import (
     Context,
     Row,
     Standing,
+    item_variance,
     metric_of,
     seed_scores,
 )
@@ -241,6 +242,10 @@ class LeagueRuns:
             ):
                 if values:
                     scores[name][metric] = values
+        metric = self.plan.comparison.metric
+        items: list[float | None] = [None, None]
+        if self.plan.comparison.items:
+            items = [item_variance(runs, metric) for runs in (row.runs, row.untrained)]
         return entries.Entry(
             row.objective,
             row.budget,
@@ -250,7 +255,9 @@ class LeagueRuns:
             standing.findings,
             row.shipped,
             mean_updates(row.scored),
-            sd_of_choice=row.sd_of_choice(self.plan.comparison.metric),
+            sd_of_choice=row.sd_of_choice(metric),
+            items=items[0],
+            untrained_items=items[1],
         )
 
     def notes(self) -> list[str]:
@@ -266,6 +273,16 @@ class LeagueRuns:
                 "The word frequencies of the data are not known, so the gates ceiling and plateau "
                 "are silent."
             )
+        if self.plan.comparison.items:
+            name = self.plan.comparison.metric
+            missing = [
+                row.objective for row in self.rows() if item_variance(row.runs, name) is None
+            ]
+            if missing:
+                notes.append(
+                    f"How many items {name} is a share of is not known of "
+                    f"{', '.join(dict.fromkeys(missing))}, so intervals know nothing of them."
+                )
         return [*notes, *self.tuning_notes(), *self.choice_notes(), *self.provenance()]
 
     def choice_notes(self) -> list[str]:

@@ -69,13 +69,16 @@ def sd_of_choice(means: Sequence[float], shares: Sequence[float]) -> float:
 def choice_error(sds: Sequence[float], seeds: int, sides: int) -> Error:
     """Return what choices add to the variance of a difference.
 
+    It has half of the degrees of freedom of the tuning seeds: where these agree by chance a row
+    shows no choice, so that its sd tells less than a normal one.
+
     Args:
         sds: The sd of choice of each row of the budget.
         seeds: The tuning seeds of each.
         sides: How many of the two rows of the difference were tuned.
     """
     variance = sides * float(np.mean(np.square(sds))) * seeds / (seeds - 1)
-    return Error(variance, len(sds) * (seeds - 1))
+    return Error(variance, len(sds) * (seeds - 1) / 2)
 
 
 def tuning_seeds_needed(noise: float, effect: float, level: float, comparisons: int) -> int:

@@ -167,6 +167,7 @@ class Comparison:
         level: Of the tests.
         solved: The score from which on a seed counts as having solved a task.
         means: Metrics that are means of others, by their names.
+        items: Whether the standard error of the test items is part of that of a difference.
     """
 
     baseline: str
@@ -177,6 +178,7 @@ class Comparison:
     level: float = 0.05
     solved: float = 0.9
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    items: bool = False
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
         """Return the metrics that a metric is the mean of, itself if it is none."""
@@ -290,6 +292,7 @@ TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen", "plausible", "once
 CONTROL_KEYS = ("untrained", "shuffled", "seeds", "shifted_valid")
 COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
+    "items",
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note", "metric")
 
@@ -479,6 +482,7 @@ def parse_comparison(content: Mapping[str, Any]) -> Comparison:
         level=level,
         solved=parse_number(content.get("solved", Comparison.solved), "comparison.solved"),
         means=parse_means(content.get("means", {})),
+        items=parse_switch(content.get("items", Comparison.items), "comparison.items"),
     )
 
 

@@ -230,6 +230,26 @@ def scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
     return {seed: math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds}
 
 
+def item_variance(runs: Sequence[Run], metric: str) -> float | None:
+    """Return the variance that the choice of test items gives a score, None if it is not known.
+
+    That of a share p of n items is p (1 - p) / n, however many seeds were scored by them; that of
+    a mean of parts takes their items as independent. Only scores of all items of a suite, or of a
+    group of them, are such shares: no losses, and no accuracies on rows that choose.
+    """
+    variances = []
+    parts = runs[0].parts_of(metric) if runs else ()
+    for part in parts:
+        group, _, name = part.rpartition(".")
+        counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
+        scores = seed_scores(runs, part)
+        if not (scores and counts and name.endswith("accuracy")) or name.startswith("valid"):
+            return None
+        share = math.fsum(scores) / len(scores)
+        variances.append(share * (1 - share) / min(counts))
+    return math.fsum(variances) / len(parts) ** 2 if variances else None
+
+
 def metric_of(name: str, runs: Sequence[Run]) -> Metric:
     """Return a metric with its direction and unit.
 

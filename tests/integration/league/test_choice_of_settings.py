@@ -70,6 +70,41 @@ def test_final_seeds_run_at_each_plausible_setting_and_the_page_has_their_sd(
     assert archived.sd_of_choice("valid.mlm") == pytest.approx(spread)
 
 
+@pytest.mark.parametrize(
+    "changes, code, needed",
+    [
+        ({}, 0, None),
+        ({"tuning__noise": 0.05}, 2, "7"),
+        ({"tuning__noise": 0.02}, 0, None),
+        ({"comparison__level": 0.001}, 2, "4"),
+    ],
+)
+def test_a_plan_whose_tuning_is_too_thin_is_refused_before_anything_runs(
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, float],
+    code: int,
+    needed: str | None,
+) -> None:
+    """The smallest effect is 0.05; a noise that is not known is half of it."""
+    trained = in_process(monkeypatch)
+    thick = {"tuning__seeds": SEEDS, "tuning__plausible": 0.1}
+    plan = write_plan(tmp_path / "plan.yaml", moons, **thick, **changes)
+    assert league(plan, "--out", tmp_path / "L", "--dry-run") == code
+    if needed:
+        message = capsys.readouterr().err
+        assert "tuning.seeds: 3" in message and f"{needed} would be enough" in message
+        assert league(plan, "--out", tmp_path / "L") == code
+        more = [*range(101, 101 + int(needed))]
+        plan = write_plan(
+            tmp_path / "plan.yaml", moons, **thick | changes | {"tuning__seeds": more}
+        )
+        assert league(plan, "--out", tmp_path / "L", "--dry-run") == 0
+    assert not trained and not (tmp_path / "L").exists()
+
+
 def test_an_option_that_is_tuned_once_is_that_of_the_middle_budget(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from league_plans import plan_with
 from league_rows import BRACKETS, BUDGET, TOPIC
-from league_standings import action_of, only, standing
+from league_standings import action_of, of_a_mean, only, standing
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league import choice
@@ -22,7 +22,7 @@ from metaseq_lm.league.choice import (
 )
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.plan import Objective, parse_plan
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing, item_variance
 from metaseq_lm.league.tuning import Trials, widened
 from metaseq_lm.league.verdict import Error, Rule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
@@ -176,7 +176,7 @@ def test_choices_are_pooled_over_the_rows_of_a_budget() -> None:
     (first, second) = (entry.decision for entry in shown.entries[1:])
     assert first and second and first.interval == second.interval
     error = choice_error([0.0, 0.0, 0.06], 3, 2)
-    assert (error.variance, error.freedom) == pytest.approx((2 * 0.06**2 / 3 * 3 / 2, 6))
+    assert (error.variance, error.freedom) == pytest.approx((2 * 0.06**2 / 3 * 3 / 2, 3))
     alone = contrast(np.array(OTHER), np.array(SIDE), RULE.level)
     assert first.interval and alone.interval and first.interval[0] < alone.interval[0] < 0.06
     assert first.p > alone.p and first.difference == alone.difference
@@ -206,6 +206,34 @@ def test_an_error_that_seeds_do_not_reduce_is_said() -> None:
     assert not decision.is_within_reach and "seeds" in decision.text
     (within,) = decide_all([(near, SIDE)], RULE, [[Error(0.01**2, 4)]])
     assert within.is_within_reach
+
+
+# ---------------------------------------------------------------- items
+
+
+def test_the_variance_of_items_is_binomial_and_that_of_a_mean_of_its_parts() -> None:
+    row = make.make_row("mine", 0.9)
+    p, q = (sum(row.scores(metric)) / 8 for metric in (BRACKETS, TOPIC))
+    first, second = p * (1 - p) / 500, q * (1 - q) / 500
+    assert item_variance(row.runs, BRACKETS) == pytest.approx(first)
+    (both,) = of_a_mean(row)
+    assert item_variance(both.runs, "both") == pytest.approx((first + second) / 4)
+    assert item_variance(row.runs, "valid.mlm") is None
+    assert item_variance(row.runs, "topic.valid_accuracy") is None
+    assert item_variance((), BRACKETS) is None
+
+
+def test_the_error_of_items_is_in_the_interval_of_both_sides() -> None:
+    entries = [
+        Entry("row0", 1e10, {"a.accuracy": SIDE}, {"a.accuracy": SIDE[:4]}, items=1e-4),
+        Entry("row1", 1e10, {"a.accuracy": OTHER}, {"a.accuracy": OTHER[:4]}, items=2e-4),
+    ]
+    entries = [replace(entry, untrained_items=3e-4) for entry in entries]
+    metric = Metric.of("a.accuracy", [0.5])
+    (_, entry) = Standings("t", [metric], "row0", RULE, entries).decided().entries
+    assert entry.decision and entry.gain_decision
+    assert entry.decision.errors == (Error(2e-4), Error(1e-4))
+    assert sum(error.variance for error in entry.gain_decision.errors) == pytest.approx(9e-4)
 
 
 # ---------------------------------------------------------------- plans

@@ -157,6 +157,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     assert (plan.tuning.plausible, plan.tuning.once, plan.tuning.noise) == (0, (), None)
     assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
     assert plan.comparison.secondary == () and plan.comparison.means == {}
+    assert plan.comparison.items is False
     controls = plan.controls
     assert (controls.untrained, controls.shuffled, controls.seeds) == (True, (), (1, 2))
     assert plan.ladder.usual == plan.ladder.budgets
@@ -173,7 +174,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
         *("grid", "control", "note", "metric", "widen", "plausible", "once", "noise"),
         "level",
         "solved",
-        "means",
+        *("means", "items"),
     }
     assert not counted & uncounted
 
