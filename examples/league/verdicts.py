@@ -2,10 +2,13 @@
 
 python examples/league/verdicts.py examples/league/verdicts.jsonl              # print tables
 python examples/league/verdicts.py --simulate --out examples/league/verdicts.jsonl
+python examples/league/verdicts.py examples/league/tuned.jsonl                 # print tables
+python examples/league/verdicts.py --tuned --out examples/league/tuned.jsonl   # simulate tuning
 
 A league has groups of seven rows, a group for each budget, which share the scores of a baseline.
 Its first row is worse than the baseline by an effect, all others are equal to it in the mean.
-So are their gains over untrained models, where those are simulated.
+So are their gains over untrained models, where those are simulated. Where tuning is, all objectives
+have the same curve over the values of their grid.
 """
 
 import argparse
@@ -21,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.league.choice import plausible_settings, sd_of_choice, shares_of_best
+from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.verdict import (
     BETTER,
@@ -37,6 +42,7 @@ from metaseq_lm.league.verdict import (
     seeds_to_decide,
     welch_p,
 )
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.significance import LEVEL, holm
 
 SEEDS = (4, 5, 8, 10)
@@ -279,6 +285,91 @@ def simulate_gains(
     return line | {"effect": effect, "leagues": leagues, "first": dict(sorted(first.items()))}
 
 
+# ---------------------------------------------------------------- tuning
+
+# The expected score at each rate, in sd over seeds: -8, -3, 0 and -6 points where the sd is 2.
+CURVE = np.array([-4.0, -1.5, 0.0, -3.0])
+FLAT = np.zeros(4)  # of a baseline whose rate does not matter
+TUNED_LEAGUES, TUNED_SEEDS, PLAUSIBLE = 1000, 8, 0.1
+FIXED = 0  # tuning seeds where all objectives have the best rate
+SCORE = Metric.of("score", [0.0], "higher")
+Tuned = tuple[int, float, int, float, bool]  # rows, noise, tuning seeds, effect, flat baseline
+
+
+def tuned_conditions() -> Iterator[Tuned]:
+    """Yield conditions; noise is the sd of a trial in sd over seeds."""
+    for rows, effect in product((1, GROUP), (0.0, 2.0, 3.0)):
+        yield rows, 0.0, FIXED, effect, False
+        for noise, seeds in product((1.0, 2.0), (1, 3, 5)):
+            yield rows, noise, seeds, effect, False
+    for rows, noise, seeds in product((1, GROUP), (1.0, 2.0), (3, 5)):
+        yield rows, noise, seeds, 0.0, True
+
+
+def draw_tuned(
+    rng: np.random.Generator, name: str, curve: np.ndarray, noise: float, seeds: int
+) -> Entry:
+    """Return a row after tuning: the scores of its plausible settings, and the sd of choice."""
+    finals = curve[:, None] + rng.normal(size=(len(curve), TUNED_SEEDS))
+    if seeds == FIXED:
+        return Entry(name, 1.0, {"score": finals[CURVE.argmax()].tolist()})
+    trials = curve[:, None] + rng.normal(scale=noise, size=(len(curve), seeds))
+    if seeds == 1:
+        return Entry(name, 1.0, {"score": finals[trials[:, 0].argmax()].tolist()})
+    shares = shares_of_best(trials, lower_is_better=False)
+    chosen = plausible_settings(shares, PLAUSIBLE)
+    weights = shares[chosen] / shares[chosen].sum()
+    sd = sd_of_choice(finals[chosen].mean(axis=1).tolist(), weights.tolist())
+    return Entry(name, 1.0, {"score": (weights @ finals[chosen]).tolist()}, sd_of_choice=sd)
+
+
+def simulate_tuned(condition: Tuned, leagues: int) -> dict[str, Any]:
+    """Return verdicts on objectives that were tuned: the first row is worse by the effect, in sd.
+
+    A flat baseline has the expected score of the rows, which tuning lowers.
+    """
+    rows, noise, seeds, effect, is_flat = condition
+    rng = np.random.default_rng([rows, round(noise), seeds, round(effect), is_flat, 4])
+    base = CURVE
+    if is_flat:
+        drawn = [draw_tuned(rng, "row", CURVE, noise, seeds) for _ in range(4 * leagues)]
+        base = FLAT + np.mean([entry.scores["score"] for entry in drawn])
+    first, wrong_leagues = Counter[str](), 0
+    for _ in range(leagues):
+        entries = [draw_tuned(rng, "baseline", base, noise, seeds)]
+        entries.append(draw_tuned(rng, "row", CURVE - effect, noise, seeds))
+        entries += [draw_tuned(rng, f"row {i}", CURVE, noise, seeds) for i in range(1, rows)]
+        rule = Rule(SMALLEST_EFFECT, comparisons=rows)
+        standings = Standings("", [SCORE], "baseline", rule, entries, tuning_seeds=seeds)
+        decided = standings.decided().entries[1:]
+        verdicts = [entry.decision.verdict for entry in decided if entry.decision]
+        first[verdicts[0]] += 1
+        wrong_leagues += not {BETTER, WORSE}.isdisjoint(verdicts[effect > 0 :])
+    line: dict[str, Any] = {"tuning_seeds": seeds, "noise": noise, "rows": rows}
+    line |= {"effect": effect, "flat_baseline": is_flat, "leagues": leagues}
+    return line | {"wrong_leagues": wrong_leagues, "first": dict(sorted(first.items()))}
+
+
+def print_tuned(lines: Sequence[dict[str, Any]]) -> None:
+    """Print the tables of leagues with tuning."""
+    heads = {(FIXED, 0.0): "rates fixed"}
+    for noise, seeds in product((1.0, 2.0), (1, 3, 5)):
+        heads[seeds, noise] = f"{seeds} tuning seed{'s' * (seeds > 1)}, noise {noise:g} sd"
+    rows: dict[tuple[str, str], dict[tuple[int, float], str]] = {}
+    for line in lines:
+        is_equal = line["effect"] == 0
+        text = wrong_leagues(line) if is_equal else first_row(WORSE)(line)
+        what = "wrong" if is_equal else f"sees {line['effect']:g} sd"
+        what += ", baseline without a curve" * line["flat_baseline"]
+        rows.setdefault((what, str(line["rows"])), {})[line["tuning_seeds"], line["noise"]] = text
+    print_table(
+        "Leagues of tuned objectives with the same curve in which a row is wrongly called better "
+        "or worse, and in which one that is worse is called so (%)",
+        ["leagues", "comparisons", *heads.values()],
+        [[*key, *(texts.get(head, "-") for head in heads)] for key, texts in rows.items()],
+    )
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -359,6 +450,9 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 def print_tables(lines: Sequence[dict[str, Any]]) -> None:
     """Print all tables of an archive."""
+    if "tuning_seeds" in lines[0]:
+        print_tuned(lines)
+        return
     setting = ["scores", "comparisons", *(f"{n} seeds" for n in SEEDS)]
     leagues = [line for line in lines if "comparisons" in line]
     equal = [line for line in leagues if not line["effect"]]
@@ -424,13 +518,20 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("archive", type=Path, nargs="?")
     parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--tuned", action="store_true", help="simulate leagues with tuning")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(argv)
-    if not arguments.simulate:
+    if not (arguments.simulate or arguments.tuned):
         text = arguments.archive.read_text(encoding="utf-8")
         print_tables([json.loads(line) for line in text.splitlines()])
         return
     with arguments.out.open("w", encoding="utf-8") as file:
+        for condition in tuned_conditions() if arguments.tuned else ():
+            leagues = TUNED_LEAGUES * (1 if condition[3] else 3)  # without an effect more
+            line = simulate_tuned(condition, leagues)
+            print(json.dumps(line), file=file, flush=True)
+        if arguments.tuned:
+            return
         for name, seeds, comparisons, effect in conditions():
             line = simulate(name, seeds, comparisons, effect, LEAGUES[seeds])
             print(json.dumps(line), file=file, flush=True)

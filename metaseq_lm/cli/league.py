@@ -235,7 +235,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     from metaseq_lm.league.corpus import check_domain, read_corpus
     from metaseq_lm.league.expansion import Source
     from metaseq_lm.league.folder import LeagueFolder
-    from metaseq_lm.league.forecast import forecast, measure_prices
+    from metaseq_lm.league.forecast import check_tuning, forecast, measure_prices
     from metaseq_lm.league.runner import Request, Runner
 
     if not options.out and not options.dry_run:
@@ -249,6 +249,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
     contents = with_chosen(contents, options)
     names = names_of(contents, options, bool(args.added))
     budgets = budgets_of(contents.plan, options)
+    check_tuning(contents, budgets)
     check = plugin_check(options.user_dir)
     with data_of(contents.plan, folder, options.dry_run) as data:
         source = Source(data, user_dir_of(options))

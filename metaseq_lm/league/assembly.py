@@ -48,12 +48,12 @@ from metaseq_lm.league.standings import (
     Context,
     Row,
     Standing,
-    finished,
+    item_variance,
     metric_of,
     seed_scores,
 )
 from metaseq_lm.league.terminal import terminal_text
-from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of
+from metaseq_lm.league.tuning import Trials, describe_other_choices, trials_of, values_text
 from metaseq_lm.league.verdict import Rule
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.numbers import Metric, flops_text
@@ -134,8 +134,11 @@ class LeagueRuns:
         of_budget = trials.get(self.plan.tuning.nearest(budget))
         if of_budget is None:
             return None
-        chosen = of_budget.best() or {key: run.values.get(key) for key in objective.grid}
-        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget)
+        plausible = of_budget.plausible(self.plan.tuning.plausible)
+        chosen = {key: run.values.get(key) for key in objective.grid}
+        chosen = dict(plausible[0][0]) if plausible else chosen
+        shares = plausible if self.plan.tuning.plausible else ()
+        return Choice(of_budget.grid, chosen, of_budget.runs, of_budget.budget, shares)
 
     def context(self) -> Context:
         """Return all rows, and what gates need to judge them."""
@@ -175,6 +178,7 @@ class LeagueRuns:
             self.remarks(),
             [self.metric(name) for name in self.parts],
             self.outcomes(),
+            len(self.plan.tuning.seeds),
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
@@ -231,17 +235,19 @@ class LeagueRuns:
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
         row = standing.row
-        scores = {}
-        for name, runs in (
-            ("final", row.runs),
-            ("untrained", row.untrained),
-            ("shuffled", row.shuffled),
-        ):
-            scores[name] = {
-                metric: values
-                for metric in (*self.plan.metrics, *self.parts)
-                if (values := seed_scores(finished(runs), metric))
-            }
+        scores: dict[str, dict[str, list[float]]] = {"final": {}, "untrained": {}, "shuffled": {}}
+        for metric in (*self.plan.metrics, *self.parts):
+            for name, values in (
+                ("final", row.scores(metric)),
+                ("untrained", seed_scores(row.untrained, metric)),
+                ("shuffled", seed_scores(row.shuffled, metric)),
+            ):
+                if values:
+                    scores[name][metric] = values
+        metric = self.plan.comparison.metric
+        items: list[float | None] = [None, None]
+        if self.plan.comparison.items:
+            items = [item_variance(runs, metric) for runs in (row.runs, row.untrained)]
         return entries.Entry(
             row.objective,
             row.budget,
@@ -251,6 +257,9 @@ class LeagueRuns:
             standing.findings,
             row.shipped,
             mean_updates(row.scored),
+            sd_of_choice=row.sd_of_choice(metric),
+            items=items[0],
+            untrained_items=items[1],
         )
 
     def notes(self) -> list[str]:
@@ -266,7 +275,29 @@ class LeagueRuns:
                 "The word frequencies of the data are not known, so the gates ceiling and plateau "
                 "are silent."
             )
-        return [*notes, *self.tuning_notes(), *self.provenance()]
+        if self.plan.comparison.items:
+            name = self.plan.comparison.metric
+            missing = [
+                row.objective for row in self.rows() if item_variance(row.runs, name) is None
+            ]
+            if missing:
+                notes.append(
+                    f"How many items {name} is a share of is not known of "
+                    f"{', '.join(dict.fromkeys(missing))}, so intervals know nothing of them."
+                )
+        return [*notes, *self.tuning_notes(), *self.choice_notes(), *self.provenance()]
+
+    def choice_notes(self) -> list[str]:
+        """Return a sentence on the plausible settings of each row; [] if the best one decides."""
+        texts = []
+        for row in self.rows():
+            if row.tuning and row.tuning.shares:
+                settings = (f"{values_text(v)} ({x:.0%})" for v, x in row.tuning.shares)
+                name = f"{row.objective} at {flops_text(row.budget)}"
+                texts.append(f"{name} {', '.join(settings)}".replace("%", " %"))
+        share = f"{self.plan.tuning.plausible:.0%}".replace("%", " %")
+        sentence = f"The best in {share} of draws of the tuning seeds or more: {'; '.join(texts)}."
+        return [sentence] if texts else []
 
     def tuning_notes(self) -> list[str]:
         """Return sentences on tuning: trials, FLOPs, and what other metrics would have chosen."""
@@ -275,13 +306,13 @@ class LeagueRuns:
         for objective in self.plan.objectives:
             if runs := self.of(objective, TUNE):
                 flops = sum(run.costs["flops"] or 0.0 for run in runs)
-                planned = objective.trials * len(self.plan.tuning.seeds)
-                tuned = len({budget_of(run) for run in runs})
+                tuned = {budget_of(run) for run in runs}
+                planned = sum(self.plan.trials(objective, budget) for budget in tuned)
                 by = f", by {objective.metric}," if objective.metric not in (None, metric) else ""
-                wider = f", {len(runs) - planned * tuned} of them beyond the first grid"
+                wider = f", {len(runs) - planned} of them beyond the first grid"
                 parts.append(
                     f"{objective.name}{by} {len(runs)} trials, {flops_text(flops)} FLOPs"
-                    f"{wider if len(runs) > planned * tuned else ''}"
+                    f"{wider if len(runs) > planned else ''}"
                 )
         if not parts:
             return []
@@ -395,14 +426,20 @@ def complete(runs: Iterable[Run], plan: Plan) -> set[tuple[str, float]]:
     """Return label and budget of runs that are over with all seeds and first values of a plan."""
     over = Counter(setting_of(run) for run in runs if run.status in ("finished", "diverged"))
     needed: dict[str, int] = {}
+    tuned: dict[str, Objective] = {}
     for objective in plan.objectives:
+        tuned[label_of(TUNE, objective.name)] = objective
         needed |= {
             label_of(FINAL, objective.name): len(plan.ladder.seeds),
-            label_of(TUNE, objective.name): objective.trials * len(plan.tuning.seeds),
             label_of(UNTRAINED, objective.name): len(plan.controls.seeds),
             label_of(SHUFFLED, objective.name): len(plan.controls.seeds),
         }
-    return {setting for setting, count in over.items() if count >= needed.get(setting[0], 0)}
+    whole = set()
+    for (label, budget), count in over.items():
+        trials = plan.trials(tuned[label], budget) if label in tuned else 0
+        if count >= needed.get(label, trials):
+            whole.add((label, budget))
+    return whole
 
 
 def read_league(place: Path) -> LeagueRuns:

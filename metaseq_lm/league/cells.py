@@ -13,6 +13,12 @@ def summary_text(scores: Scores, metric: Metric) -> str:
     return summary.text(metric) if summary else "-"
 
 
+def choice_text(entry: Entry, metric: Metric) -> str:
+    """Return the sd of choice of a row, "-" where it is not known or the row has no number."""
+    sd = None if entry.about(metric.name, VOID, REFUSE) else entry.sd_of_choice
+    return "-" if sd is None else metric.text(sd)
+
+
 def score_text(standings: Standings, entry: Entry, metric: Metric) -> str:
     """Return the cell of a score: the number with its letters, or why there is none."""
     for action in (VOID, REFUSE):

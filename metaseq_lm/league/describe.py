@@ -9,12 +9,19 @@ def describe_rule(standings: Standings) -> str:
     """Return how the verdicts came about."""
     rule, metric = standings.rule, standings.primary
     count = sum(entry.decision is not None for entry in standings.entries)
+    choice = (
+        " The score is that of all plausible settings; what tuning might have chosen otherwise, "
+        f"pooled over the rows of a budget, is part of the error ({standings.tuning_seeds} tuning "
+        "seeds)."
+    )
+    items = " The binomial error of the test items, as if each row had its own, is part of it, too."
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
         f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "
         "Equivalent: the "
         f"{interval_title(rule)} of the difference (Welch's) lies within ± "
         f"{metric.text(rule.smallest_effect)}, the smallest difference that matters."
+        f"{choice * standings.has_choices}{items * standings.has_items}"
     )
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gains import Gain, decide_gains
 from metaseq_lm.league.predictions import Outcome
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import WORSE, Decision, Rule, decide_all
+from metaseq_lm.league.verdict import WORSE, Decision, Error, Errors, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
@@ -41,6 +42,10 @@ class Entry:
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
+        sd_of_choice: Of the primary metric, see `Row.sd_of_choice`.
+        items: The variance of the primary score for its test items, see `item_variance`; None if
+            the plan does not ask for it, or it is not known.
+        untrained_items: The same of the untrained model.
     """
 
     objective: str
@@ -53,6 +58,9 @@ class Entry:
     updates: float | None = None
     decision: Decision | None = None
     gain_decision: Decision | None = None
+    sd_of_choice: float | None = None
+    items: float | None = None
+    untrained_items: float | None = None
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""
@@ -101,6 +109,7 @@ class Standings:
         remarks: Sentences on what the plan has and the rows have not, also for a terminal.
         parts: The metrics that the primary one is the mean of; () if it is none.
         predictions: What was predicted of rows before they ran.
+        tuning_seeds: The seeds of each trial.
     """
 
     title: str
@@ -113,6 +122,7 @@ class Standings:
     remarks: Sequence[str] = ()
     parts: Sequence[Metric] = ()
     predictions: Sequence[Outcome] = ()
+    tuning_seeds: int = 1
 
     @property
     def primary(self) -> Metric:
@@ -134,19 +144,49 @@ class Standings:
             if entry.objective == self.baseline and entry.is_ranked(name):
                 baselines[entry.budget] = entry
         scores, gains = {}, {}
+        errors: dict[int, Errors] = {}
+        of_gains: list[Errors] = []
         for i, entry in enumerate(self.entries):
             base = baselines.get(entry.budget)
             if base and base is not entry and entry.is_tested(name):
                 scores[i] = entry.scores[name], base.scores[name]
+                errors[i] = self.errors(entry, base)
                 gain, base_gain = entry.gain(name), base.gain(name)
                 if gain and base_gain:
                     gains[i] = gain, base_gain
-        decisions = dict(zip(scores, decide_all(list(scores.values()), self.rule)))
-        on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule)))
+                    untrained = [entry.untrained_items or 0.0, base.untrained_items or 0.0]
+                    of_gains.append((*errors[i], *map(Error, untrained)))
+        judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
+        decisions = dict(zip(scores, judged))
+        on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule, of_gains)))
         entries = []
         for i, entry in enumerate(self.entries):
             entries.append(replace(entry, decision=decisions.get(i), gain_decision=on_gains.get(i)))
         return replace(self, entries=entries)
+
+    def errors(self, *pair: Entry) -> Errors:
+        """Return what adds to the variance over seeds of the difference of two rows of a budget.
+
+        The choice of settings, see `choice`, of all rows that are tested there; and the test items,
+        as if the two had items of their own: which items both get right is not recorded.
+        """
+        name, sds = self.primary.name, []
+        for entry in self.entries:
+            if entry.budget == pair[0].budget and entry.is_tested(name):
+                sds += [] if entry.sd_of_choice is None else [entry.sd_of_choice]
+        tuned = sum(entry.sd_of_choice is not None for entry in pair)
+        choices = [choice_error(sds, self.tuning_seeds, tuned)] if tuned else []
+        return (*choices, *(Error(entry.items or 0.0) for entry in pair))
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether the choice of settings is a part of the experiment."""
+        return any(entry.sd_of_choice is not None for entry in self.entries)
+
+    @property
+    def has_items(self) -> bool:
+        """Whether the test items are part of the error."""
+        return any(entry.items is not None for entry in self.entries)
 
     @property
     def has_gains(self) -> bool:

@@ -75,9 +75,12 @@ def tuning_values(grids: Mapping[float, Mapping[str, Sequence[Any]]]) -> list[Va
     return settings
 
 
-def budget_values(chosen: Mapping[float, Values]) -> list[Values]:
-    """Return the settings of runs with the chosen values of each budget."""
-    return [{BUDGET: budget_text(budget), **values} for budget, values in chosen.items()]
+def budget_values(chosen: Mapping[float, Sequence[Values]]) -> list[Values]:
+    """Return the settings of runs at the chosen settings of each budget."""
+    settings: list[Values] = []
+    for budget, of_budget in chosen.items():
+        settings += [{BUDGET: budget_text(budget), **values} for values in of_budget]
+    return settings
 
 
 def build_sweep(

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.league.assembly import read_archived
+from metaseq_lm.league.choice import MOST, tuning_seeds_needed
 from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective
@@ -59,6 +60,8 @@ def forecast(runner: Runner, contents: Contents) -> str:
             flops[phase] += count * budget
             seconds += count * budget * rates[objective.name]
     lines += excluded
+    if plan.tuning.plausible:
+        lines.append(f"final counts one setting of each objective; up to {MOST} may be plausible")
     for phase in PHASES:
         if counts[phase]:
             lines.append(f"{phase:<10} {counts[phase]:>5} runs  {flops_text(flops[phase])} FLOPs")
@@ -83,6 +86,35 @@ def forecast(runner: Runner, contents: Contents) -> str:
     lines += count_conditions(conditions, "objectives")
     lines.append(f"smallest effect that matters: {plan.comparison.smallest_effect:g}")
     return "\n".join(lines)
+
+
+def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
+    """Raise UsageError for a plan whose tuning is too thin for the smallest effect that matters.
+
+    That is where the choice is a part of the experiment, see `choice.tuning_seeds_needed`. The
+    noise is that of the plan, or the sd over seeds in its archive; without both it is taken to be
+    half of the smallest effect.
+    """
+    plan = contents.plan
+    tuning, comparison = plan.tuning, plan.comparison
+    if not tuning.plausible:
+        return
+    noise, source = tuning.noise, "tuning.noise"
+    if noise is None:
+        rows = read_archived(contents).rows()
+        known = [sd for b in budgets if (sd := sd_of(rows, b, comparison.metric)) is not None]
+        noise, source = max(known, default=comparison.smallest_effect / 2), "the archive"
+        source = source if known else "half of smallest_effect; give tuning.noise if you know it"
+    needed = tuning_seeds_needed(
+        noise, comparison.smallest_effect, comparison.level, plan.comparisons
+    )
+    if len(tuning.seeds) < needed:
+        raise UsageError(
+            f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of "
+            f"{comparison.smallest_effect:g} among {plan.comparisons} comparisons where trials "
+            f"have a sd of {noise:g} ({source}): which setting is chosen may alone make as much. "
+            f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
+        )
 
 
 def effect_text(effect: float | None, sd: float | None) -> str:

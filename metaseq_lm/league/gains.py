@@ -23,6 +23,7 @@ import numpy as np
 from metaseq_lm.league.verdict import (
     Contrast,
     Decision,
+    Errors,
     Rule,
     checked,
     contrast,
@@ -30,6 +31,7 @@ from metaseq_lm.league.verdict import (
     judge,
     permutation_p,
     pooled_sd,
+    present,
     welch_interval,
     welch_p,
 )
@@ -72,17 +74,22 @@ class Gain:
         return welch_interval(*self.samples, level=level)
 
 
-def decide_gains(pairs: Sequence[tuple[Gain, Gain]], rule: Rule) -> list[Decision]:
+def decide_gains(
+    pairs: Sequence[tuple[Gain, Gain]], rule: Rule, errors: Sequence[Errors] = ()
+) -> list[Decision]:
     """Return the verdict on the gain of each row beside that of its baseline.
 
-    The verdicts are those of `verdict.decide_all`, corrected for all pairs, or for the comparisons
-    of the rule if those are more. The seeds that would decide are runs and untrained models of
-    each side.
+    `errors` are further ones of each pair, if there are any. The verdicts are those of
+    `verdict.decide_all`, corrected for all pairs, or for the comparisons of the rule if those are
+    more. The seeds that would decide are runs and untrained models of each side.
     """
-    return judge([gain_contrast(gain, base, rule.level) for gain, base in pairs], rule)
+    contrasts = []
+    for (gain, base), further in zip(pairs, errors or [()] * len(pairs)):
+        contrasts.append(gain_contrast(gain, base, rule.level, present(further)))
+    return judge(contrasts, rule)
 
 
-def gain_contrast(gain: Gain, base: Gain, level: float) -> Contrast:
+def gain_contrast(gain: Gain, base: Gain, level: float, errors: Errors = ()) -> Contrast:
     """Return the difference of two gains with its 1 - 2 `level` interval.
 
     Where both have the same untrained models it is that of the scores. A side with one score tests
@@ -90,20 +97,26 @@ def gain_contrast(gain: Gain, base: Gain, level: float) -> Contrast:
     """
     (scores, untrained), (base_scores, base_untrained) = gain.samples, base.samples
     if np.array_equal(untrained, base_untrained):
-        return contrast(scores, base_scores, level)
+        return contrast(scores, base_scores, level, errors)
     samples = scores, base_scores, untrained, base_untrained
     return Contrast(
         difference_of(*samples),
-        welch_interval(*samples, level=level),
-        gains_p(*samples) if min(map(len, samples)) > 1 else 1.0,
+        welch_interval(*samples, level=level, errors=errors),
+        gains_p(*samples, errors=errors) if min(map(len, samples)) > 1 else 1.0,
         pooled_sd(*samples),
         (len(scores), len(base_scores)),
+        errors=errors,
     )
 
 
 def gains_p(
-    scores: np.ndarray, base: np.ndarray, untrained: np.ndarray, base_untrained: np.ndarray
+    scores: np.ndarray,
+    base: np.ndarray,
+    untrained: np.ndarray,
+    base_untrained: np.ndarray,
+    errors: Errors = (),
 ) -> float:
     """Return the two-sided p of a difference of gains: no less than that of either test."""
     by_permutation = permutation_p(scores - untrained.mean(), base - base_untrained.mean())
-    return max(by_permutation, welch_p(scores, base, untrained, base_untrained))
+    by_welch = welch_p(scores, base, untrained, base_untrained, errors=errors)
+    return max(by_permutation, by_welch)

@@ -10,6 +10,7 @@ from typing import Any
 
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.league.cells import (
+    choice_text,
     decision_texts,
     gain_text,
     interval_title,
@@ -93,6 +94,7 @@ def standings_table(standings: Standings) -> Table:
     has_shuffled = any(entry.shuffled for entry in standings.entries)
     has_updates = any(entry.updates is not None for entry in standings.entries)
     head = ["FLOPs", "objective", "seeds", *["updates"] * has_updates, metric.title]
+    head += ["sd of choice"] * standings.has_choices
     head += [*map(short_name, standings.parts), "untrained"]
     head += ["shuffled"] * has_shuffled
     head += ["difference", interval_title(standings.rule), "p (Holm)", "verdict"]
@@ -107,6 +109,8 @@ def standings_table(standings: Standings) -> Table:
             if has_updates:
                 row.append(Cell("-" if entry.updates is None else f"{entry.updates:,.0f}"))
             row.append(Cell(text, best=text == best))
+            if standings.has_choices:
+                row.append(Cell(choice_text(entry, metric)))
             row += map(Cell, part_texts(standings, entry))
             controls = [entry.untrained, entry.shuffled][: 1 + has_shuffled]
             row += [Cell(summary_text(scores, metric)) for scores in controls]
@@ -270,6 +274,8 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
         line[f"{prefix}n"] = summary.n if summary else 0
         line[f"{prefix}mean"] = summary.centre if summary else None
         line[f"{prefix}sd"] = summary.high - summary.centre if summary and summary.n > 1 else None
+    if standings.has_choices:
+        line["sd_of_choice"] = None if hidden else entry.sd_of_choice
     decision = entry.decision
     low, high = (decision and decision.interval) or (None, None)
     line |= {"difference": decision.difference if decision else None, "low": low, "high": high}

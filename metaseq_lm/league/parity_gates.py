@@ -27,10 +27,16 @@ SECTIONS = (*GROUPS, "trainer")  # of a configuration, with options that change 
 
 
 def missing(row: Row, context: Context) -> Iterator[Finding]:
-    """Runs failed, have no score, or are not as many as the plan says."""
+    """Runs failed, have no score, or are not as many as the plan says, at a plausible setting."""
+    for _, runs in row.settings:
+        yield from missing_of(runs, context)
+
+
+def missing_of(runs: Sequence[Run], context: Context) -> Iterator[Finding]:
+    """Yield findings on the number of runs of one setting."""
     metric = context.primary
-    reasons = [f"{run.name}: {reason}" for run in row.runs if (reason := run.why_unscored(metric))]
-    seeds = Counter(run.seed for run in row.runs if run.why_unscored(metric) is None)
+    reasons = [f"{run.name}: {reason}" for run in runs if (reason := run.why_unscored(metric))]
+    seeds = Counter(run.seed for run in runs if run.why_unscored(metric) is None)
     of_runs = f"; {'; '.join(reasons)}" if reasons else ""
     if not seeds:
         yield Finding("missing", VOID, f"no run has a score of {metric}{of_runs}")
@@ -253,14 +259,16 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         reason = "its options were not tuned" + (f", those of {others} rows were" if others else "")
         yield Finding("tuning", FLAG if others else NOTE, reason)
         return
+    plausible = [values for values, _ in tuning.shares[1:]]
     for key, value in tuning.chosen.items():
-        if is_at_edge(value, tuning.grid.get(key, ())):
-            tried = ", ".join(show(v) for v in sorted(tuning.grid[key]))
-            reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
-            yield Finding("edge of the grid", FLAG, reason)
+        yield from edge_of_grid(key, value, tuning, FLAG)
+        further = dict.fromkeys(values[key] for values in plausible if values[key] != value)
+        for other in further:
+            yield from edge_of_grid(key, other, tuning, NOTE)
+        chosen = [show(value), *map(show, further)]
         trained = known_values(run.values.get(key) for run in row.scored)
-        if trained not in ([], [show(value)]):
-            reason = f"{key}={show(value)} was chosen, but {', '.join(trained)} trained"
+        if trained and set(trained) != set(chosen):
+            reason = f"{key}={', '.join(chosen)} was chosen, but {', '.join(trained)} trained"
             yield Finding("tuning", FLAG, reason)
     # A diverged trial is an answer, one that failed is none.
     failed = [run for run in tuning.runs if run.why_unended() and run.status != "diverged"]
@@ -269,6 +277,14 @@ def tuned(row: Row, context: Context) -> Iterator[Finding]:
         first = f"{failed[0].name}: {failed[0].why_unended()}"
         yield Finding("tuning", FLAG, f"{reason}, such as {first}")
     yield from tuned_elsewhere(row, tuning, context.baseline_of(row))
+
+
+def edge_of_grid(key: str, value: Any, tuning: Choice, action: str) -> Iterator[Finding]:
+    """Yield a finding on a chosen value that is the least or the largest that was tried."""
+    if is_at_edge(value, tuning.grid.get(key, ())):
+        tried = ", ".join(show(v) for v in sorted(tuning.grid[key]))
+        reason = f"{key}={show(value)} is at the edge of what was tried ({tried})"
+        yield Finding("edge of the grid", action, reason)
 
 
 def is_at_edge(value: Any, grid: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.league.choice import FEWEST
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
@@ -112,6 +113,10 @@ class Tuning:
         seeds: The seeds of each trial; none of those that are compared.
         metric: What chooses, of the run itself, for objectives that name no other.
         widen: How often a grid gets a value beyond its end when that end is the best.
+        plausible: The share of draws of the tuning seeds in which a setting has to be the best for
+            final seeds to run at it; 0: final seeds run at the best setting alone.
+        once: The options of a grid that are chosen at the middle budget for all.
+        noise: The sd over seeds of a trial, in units of the primary metric; None: not known.
     """
 
     budgets: tuple[float, ...]
@@ -119,6 +124,14 @@ class Tuning:
     grid: Mapping[str, tuple[Any, ...]]
     metric: str = "valid.loss"
     widen: int = 2
+    plausible: float = 0.0
+    once: tuple[str, ...] = ()
+    noise: float | None = None
+
+    @property
+    def middle(self) -> float:
+        """The budget at which the options of `once` are chosen."""
+        return self.budgets[len(self.budgets) // 2]
 
     def nearest(self, budget: float) -> float:
         """Return the tuned budget whose ratio to `budget` is nearest to 1."""
@@ -156,6 +169,7 @@ class Comparison:
         solved: The score from which on a seed counts as having solved a task.
         means: Metrics that are means of others, or of other means, by their names.
         bounds: The best value that is possible of metrics, such as an entropy, by their names.
+        items: Whether the standard error of the test items is part of that of a difference.
     """
 
     baseline: str
@@ -167,6 +181,7 @@ class Comparison:
     solved: float = 0.9
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bounds: Mapping[str, float] = field(default_factory=dict)
+    items: bool = False
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
@@ -234,6 +249,17 @@ class Plan:
         """Return an objective by its name."""
         return next(objective for objective in self.objectives if objective.name == name)
 
+    def once(self, objective: Objective) -> list[str]:
+        """Return the options of an objective that are tuned at the middle budget alone."""
+        return [key for key in objective.grid if key in self.tuning.once]
+
+    def trials(self, objective: Objective, budget: float) -> int:
+        """Return the number of trials of an objective at a budget, before a grid is widened."""
+        count = objective.trials * len(self.tuning.seeds)
+        if budget != self.tuning.middle:
+            count //= math.prod(len(objective.grid[key]) for key in self.once(objective))
+        return count
+
     def tuning_metric(self, objective: Objective) -> str:
         """Return the metric that tunes an objective."""
         return objective.metric or self.tuning.metric
@@ -265,11 +291,12 @@ KEYS = (
     *("name", "data", "options", "objectives", "budgets", "usual_budgets", "seeds"),
     *("tuning", "controls", "comparison"),
 )
-TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen")
+TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen", "plausible", "once", "noise")
 CONTROL_KEYS = ("untrained", "shuffled", "seeds", "shifted_valid")
 COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
     "bounds",
+    "items",
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note", "metric")
 
@@ -363,13 +390,7 @@ def parse_plan(content: Mapping[str, Any]) -> Plan:
             parse_budgets(content.get("usual_budgets", list(budgets)), "usual_budgets"),
             seeds,
         ),
-        tuning=Tuning(
-            budgets=parse_budgets(tuning.get("budgets", list(budgets)), "tuning.budgets"),
-            seeds=parse_seeds(tuning.get("seeds"), "tuning.seeds"),
-            grid=grid,
-            metric=text_of(tuning.get("metric", Tuning.metric), "tuning.metric"),
-            widen=parse_count(tuning.get("widen", Tuning.widen), "tuning.widen"),
-        ),
+        tuning=parse_tuning(tuning, list(budgets), grid),
         controls=Controls(
             untrained=parse_switch(controls.get("untrained", True), "controls.untrained"),
             shuffled=parse_budgets(shuffled, "controls.shuffled"),
@@ -414,6 +435,35 @@ def parse_objective(name: str, content: Any, grid: Mapping[str, tuple[Any, ...]]
     )
 
 
+def parse_tuning(
+    content: Mapping[str, Any], budgets: list[float], grid: Mapping[str, tuple[Any, ...]]
+) -> Tuning:
+    """Return the checked rules of the choice of options."""
+    seeds = parse_seeds(content.get("seeds"), "tuning.seeds")
+    share = parse_number(content.get("plausible", Tuning.plausible), "tuning.plausible")
+    if not 0 <= share <= 0.5:
+        raise UsageError("tuning.plausible: a share of draws, from 0 to 0.5, such as 0.1")
+    if share and len(seeds) < FEWEST:
+        raise UsageError(
+            f"tuning.plausible: {len(seeds)} tuning.seeds do not tell which settings are "
+            f"plausible; give {FEWEST} or more"
+        )
+    noise = content.get("noise")
+    if noise is not None and not (share and parse_number(noise, "tuning.noise") > 0):
+        raise UsageError("tuning.noise: a positive number, beside tuning.plausible")
+    once = sequence(content.get("once", []), "tuning.once", True)
+    return Tuning(
+        budgets=parse_budgets(content.get("budgets", budgets), "tuning.budgets"),
+        seeds=seeds,
+        grid=grid,
+        metric=text_of(content.get("metric", Tuning.metric), "tuning.metric"),
+        widen=parse_count(content.get("widen", Tuning.widen), "tuning.widen"),
+        plausible=share,
+        once=tuple(text_of(key, "tuning.once") for key in once),
+        noise=noise,
+    )
+
+
 def parse_comparison(content: Mapping[str, Any]) -> Comparison:
     """Return the checked metrics and rules."""
     for key in ("baseline", "metric", "smallest_effect"):
@@ -437,6 +487,7 @@ def parse_comparison(content: Mapping[str, Any]) -> Comparison:
         solved=parse_number(content.get("solved", Comparison.solved), "comparison.solved"),
         means=parse_means(content.get("means", {})),
         bounds=parse_bounds(content.get("bounds", {})),
+        items=parse_switch(content.get("items", Comparison.items), "comparison.items"),
     )
 
 
@@ -485,6 +536,9 @@ def check_plan(plan: Plan) -> None:
             f"tuning.seeds: {shared[0]} is also one of the seeds; values that were chosen by a "
             "seed's luck must be compared on other seeds"
         )
+    for key in plan.tuning.once:
+        if not any(key in objective.grid for objective in plan.objectives):
+            raise UsageError(f"tuning.once: {key} is in no grid")
     check_means(plan.comparison)
     if len(set(plan.metrics)) < len(plan.metrics):
         raise UsageError("comparison.secondary: a metric is named twice")

@@ -121,7 +121,8 @@ class Runner:
 
     def tuned_budgets(self, objective: Objective) -> list[float]:
         """Return the budgets of trials that the budgets of an objective need."""
-        return sorted({self.plan.tuning.nearest(budget) for budget in self.budgets(objective)})
+        tuned = {self.plan.tuning.nearest(budget) for budget in self.budgets(objective)}
+        return sorted(tuned | ({self.plan.tuning.middle} if self.plan.once(objective) else set()))
 
     def shuffled_budgets(self, objective: Objective) -> list[float]:
         """Return the budgets at which an objective has a control on shuffled tokens."""
@@ -133,7 +134,7 @@ class Runner:
         count: Counter[tuple[str, float]] = Counter()
         for objective in self.request.objectives:
             for budget in self.tuned_budgets(objective):
-                count[TUNE, budget] += objective.trials * len(plan.tuning.seeds)
+                count[TUNE, budget] += plan.trials(objective, budget)
             for budget in self.budgets(objective):
                 count[FINAL, budget] += len(plan.ladder.seeds)
             for budget in self.shuffled_budgets(objective):
@@ -146,8 +147,21 @@ class Runner:
         return build_sweep(self.plan, objective, phase, settings, self.request.source, self.out)
 
     def first_grids(self, objective: Objective) -> dict[float, Grid]:
-        """Return the grid of the plan for each tuned budget."""
-        return {budget: dict(objective.grid) for budget in self.tuned_budgets(objective)}
+        """Return the grid of the plan for each tuned budget.
+
+        Options that are tuned once have the best value of the middle budget at the others, the
+        first one before trials tell it.
+        """
+        middle, keys = self.plan.tuning.middle, self.plan.once(objective)
+        grids = {budget: dict(objective.grid) for budget in self.tuned_budgets(objective)}
+        best: Values = {}
+        if keys:
+            sweep = self.sweep(objective, TUNE, tuning_values({middle: objective.grid}))
+            trials = trials_of(self.plan, objective, begun(sweep)).get(middle)
+            best = (trials and trials.best()) or {key: objective.grid[key][0] for key in keys}
+        for budget in grids.keys() - {middle}:
+            grids[budget] |= {key: (best[key],) for key in keys}
+        return grids
 
     def check_all(self) -> None:
         """Raise UsageError for the first configuration that could not start.
@@ -157,14 +171,14 @@ class Runner:
         """
         for objective in self.request.objectives:
             first = {key: values[0] for key, values in objective.grid.items()}
-            settings = budget_values(dict.fromkeys(self.budgets(objective), first))
+            settings = budget_values({budget: [first] for budget in self.budgets(objective)})
             try:
                 if objective.grid:
                     trials = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
                     for _ in composed(of_one_seed(trials.runs), trials.definition, self.check):
                         pass
                 if budgets := self.shuffled_budgets(objective):
-                    at_budgets = budget_values(dict.fromkeys(budgets, first))
+                    at_budgets = budget_values({budget: [first] for budget in budgets})
                     shuffled = self.sweep(objective, SHUFFLED, at_budgets)
                     for _ in composed(of_one_seed(shuffled.runs), shuffled.definition, self.check):
                         pass
@@ -180,7 +194,7 @@ class Runner:
         """Return the configuration of a run of an objective, with the first values of its grid."""
         first = {key: values[0] for key, values in objective.grid.items()}
         budget = self.request.budgets[0]
-        sweep = self.sweep(objective, FINAL, budget_values({budget: first}))
+        sweep = self.sweep(objective, FINAL, budget_values({budget: [first]}))
         (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, self.check)
         return config
 
@@ -266,13 +280,16 @@ class Runner:
         return [parse_entry(entry, data) for entry in self.plan.comparison.suites]
 
     def tune(self) -> None:
-        """Run the trials, and further ones until no best value is at an end of its grid."""
-        grids: dict[str, dict[float, Grid]] = {}
-        budgets: set[float] = set()
-        for objective in self.request.objectives:
-            if objective.grid:
-                grids[objective.name] = self.first_grids(objective)
-                budgets |= grids[objective.name].keys()
+        """Run the trials, those of the middle budget first where they choose for the others."""
+        tuned = [objective for objective in self.request.objectives if objective.grid]
+        middle = self.plan.tuning.middle
+        once = [objective for objective in tuned if self.plan.once(objective)]
+        self.run_trials({objective.name: {middle: dict(objective.grid)} for objective in once})
+        self.run_trials({objective.name: self.first_grids(objective) for objective in tuned})
+
+    def run_trials(self, grids: dict[str, dict[float, Grid]]) -> None:
+        """Run trials, and further ones until no best value is at an end of its grid."""
+        budgets = {budget for of_budgets in grids.values() for budget in of_budgets}
         while grids:
             sweeps = [
                 self.sweep(self.plan.objective(name), TUNE, tuning_values(of_budgets))
@@ -290,7 +307,8 @@ class Runner:
         grids = {}
         for budget, trials in self.trials(objective, sweep).items():
             grid = trials.grid
-            for key, values in widened(trials, self.plan.tuning.widen).items():
+            tuning = self.plan.tuning
+            for key, values in widened(trials, tuning.widen, tuning.plausible).items():
                 if self.is_possible(objective, budget, {**grid, key: values}):
                     grid[key] = values
             if grid != trials.grid:
@@ -317,23 +335,27 @@ class Runner:
         tuned = self.tuned_budgets(objective)
         return {budget: trials[budget] for budget in tuned if budget in trials}
 
-    def chosen(self, objective: Objective) -> dict[float, Values]:
-        """Return the values of each budget; of runs that have begun they stay.
+    def chosen(self, objective: Objective) -> dict[float, list[Values]]:
+        """Return the plausible settings of each budget, the first one the most frequent.
+
+        Without a share of draws that makes settings plausible it is the best one, and of runs that
+        have begun it stays.
 
         Raises UsageError if no trial at a budget has a score.
         """
-        chosen = self.stored_choice(objective)
+        share = self.plan.tuning.plausible
+        chosen = {} if share else self.stored_choice(objective)
         if objective.grid:
             sweep = self.sweep(objective, TUNE, tuning_values(self.first_grids(objective)))
             trials = self.trials(objective, sweep)
         for budget in self.budgets(objective):
             if budget in chosen:
                 continue
-            chosen[budget] = {}
+            chosen[budget] = [{}]
             if objective.grid:
                 tuned = self.plan.tuning.nearest(budget)
-                best = trials[tuned].best() if tuned in trials else None
-                if best is None:
+                plausible = trials[tuned].plausible(share) if tuned in trials else ()
+                if not plausible:
                     metric = self.plan.tuning_metric(objective)
                     runs = trials[tuned].runs if tuned in trials else ()
                     reason = "none could start; does an update cost more than the budget?"
@@ -342,15 +364,15 @@ class Runner:
                         f"objective {objective.name}: no trial at {budget_text(tuned)} FLOPs has "
                         f"{metric} ({reason}); see 'metaseq-lm sweep status {sweep.folder}'"
                     )
-                chosen[budget] = best
+                chosen[budget] = [values for values, _ in plausible]
         return {budget: chosen[budget] for budget in self.budgets(objective)}
 
-    def stored_choice(self, objective: Objective) -> dict[float, Values]:
+    def stored_choice(self, objective: Objective) -> dict[float, list[Values]]:
         """Return the values of the final sweep that is there, by budget."""
-        chosen: dict[float, Values] = {}
+        chosen: dict[float, list[Values]] = {}
         for settings in stored_settings(self.out / FINAL / objective.name):
             (_, budget), *values = settings.items()
-            chosen[float(budget)] = dict(values)
+            chosen[float(budget)] = [dict(values)]
         return chosen
 
     def final_sweeps(self) -> list[LeagueSweep]:
@@ -372,7 +394,7 @@ class Runner:
         for objective in self.request.objectives:
             if budgets := self.shuffled_budgets(objective):
                 chosen = self.chosen(objective)
-                settings = {budget: chosen[budget] for budget in budgets}
+                settings = {budget: chosen[budget][:1] for budget in budgets}
                 sweeps.append(self.sweep(objective, SHUFFLED, budget_values(settings)))
         return sweeps
 
@@ -504,6 +526,6 @@ def describe(trials: Trials, grid: Grid) -> str:
     parts = []
     for key, values in grid.items():
         if further := sorted(set(values) - set(trials.grid[key])):
-            best = (trials.best() or {})[key]
-            parts.append(f"{key} {best} is the best and the last of its grid, so {further[0]} too")
+            end = values[1] if values[0] == further[0] else values[-2]
+            parts.append(f"{key} {end} is the best and the last of its grid, so {further[0]} too")
     return "; ".join(parts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from metaseq_lm.league.choice import sd_of_choice
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import Run
@@ -21,6 +22,8 @@ REFUSE = "refuse"  # the row is not comparable with the others and is not ranked
 FLAG = "flag"  # the number stands with a letter, outside the ranking and the tests
 NOTE = "note"  # a sentence below the table
 ACTIONS = (VOID, REFUSE, FLAG, NOTE)
+# Settings of an objective, each with the share of draws of the tuning seeds that choose it.
+Shares = tuple[tuple[Mapping[str, Any], float], ...]
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,15 @@ class Choice:
         chosen: The value of each option that the row has.
         runs: The trials.
         budget: The FLOPs of a trial; not that of the row where it was tuned at another one.
+        shares: The plausible settings, the most frequent first, where the choice is a part of the
+            experiment; () where final seeds run at the best setting alone.
     """
 
     grid: Mapping[str, Sequence[Any]]
     chosen: Mapping[str, Any]
     runs: tuple[Run, ...] = field(default=(), repr=False)
     budget: float = 0.0
+    shares: Shares = ()
 
     @property
     def flops(self) -> float:
@@ -100,9 +106,50 @@ class Row:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
         return self.runs[0].parts_of(metric) if self.runs else (metric,)
 
+    @property
+    def settings(self) -> list[tuple[float, list[Run]]]:
+        """The plausible settings: the share of draws that choose each, and its runs.
+
+        All runs where there is one setting.
+        """
+        shares = self.tuning.shares if self.tuning else ()
+        if len(shares) < 2:
+            return [(1.0, list(self.runs))]
+        settings = []
+        for values, share in shares:
+            runs = [run for run in self.runs if values.items() <= run.values.items()]
+            settings.append((share, runs))
+        return settings
+
     def scores(self, metric: str) -> list[float]:
-        """Return the score of each seed, by seed; only finite ones of runs that finished."""
-        return seed_scores(self.runs, metric)
+        """Return the score of each seed, by seed; only finite ones of runs that finished.
+
+        Of several plausible settings it is the expected score: the mean over draws of the tuning
+        seeds that choose again, of the seeds that have a score at each.
+        """
+        if len(self.settings) < 2:
+            return seed_scores(self.runs, metric)
+        shares = [share for share, _ in self.settings]
+        by_seed = [scores_by_seed(runs, metric) for _, runs in self.settings]
+        common = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
+        mixed = []
+        for seed in common:
+            mixed.append(math.fsum(share * x[seed] for share, x in zip(shares, by_seed)))
+        return mixed
+
+    def sd_of_choice(self, metric: str) -> float | None:
+        """Return the sd of the expected score over draws of the tuning seeds that choose again.
+
+        That of each setting is its mean over final seeds: it is the spread of the choice alone, 0
+        with one plausible setting. None if the choice is no part of the experiment, or not known.
+        """
+        if not (self.tuning and self.tuning.shares):
+            return None
+        of_settings = [seed_scores(runs, metric) for _, runs in self.settings]
+        if not all(of_settings):
+            return None
+        means = [math.fsum(scores) / len(scores) for scores in of_settings]
+        return sd_of_choice(means, [share for share, _ in self.settings])
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,12 +221,37 @@ def finished(runs: Sequence[Run]) -> list[Run]:
 
 def seed_scores(runs: Sequence[Run], metric: str) -> list[float]:
     """Return the mean score of each seed, by seed; only finite ones of runs that finished."""
+    return list(scores_by_seed(runs, metric).values())
+
+
+def scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
+    """Return the mean score of each seed, ascending; only finite ones of runs that finished."""
     by_seed: dict[Any, list[float]] = {}
     for run in runs:
         if run.why_unscored(metric) is None:
             by_seed.setdefault(run.seed, []).append(run.metrics[metric])
     seeds = sorted(by_seed, key=lambda seed: seed or 0)
-    return [math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds]
+    return {seed: math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds}
+
+
+def item_variance(runs: Sequence[Run], metric: str) -> float | None:
+    """Return the variance that the choice of test items gives a score, None if it is not known.
+
+    That of a share p of n items is p (1 - p) / n, however many seeds were scored by them; that of
+    a mean of parts takes their items as independent. Only scores of all items of a suite, or of a
+    group of them, are such shares: no losses, and no accuracies on rows that choose.
+    """
+    variances = []
+    parts = runs[0].parts_of(metric) if runs else ()
+    for part in parts:
+        group, _, name = part.rpartition(".")
+        counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
+        scores = seed_scores(runs, part)
+        if not (scores and counts and name.endswith("accuracy")) or name.startswith("valid"):
+            return None
+        share = math.fsum(scores) / len(scores)
+        variances.append(share * (1 - share) / min(counts))
+    return math.fsum(variances) / len(parts) ** 2 if variances else None
 
 
 def metric_of(name: str, runs: Sequence[Run]) -> Metric:

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from metaseq_lm.core.output import clean
-from metaseq_lm.league.cells import gain_text, interval_title, signed_texts
+from metaseq_lm.league.cells import choice_text, gain_text, interval_title, signed_texts
 from metaseq_lm.league.describe import describe_origins
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
 from metaseq_lm.league.gates import MEANINGS
@@ -74,6 +74,8 @@ def main_table(standings: Standings) -> Iterator[Lines]:
         headed("seeds", [str(len(entry.scores.get(metric.name, ()))) for entry in entries]),
         headed("mean ± sd", [score_column(entry, metric) for entry in entries]),
     ]
+    if standings.has_choices:
+        columns.append(headed("sd of choice", [choice_text(entry, metric) for entry in entries]))
     if standings.parts:
         columns.append(parts_column(standings, entries))
     columns.append(headed("difference", [difference_text(entry, metric) for entry in entries]))

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from metaseq_lm.league.choice import plausible_settings, shares_of_best
 from metaseq_lm.league.expansion import BUDGET, Values
 from metaseq_lm.league.plan import Objective, Plan, is_number
-from metaseq_lm.league.standings import metric_of
+from metaseq_lm.league.standings import Shares, metric_of
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import show
@@ -43,26 +46,55 @@ class Trials:
             grid[key] = tuple(sorted(values)) if numeric else tuple(values)
         return grid
 
-    def means(self) -> list[tuple[Values, float]]:
-        """Return the settings whose runs all have a score, with its mean over seeds."""
+    @property
+    def scored(self) -> list[tuple[Values, list[Run]]]:
+        """The settings whose runs all have a score, with their runs."""
         settings: dict[tuple[str, ...], list[Run]] = {}
         for run in self.runs:
             key = tuple(repr(run.values.get(name)) for name in self.objective.grid)
             settings.setdefault(key, []).append(run)
-        means: list[tuple[Values, float]] = []
+        scored: list[tuple[Values, list[Run]]] = []
         for runs in settings.values():
-            if any(run.why_unscored(self.metric) for run in runs):
-                continue
-            values = {key: runs[0].values[key] for key in self.objective.grid}
-            score = math.fsum(run.metrics[self.metric] for run in runs) / len(runs)
-            means.append((values, score))
+            if not any(run.why_unscored(self.metric) for run in runs):
+                scored.append(({key: runs[0].values[key] for key in self.objective.grid}, runs))
+        return scored
+
+    def means(self) -> list[tuple[Values, float]]:
+        """Return the settings whose runs all have a score, with its mean over seeds."""
+        means = []
+        for values, runs in self.scored:
+            means.append((values, math.fsum(run.metrics[self.metric] for run in runs) / len(runs)))
         return means
+
+    @property
+    def lower_is_better(self) -> bool:
+        """The direction of the metric that chooses."""
+        return metric_of(self.metric, self.runs).lower_is_better
 
     def best(self) -> Values | None:
         """Return the setting with the best mean, the first of equals; None without any score."""
-        sign = 1 if metric_of(self.metric, self.runs).lower_is_better else -1
+        sign = 1 if self.lower_is_better else -1
         means = self.means()
         return min(means, key=lambda pair: sign * pair[1])[0] if means else None
+
+    def plausible(self, least: float) -> Shares:
+        """Return the plausible settings with the shares of draws that choose them, of a sum of 1.
+
+        Draws are of the seeds that all settings have, see `choice`. The most frequent setting is
+        the first. With `least` = 0 it is the best setting alone; () without any score.
+        """
+        best = self.best()
+        if best is None or not least:
+            return () if best is None else ((best, 1.0),)
+        by_seed = []
+        for _, runs in self.scored:
+            by_seed.append({run.seed: run.metrics[self.metric] for run in runs})
+        common = sorted(set.intersection(*map(set, by_seed)), key=lambda seed: seed or 0)
+        scores = np.array([[of_seed[seed] for seed in common] for of_seed in by_seed])
+        shares = shares_of_best(scores, self.lower_is_better)
+        chosen = plausible_settings(shares, least)
+        total = math.fsum(shares[chosen])
+        return tuple((self.scored[i][0], float(shares[i] / total)) for i in chosen)
 
     def chosen_by(self, metric: str) -> Values | None:
         """Return the setting that another metric would have chosen.
@@ -127,18 +159,20 @@ def values_text(values: Values) -> str:
     return " ".join(f"{key}={show(value)}" for key, value in values.items())
 
 
-def widened(trials: Trials, most: int) -> Grid:
+def widened(trials: Trials, most: int, plausible: float = 0.0) -> Grid:
     """Return the values of the options whose best is at an end, with one beyond it.
 
-    An option gets `most` values beyond the ends of its grid at most.
+    An option gets `most` values beyond the ends of its grid at most, one after the other. The best
+    is that of the first plausible setting at an end.
     """
-    best, wider = trials.best(), {}
-    for key, values in trials.grid.items():
-        further = len(values) - len(trials.objective.grid[key])
-        if best is None or further >= most or not all(map(is_number, values)):
-            continue
-        if (value := beyond(values, best[key])) is not None:
-            wider[key] = tuple(sorted((*values, value)))
+    wider: Grid = {}
+    for best, _ in trials.plausible(plausible):
+        for key, values in trials.grid.items():
+            further = len(values) - len(trials.objective.grid[key])
+            if key in wider or further >= most or not all(map(is_number, values)):
+                continue
+            if (value := beyond(values, best[key])) is not None:
+                wider[key] = tuple(sorted((*values, value)))
     return wider
 
 

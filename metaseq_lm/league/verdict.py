@@ -10,7 +10,7 @@ doi:10.1007/BF01068419).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, combinations
 
@@ -58,6 +58,22 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Error:
+    """A variance of a difference beside that over seeds, such as that of a choice of settings.
+
+    Attributes:
+        variance: In squared units of the metric.
+        freedom: Its degrees of freedom; infinite for one that is known.
+    """
+
+    variance: float
+    freedom: float = math.inf
+
+
+Errors = Sequence[Error]
+
+
+@dataclass(frozen=True)
 class Contrast:
     """A difference of means, and what is known of its error before any correction.
 
@@ -68,6 +84,7 @@ class Contrast:
         p: Two-sided, the larger of those of the permutation test and of Welch's t test.
         sd: Pooled over the two sides; None if no side has two scores.
         sizes: The number of seeds of the row and of the baseline.
+        errors: What adds to the variance over seeds, and no further seed reduces.
     """
 
     difference: float
@@ -75,6 +92,7 @@ class Contrast:
     p: float
     sd: float | None
     sizes: tuple[int, int]
+    errors: Errors = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,14 @@ class Decision(Contrast):
             return False
         low, high = self.interval
         return low > self.rule.smallest_effect or high < -self.rule.smallest_effect
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether any number of seeds could call equal rows equivalent, see `errors`."""
+        from scipy.stats import norm
+
+        error = math.sqrt(sum(item.variance for item in self.errors))
+        return float(norm.isf(self.rule.level)) * error < self.rule.smallest_effect
 
     @property
     def can_differ(self) -> bool:
@@ -140,6 +166,8 @@ class Decision(Contrast):
         if self.sd is None:
             return "one seed of each has no spread"
         seeds = self.seeds
+        if self.errors and not self.is_within_reach:
+            return "more seeds alone would not decide, for the errors of tuning and items"
         if seeds is None:
             return f"more than {MOST_SEEDS} seeds each would be needed"
         if seeds <= min(self.sizes):
@@ -155,9 +183,13 @@ class Decision(Contrast):
 
 
 def decide_all(
-    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], rule: Rule
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
+    rule: Rule,
+    errors: Sequence[Errors] = (),
 ) -> list[Decision]:
     """Return the verdict on each pair (scores of a row, scores of its baseline).
+
+    `errors` are further ones of each pair, if there are any.
 
     *better* and *worse*: p, see `difference_p`, is below the level after Holm's correction for all
     pairs. *equivalent*: not so, and the 1 - 2 level interval of the difference lies
@@ -167,8 +199,8 @@ def decide_all(
     Raises ValueError for a side without scores, or with one that is not finite.
     """
     contrasts = []
-    for scores, baseline in pairs:
-        contrasts.append(contrast(checked(scores), checked(baseline), rule.level))
+    for (scores, baseline), further in zip(pairs, errors or [()] * len(pairs)):
+        contrasts.append(contrast(checked(scores), checked(baseline), rule.level, further))
     return judge(contrasts, rule)
 
 
@@ -187,15 +219,22 @@ def judge(contrasts: Sequence[Contrast], rule: Rule) -> list[Decision]:
     return decisions
 
 
-def contrast(x: np.ndarray, y: np.ndarray, level: float) -> Contrast:
+def contrast(x: np.ndarray, y: np.ndarray, level: float, errors: Errors = ()) -> Contrast:
     """Return the difference of the means of two samples with its 1 - 2 `level` interval."""
+    errors = present(errors)
     return Contrast(
         difference_of(x, y),
-        welch_interval(x, y, level=level),
-        difference_p(x, y),
+        welch_interval(x, y, level=level, errors=errors),
+        difference_p(x, y, errors),
         pooled_sd(x, y),
         (len(x), len(y)),
+        errors=errors,
     )
+
+
+def present(errors: Errors) -> Errors:
+    """Return the errors that are more than none."""
+    return tuple(error for error in errors if error.variance > 0)
 
 
 def decide(scores: Sequence[float], baseline: Sequence[float], rule: Rule) -> Decision:
@@ -239,9 +278,9 @@ def pooled_sd(*samples: np.ndarray) -> float | None:
 # ---------------------------------------------------------------- tests and interval
 
 
-def difference_p(x: np.ndarray, y: np.ndarray) -> float:
+def difference_p(x: np.ndarray, y: np.ndarray, errors: Errors = ()) -> float:
     """Return the two-sided p of the difference of means: no less than that of either test."""
-    return max(permutation_p(x, y), welch_p(x, y))
+    return max(permutation_p(x, y), welch_p(x, y, errors=errors))
 
 
 def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
@@ -282,20 +321,23 @@ def least_p(n: int, m: int) -> float:
     return min(1.0, 2 / min(math.comb(n + m, n), ASSIGNMENTS + 1))
 
 
-def welch_error(*samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of sums or differences of means, and its degrees of freedom.
 
-    Those of Welch for two samples, of Satterthwaite (1946, Biometrics Bulletin 2) for any number.
-    Each sample is (..., n) with an n > 1 of its own; there is a spread in one at least.
+    Those of Welch for two samples, of Satterthwaite (1946, Biometrics Bulletin 2) for any number,
+    and for `errors` that are added. Each sample is (..., n) with an n > 1 of its own; there is a
+    spread in one at least, or an error.
     """
     sizes = [x.shape[-1] for x in samples]
     variances = [x.var(axis=-1, ddof=1) / n for x, n in zip(samples, sizes)]
-    total = sum(variances)
-    freedom = total**2 / sum(part**2 / (n - 1) for part, n in zip(variances, sizes))
-    return np.sqrt(total), freedom
+    total = sum(variances) + sum(error.variance for error in errors)
+    parts = sum(part**2 / (n - 1) for part, n in zip(variances, sizes))
+    parts = parts + sum(error.variance**2 / error.freedom for error in errors)
+    with np.errstate(divide="ignore"):  # known errors alone have any number of degrees of freedom
+        return np.sqrt(total), total**2 / parts
 
 
-def welch_p(*samples: np.ndarray) -> float:
+def welch_p(*samples: np.ndarray, errors: Errors = ()) -> float:
     """Return the two-sided p of Welch's t test of a difference, see `difference_of`.
 
     0 where it says nothing against a difference: for a sample of one score, and for different
@@ -306,13 +348,15 @@ def welch_p(*samples: np.ndarray) -> float:
     difference, tolerance = abs(difference_of(*samples)), rounding(samples)
     if difference <= tolerance:
         return 1.0
-    if min(map(len, samples)) < 2 or sum(map(np.ptp, samples)) <= tolerance:
+    if min(map(len, samples)) < 2 or (not errors and sum(map(np.ptp, samples)) <= tolerance):
         return 0.0
-    error, freedom = welch_error(*samples)
+    error, freedom = welch_error(*samples, errors=errors)
     return float(2 * student_t.sf(difference / error, freedom))
 
 
-def welch_interval(*samples: np.ndarray, level: float) -> tuple[float, float] | None:
+def welch_interval(
+    *samples: np.ndarray, level: float, errors: Errors = ()
+) -> tuple[float, float] | None:
     """Return Welch's 1 - 2 `level` interval of a difference of means, see `difference_of`.
 
     None if a sample has one score only. Samples without spread have an interval of width zero: it
@@ -323,9 +367,9 @@ def welch_interval(*samples: np.ndarray, level: float) -> tuple[float, float] | 
     if min(map(len, samples)) < 2:
         return None
     difference = difference_of(*samples)
-    if sum(map(np.ptp, samples)) <= rounding(samples):
+    if not errors and sum(map(np.ptp, samples)) <= rounding(samples):
         return difference, difference
-    error, freedom = welch_error(*samples)
+    error, freedom = welch_error(*samples, errors=errors)
     half_width = float(student_t.isf(level, freedom) * error)
     return difference - half_width, difference + half_width
 

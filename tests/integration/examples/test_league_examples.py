@@ -109,6 +109,29 @@ def test_a_permutation_of_scores_less_the_mean_of_untrained_ones_errs_alone() ->
     assert {counts["both"] for counts in four} == {0}
 
 
+TUNED = [json.loads(line) for line in (LEAGUE / "tuned.jsonl").read_text().splitlines()]
+
+
+def test_the_archive_of_tuned_leagues_is_what_the_simulation_makes(verdicts: Any) -> None:
+    condition = (1, 1.0, 3, 3.0, False)
+    keys = ("rows", "noise", "tuning_seeds", "effect", "flat_baseline")
+    (line,) = [line for line in TUNED if tuple(line[key] for key in keys) == condition]
+    again = verdicts.simulate_tuned(condition, line["leagues"])
+    assert again["first"] == pytest.approx(line["first"], abs=2)
+
+
+def test_tuned_objectives_with_the_same_curve_are_called_different_at_the_level() -> None:
+    """Where one seed chooses, they are in a quarter of the leagues or more."""
+    for line in TUNED:
+        if line["effect"] or line["flat_baseline"]:
+            continue
+        share = line["wrong_leagues"] / line["leagues"]
+        if line["tuning_seeds"] == 1:
+            assert share > 0.2
+        else:
+            assert share <= 0.05, line
+
+
 class Rows:
     """Scores of four metrics at the budgets that the expectations name."""
 

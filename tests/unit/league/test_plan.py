@@ -164,9 +164,11 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     content = plan_with(tuning__widen=None, usual_budgets=None, controls={})
     plan = parse_plan(content)
     assert (plan.tuning.metric, plan.tuning.widen) == ("valid.loss", 2)
+    assert (plan.tuning.plausible, plan.tuning.once, plan.tuning.noise) == (0, (), None)
     assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
     assert plan.comparison.secondary == ()
     assert plan.comparison.means == plan.comparison.bounds == {}
+    assert plan.comparison.items is False
     controls = plan.controls
     assert (controls.untrained, controls.shuffled, controls.seeds) == (True, (), (1, 2))
     assert plan.ladder.usual == plan.ladder.budgets
@@ -180,11 +182,10 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     }
     # A further default belongs above.
     assert uncounted == {
-        *("grid", "control", "note", "metric", "widen"),
+        *("grid", "control", "note", "metric", "widen", "plausible", "once", "noise"),
         "level",
         "solved",
-        "means",
-        "bounds",
+        *("means", "bounds", "items"),
     }
     assert not counted & uncounted
 
