@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
-from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
@@ -228,7 +228,7 @@ class LeagueRuns:
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
-        row = standing.row
+        row, names = standing.row, (*self.plan.metrics, *self.parts)
         scores = {}
         for name, runs in (
             ("final", row.runs),
@@ -237,9 +237,10 @@ class LeagueRuns:
         ):
             scores[name] = {
                 metric: values
-                for metric in (*self.plan.metrics, *self.parts)
+                for metric in names
                 if (values := seed_scores(finished(runs), metric))
             }
+        tops = {name: ceiling(row.scored, name) for name in names}
         return entries.Entry(
             row.objective,
             row.budget,
@@ -249,6 +250,7 @@ class LeagueRuns:
             standing.findings,
             row.shipped,
             mean_updates(row.scored),
+            ceilings={name: top for name, top in tops.items() if top is not None},
         )
 
     def notes(self) -> list[str]:

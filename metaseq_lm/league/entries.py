@@ -41,6 +41,7 @@ class Entry:
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
+        ceilings: The most that can be reached of a metric, where it is known.
     """
 
     objective: str
@@ -53,6 +54,7 @@ class Entry:
     updates: float | None = None
     decision: Decision | None = None
     gain_decision: Decision | None = None
+    ceilings: Mapping[str, float] = field(default_factory=dict)
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""

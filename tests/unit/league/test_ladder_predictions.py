@@ -66,7 +66,13 @@ SUITES = Finding("suites", REFUSE, "other items")
 def entries(name, means, findings=()):
     findings = dict(findings)
     return [
-        Entry(name, budget, {PROBE: list(mean + NOISE)}, findings=findings.get(budget, ()))
+        Entry(
+            name,
+            budget,
+            {PROBE: list(mean + NOISE)},
+            findings=findings.get(budget, ()),
+            ceilings={PROBE: 1.0},
+        )
         for budget, mean in zip((*BUDGETS, FIFTH), means)
     ]
 
