@@ -41,7 +41,12 @@ from metaseq_lm.league.curves import (
     rejection,
 )
 from metaseq_lm.league.entries import Standings
-from metaseq_lm.league.ladder_tables import equal_score_table, ladder_tables
+from metaseq_lm.league.ladder_tables import (
+    compared_ladders,
+    equal_score_of,
+    equal_score_table,
+    ladder_tables,
+)
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan import LAPTOP
 from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
@@ -61,7 +66,7 @@ Line = dict[str, Any]
 
 # ---------------------------------------------------------------- hindsight
 
-TEXT_LADDER = Path(__file__).parent / "text_ladder.yaml"
+ENGLISH, TEXT_LADDER = (Path(__file__).with_name(x) for x in ("english.yaml", "text_ladder.yaml"))
 RIVALS = ("to 100 %", "above chance", "asymptote", "through the loss")  # forms beside today's
 RULES = ("as the last", "line of two")  # without a curve, see `curves.naive_predictions`
 
@@ -262,9 +267,31 @@ def print_hindsight() -> None:
     title = f"What `league predict` would have said of {flops_text(budget)} FLOPs"
     show(to_text(table(title, ["objective", "prediction"], rows)))
     print_forms(league, standings)
-    english = read_league(TEXT_LADDER)
-    show(to_text(equal_score_table(standings := english.standings())))
+    for plan in (ENGLISH, TEXT_LADDER):
+        english = read_league(plan)
+        show(to_text(lead_table(standings := english.standings())))
+    show(to_text(equal_score_table(standings)))
     print_forms(english, standings)
+
+
+def lead_table(standings: Standings) -> Table:
+    """Return by how many points the baseline leads, and the FLOPs that others need for its scores.
+
+    In times the FLOPs of the baseline.
+    """
+    ladders, rows = compared_ladders(standings), []
+    base = ladders.pop(standings.baseline)
+    for name, other in ladders.items():
+        for budget, mean in zip(base.ladder.budgets, base.ladder.means):
+            result = equal_score_of(standings, base.at([budget]), other)
+            lead = mean - other.ladder.at([budget]).means[0]
+            row = [name, flops_text(budget), standings.primary.text(lead)]
+            row.append("not reached" if math.isnan(result.ratio) else f"{1 / result.ratio:.2f}")
+            low, high = result.interval or (math.nan, math.nan)
+            rows.append([*row, f"{1 / high:.2f} to {1 / low:.2f}" if result.interval else "-"])
+    head = ["objective", "FLOPs", "behind, points", "times the FLOPs", "95 % interval"]
+    title = f"{standings.title}: FLOPs for the scores of {standings.baseline}"
+    return table(title, head, rows)
 
 
 def print_forms(league: LeagueRuns, standings: Standings) -> None:
