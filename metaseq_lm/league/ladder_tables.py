@@ -34,8 +34,8 @@ from metaseq_lm.reporting.table import Cell, Table
 
 NONE = "-"
 HELD_OUT_NOTE = (
-    "Held out: the objectives whose last budget, predicted by the same form from those below, showed "
-    "how far it errs; where there were too few the interval knows seeds alone (-)."
+    "Held out: the objectives whose last budget, predicted by the same form from those below, "
+    "showed how far it errs; where there were too few the interval knows seeds alone (-)."
 )
 
 

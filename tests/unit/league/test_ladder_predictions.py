@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import to_json, with_checksum
+from metaseq_lm.league import assembly
 from metaseq_lm.league.assembly import (
     LeagueRuns,
     predict_rungs,
@@ -224,6 +225,13 @@ def league_of(*runs: Run) -> LeagueRuns:
     """Return a league of the small plan."""
     content = plan_with()
     return LeagueRuns(Contents(parse_plan(content), content), runs)
+
+
+def test_rows_have_the_ceilings_that_are_known(monkeypatch):
+    known = {"valid.mlm": 0.9}
+    monkeypatch.setattr(assembly, "ceiling", lambda runs, metric: known.get(metric))
+    (entry,) = league_of(run("masked", SMALL, 1, None)).standings().entries
+    assert entry.ceilings == {"valid.mlm": 0.9}
 
 
 @pytest.mark.parametrize("phase", ["{}", "{}, tuning", "{}, shuffled"])
