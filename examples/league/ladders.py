@@ -284,8 +284,9 @@ def lead_table(standings: Standings) -> Table:
     for name, other in ladders.items():
         for budget, mean in zip(base.ladder.budgets, base.ladder.means):
             result = equal_score_of(standings, base.at([budget]), other)
-            lead = mean - other.ladder.at([budget]).means[0]
-            row = [name, flops_text(budget), standings.primary.text(lead)]
+            there = other.ladder.at([x for x in other.ladder.budgets if x == budget]).means
+            lead = standings.primary.text(mean - there[0]) if len(there) else "-"
+            row = [name, flops_text(budget), lead]
             row.append("not reached" if math.isnan(result.ratio) else f"{1 / result.ratio:.2f}")
             low, high = result.interval or (math.nan, math.nan)
             rows.append([*row, f"{1 / high:.2f} to {1 / low:.2f}" if result.interval else "-"])

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import check_folder
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.secrets import masked
@@ -191,8 +192,10 @@ def report(source: Path | None, options: LeagueOptions, command: str = "", reloa
 
     plan_or_folder = source or LAPTOP
     runs = read_league(plan_or_folder)
-    folder = None if plan_or_folder.is_file() else plan_or_folder.resolve() / REPORT
-    folder = Path(options.out) if options.out else folder
+    folder = Path(options.out) if options.out else None
+    if folder is None and not plan_or_folder.is_file():
+        folder = plan_or_folder.resolve() / REPORT
+        check_folder(folder)
     check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
@@ -254,6 +257,7 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         plan_hash = contents.plan.hash
         runner = Runner(contents.extended, request, folder.path, launch, plan_hash, check)
         runner.check_all()
+        runner.examine_all()
         check_domain(read_corpus(data, contents.plan.controls.shifted_valid), data)
         if options.dry_run:
             show(forecast(runner, contents))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.cli.score import ScoringOptions
 from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import to_json
+from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import inert, is_quiet, show
 
@@ -121,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for number, (source, saved) in enumerate(sources, 1):
         folder = Path(options.out) / str(number) if options.out else None
+        if folder is not None:
+            check_folder(folder)
         plls = (
             read_saved(source, sets)
             if saved

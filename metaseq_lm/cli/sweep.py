@@ -411,6 +411,7 @@ def launch_search(
             return 0 if launch.executor == "slurm" else 1
         chosen = searched.choose()
         runs = searched.runs_of(chosen, definition.seeds)
+        folder.check_inside(runs)
         searched.record_tuning(runs)
     tuned = searched.definition_of(chosen, definition.seeds)
     return launch_runs(folder, tuned, runs, launch, options, (*AGAIN, "waiting"))

@@ -52,13 +52,17 @@ def without_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def check_folder(path: Path) -> None:
-    """Raise MetaseqError for a link instead of a folder inside the one that a command fills."""
-    if path.is_symlink():
-        raise MetaseqError(
-            f"{path}: a link, so what is written and removed there would be files of another "
-            f"folder; remove it. {path.parent} itself may be a link"
-        )
+def check_folder(path: Path, root: Path | None = None) -> None:
+    """Raise MetaseqError for a link instead of a folder inside the one that a command fills, which
+    is `root` (default: the parent).
+    """
+    root = root or path.parent
+    for folder in (path, *itertools.takewhile(lambda parent: parent != root, path.parents)):
+        if folder.is_symlink():
+            raise MetaseqError(
+                f"{folder}: a link, so what is written and removed there would be files of another "
+                f"folder; remove it. {root} itself may be a link"
+            )
 
 
 def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:

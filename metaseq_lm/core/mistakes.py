@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from omegaconf import ListConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.registry import ALL, abbreviated, nearest
 from metaseq_lm.core.synonyms import answer
 
 # Exceptions of reading and composing configs.
@@ -69,7 +70,14 @@ def unknown_option(key: str, known: Sequence[str]) -> str:
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
-    name = key.rpartition(".")[2].lower()
-    elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name]
-    hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
+    group, _, name = key.rpartition(".")
+    elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name.lower()]
+    entries = ALL[group].entries.values() if group in ALL and not elsewhere else ()
+    having = [
+        entry.name for entry in entries if any(f.name == name for f in fields(entry.dataclass))
+    ]
+    if having:
+        hint = f" These {group}s have it: {abbreviated(sorted(having))}."
+    else:
+        hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
     return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."

@@ -15,6 +15,9 @@ LARGEST_YAML = 1 << 20
 LARGEST_GROWTH = 5000
 
 
+OLD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")  # 010 is 8, 1:30 is 90
+
+
 class PlainReader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Reads numbers as OmegaConf does, 1e-3 among them, by libyaml where PyYAML has it.
 
@@ -64,11 +67,17 @@ def _extent(
         above: The nodes that contain it.
 
     Raises:
-        ValueError: It is nested too deep, too large, contains itself, or has a key twice.
+        ValueError: It is nested too deep, too large, contains itself, has a key twice, or is a
+            number that is not read as it looks.
     """
     place = _place(node.start_mark)
     if any(node is other for other in above):
         raise ValueError(f"{place}: an alias (*name) refers to a node that contains it")
+    if node.tag.endswith((":int", ":float")) and OLD_NUMBER.fullmatch(node.value):
+        raise ValueError(
+            f"{place}: {node.value} is octal or to the base 60; write 10 for ten, "
+            "minutes as one number, or a text in quotes"
+        )
     if id(node) not in known:
         children = [] if isinstance(node, yaml.ScalarNode) else node.value
         if isinstance(node, yaml.MappingNode):

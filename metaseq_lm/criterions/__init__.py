@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from metaseq_lm.core.batch import Terms
+
+TOKEN, CLOZE = "token", "cloze"  # exact losses of a world, see data.worlds.measures.losses
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class Criterion:
             what `exported` says, or both.
         score_reach: What the score of a token depends on, in the same words; None for what it sees
             where states are read.
+        normalised: Whether the probabilities of `token_log_probs` at a position, all else being the
+            same, sum to one over the vocabulary; false for energies, bounds and estimates.
+        sees_targets: Whether tokens that are predicted are seen, as by a model that copies.
+        bounds: For each term that is the mean cross-entropy of tokens which are not seen, the exact
+            loss of a world that bounds it from below: TOKEN, given what stands before, or CLOZE,
+            given all else. Like `exported` it counts in the body of the registered class alone.
     """
 
     tasks: tuple[str, ...] = ()
@@ -61,6 +70,9 @@ class Criterion:
     differentiates: bool = False
     reach: str | None = None
     score_reach: str | None = None
+    normalised: bool = True
+    sees_targets: bool = False
+    bounds: Mapping[str, str] = {}
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

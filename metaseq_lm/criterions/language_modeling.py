@@ -4,6 +4,7 @@ Shapes: B rows, S length, V vocabulary.
 """
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.criterions import TOKEN, Criterion, Exported
 from metaseq_lm.criterions.masked_lm import IGNORE, ZLossConfig, cross_entropy, z_terms
 from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
@@ -26,6 +27,7 @@ class CausalLM(Criterion):
 
     exported = Exported(heads=("lm",), reach="causal")
     general = False
+    bounds = MappingProxyType({"next_token": TOKEN})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         return self.terms(model, batch, self.logits(model, batch))
@@ -67,6 +69,8 @@ class LanguageModeling(Criterion):
     In a row `[CLS] x [SEP]` the forward direction predicts x and [SEP], the backward one x and
     [CLS]. The model is a BiLSTMLM; UsageError for another.
     """
+
+    bounds = MappingProxyType({"forward": TOKEN, "backward": TOKEN})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         if not isinstance(model, BiLSTMLM):

@@ -8,6 +8,7 @@ lead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.criterions import CLOZE, Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -102,6 +103,7 @@ class MaskedLM(Criterion):
     """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     exported = Exported(heads=("lm",))
+    bounds = MappingProxyType({"mlm": CLOZE})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)

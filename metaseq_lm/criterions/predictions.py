@@ -137,6 +137,7 @@ class MaskedDiffusion(Criterion):
 
     exported = Exported(heads=("lm",), pipeline=False)  # a pipeline might choose [MASK]
     tasks = ("masked_diffusion",)
+    normalised = False  # parts of a bound
     config: MaskedDiffusionConfig
 
     def __init__(self, config: MaskedDiffusionConfig | None = None) -> None:

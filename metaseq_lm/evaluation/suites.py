@@ -263,7 +263,7 @@ def exact_scores(folder: Path, kind: str) -> dict[str, dict[str, float]]:
 
     Args:
         folder: A data folder.
-        kind: "labelled", or "pairs".
+        kind: "labelled", "pairs" or "losses".
     """
     if not (folder / MANIFEST_FILE).is_file():
         return {}

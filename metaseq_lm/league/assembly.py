@@ -149,6 +149,8 @@ class LeagueRuns:
             comparison.solved,
             self.plan.controls.shuffled,
             {objective.name: objective.keys for objective in self.plan.objectives},
+            comparison.bounds,
+            self.plan.ladder.seeds,
         )
 
     def standings(self) -> entries.Standings:

@@ -1,6 +1,7 @@
 """What the gates of a league need to know of its corpus, kept beside its runs and in archives."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,8 +16,11 @@ from metaseq_lm.data.ngrams import NGram, sequences_of
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import train_words
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.evaluation.suites import exact_scores
 from metaseq_lm.reporting import archive
 
+TOKEN, CLOZE = "token", "cloze"  # losses of a world, which criterions name as their bounds
+ERRORS = 3.09  # standard errors, which one normal value in 1,000 exceeds on one side
 FORM = {
     "vocabulary": COUNT,
     "unigram": AMOUNT,
@@ -24,7 +28,49 @@ FORM = {
     "words?": COUNT,
     "valid?": {"divergence": FINITE, "usual": FINITE, "shared": FINITE, "passages?": FINITE},
     "shifted?": bool,
+    "exact?": {
+        **dict.fromkeys(("document", "token", "token_error", "cloze", "cloze_error"), AMOUNT),
+        **dict.fromkeys(("documents", "longest"), COUNT),
+    },
 }
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact losses of the world that a corpus is of, in nats, see `worlds.measures.losses`.
+
+    Attributes:
+        document: Of a document, its end included.
+        token: Of a token given those before it.
+        token_error: Its standard error.
+        cloze: Of a token given all others of its document.
+        cloze_error: Its standard error.
+        documents: The documents of the valid split.
+        longest: The tokens of the longest of them.
+    """
+
+    document: float
+    token: float
+    token_error: float
+    cloze: float
+    cloze_error: float
+    documents: int
+    longest: int
+
+    def least(self, kind: str, room: int, used: int) -> float:
+        """Return the least loss that is possible, less an error that one in 1,000 exceeds.
+
+        Args:
+            kind: TOKEN, whose targets include the [SEP] of each row, or CLOZE.
+            room: The tokens of a row without special ones; longer documents are several rows.
+            used: The documents of the valid split that are scored.
+        """
+        mean, error = self.cloze, self.cloze_error
+        if kind == TOKEN:
+            tokens = self.document / self.token
+            rows = 1 if self.longest <= room else 1 + tokens / room
+            mean, error = self.document / (tokens + rows), self.token_error
+        return mean - ERRORS * error * math.sqrt(1 + self.documents / used)
 
 
 @dataclass(frozen=True)
@@ -40,6 +86,7 @@ class Corpus:
         words: The words of the train split; None if its manifest does not say.
         valid: How the valid split compares with train; None in archives of earlier versions.
         shifted: Whether that is meant to be of another domain.
+        exact: The losses of its world; None for others, and in archives of earlier versions.
     """
 
     vocabulary: int
@@ -48,6 +95,7 @@ class Corpus:
     words: int | None = None
     valid: Likeness | None = None
     shifted: bool = False
+    exact: Exact | None = None
 
     def as_text(self) -> str:
         """Return it as JSON."""
@@ -63,6 +111,8 @@ def from_about(path: Path, about: Mapping[str, str]) -> Corpus | None:
         values = _known(Corpus, archive.read_fact(path, about, "corpus", FORM, ""))
         if "valid" in values:
             values["valid"] = Likeness(**_known(Likeness, values["valid"]))
+        if "exact" in values:
+            values["exact"] = Exact(**_known(Exact, values["exact"]))
         return Corpus(**values)
     if "unigram" in about:  # an archive of earlier versions
         vocabulary = archive.read_fact(path, about, "vocabulary", COUNT, "null")
@@ -103,6 +153,21 @@ def read_corpus(data: Path, shifted: bool = False) -> Corpus:
         train_words(data),
         compare(train, valid, vocabulary),
         shifted,
+        exact_losses(data, valid),
+    )
+
+
+def exact_losses(data: Path, valid: IndexedDataset) -> Exact | None:
+    """Return the exact losses of the world of a data folder with its valid split; None for none."""
+    losses = exact_scores(data, "losses")
+    if not losses or not len(valid):
+        return None
+    token, cloze = losses[TOKEN], losses[CLOZE]
+    return Exact(
+        losses["document"]["mean"],
+        *(token["mean"], token["error"], cloze["mean"], cloze["error"]),
+        len(valid),
+        int(valid.sizes.max()),
     )
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import is_altered, read_json, to_json, with_checksum, write_atomic
+from metaseq_lm.core.files import (
+    check_folder,
+    is_altered,
+    read_json,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.world import WORLD_FILE
 from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT, Plan
@@ -46,6 +53,7 @@ def make_data(plan: Plan, folder: Path, small: bool = False) -> Path:
     """
     if "folder" in plan.data:
         return data_folder(plan, folder)
+    check_folder(folder)
     for path in (*plan.data.get(FOLDERS, ()), *plan.data.get(BENCHMARKS, {}).values()):
         if not Path(path).is_dir():
             raise UsageError(f"{path}: no such folder; the plan's data name it: put it there")

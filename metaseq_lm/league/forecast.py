@@ -11,7 +11,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.league.assembly import read_archived
-from metaseq_lm.league.expansion import FINAL, PHASES, budget_values
+from metaseq_lm.league.expansion import PHASES
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.prices import Prices
@@ -20,7 +20,6 @@ from metaseq_lm.league.standings import Row
 from metaseq_lm.league.verdict import detectable
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.runs.conditions import count_conditions
-from metaseq_lm.sweeps.configs import composed
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import (
@@ -115,11 +114,7 @@ def estimate_update(runner: Runner, objective: Objective, device: str = "") -> P
 
     On the device of its options, or on `device`.
     """
-    first = {key: values[0] for key, values in objective.grid.items()}
-    budget = runner.request.budgets[0]
-    sweep = runner.sweep(objective, FINAL, budget_values({budget: first}))
-    (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, runner.check)
-    config = replace(prepare_config(config), seed=PRICED_SEED)
+    config = replace(prepare_config(runner.first_config(objective)), seed=PRICED_SEED)
     if device:
         config = replace(config, engine=replace(config.engine, device=device))
     return estimate_price(config)

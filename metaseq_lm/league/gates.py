@@ -6,7 +6,15 @@ suites. docs/how_to/league.md lists them with what to do.
 
 from collections.abc import Callable, Iterator
 
-from metaseq_lm.league import control_gates, data_gates, loss_gates, parity_gates, score_gates
+from metaseq_lm.league import (
+    bound_gates,
+    collapse_gates,
+    control_gates,
+    data_gates,
+    loss_gates,
+    parity_gates,
+    score_gates,
+)
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Finding, Row, Standing
 
 Gate = Callable[[Row, Context], Iterator[Finding]]
@@ -28,6 +36,9 @@ GATES: tuple[Gate, ...] = (
     data_gates.epochs,
     data_gates.conditions,
     data_gates.not_judged,
+    bound_gates.above_reader,
+    bound_gates.below_entropy,
+    bound_gates.beyond_plan,
     loss_gates.ceiling,
     loss_gates.plateau,
     loss_gates.trigrams,
@@ -35,7 +46,7 @@ GATES: tuple[Gate, ...] = (
     loss_gates.first_best,
     loss_gates.diverged,
     loss_gates.still_falling,
-    score_gates.collapse,
+    collapse_gates.collapse,
     score_gates.constant,
     score_gates.ties,
     score_gates.left_out,
@@ -68,12 +79,13 @@ MEANINGS = {
     "domain": "what is validated is of another domain than what is trained on",
     "conditions": "rates, batches, rows or tokens are not what was asked",
     "leak": "text that is validated stands in train, too",
+    "bound": "better than anything can be: above an exact reader, or below an entropy",
     "ceiling": "the loss is no better than that of a uniform guess",
     "plateau": "the loss could be that of word frequencies, or of the share of fakes",
     "trigrams": "the loss of a causal language model is not below that of trigrams",
     "first best": "the first validation is the best one",
     "diverged": "the last validation is much worse than the best one",
-    "collapse": "hidden states vary in few directions",
+    "collapse": "seeds collapsed: in their states, layers or losses",
     "constant": "all outputs are the same up to rounding",
     "ties": "more than 1 % of the items are ties",
     "left out": "fewer items than in other rows",

@@ -41,6 +41,9 @@ def missing(row: Row, context: Context) -> Iterator[Finding]:
     if len(seeds) > context.seeds:
         reason = f"{len(seeds)} seeds, where the plan has {context.seeds}"
         yield Finding("missing", FLAG, f"{reason}: none may be added after a look at the scores")
+    if context.planned and (others := sorted(map(str, seeds.keys() - {*context.planned}))):
+        reason = f"the seeds {', '.join(others)} are not those of the plan"
+        yield Finding("missing", FLAG, f"{reason}: seeds may not be chosen")
     repeated = sorted(str(seed) for seed, count in seeds.items() if count > 1)
     if repeated:
         yield Finding("missing", FLAG, f"several runs of seed {', '.join(repeated)}")

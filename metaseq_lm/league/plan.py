@@ -155,6 +155,7 @@ class Comparison:
         level: Of the tests.
         solved: The score from which on a seed counts as having solved a task.
         means: Metrics that are means of others, or of other means, by their names.
+        bounds: The best value that is possible of metrics, such as an entropy, by their names.
     """
 
     baseline: str
@@ -165,6 +166,7 @@ class Comparison:
     level: float = 0.05
     solved: float = 0.9
     means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
@@ -267,6 +269,7 @@ TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen")
 CONTROL_KEYS = ("untrained", "shuffled", "seeds", "shifted_valid")
 COMPARISON_KEYS = (
     *("baseline", "suites", "metric", "means", "secondary", "smallest_effect", "level", "solved"),
+    "bounds",
 )
 OBJECTIVE_KEYS = ("options", "grid", "control", "note", "metric")
 
@@ -433,6 +436,7 @@ def parse_comparison(content: Mapping[str, Any]) -> Comparison:
         level=level,
         solved=parse_number(content.get("solved", Comparison.solved), "comparison.solved"),
         means=parse_means(content.get("means", {})),
+        bounds=parse_bounds(content.get("bounds", {})),
     )
 
 
@@ -443,6 +447,13 @@ def parse_means(content: Any) -> dict[str, tuple[str, ...]]:
         where = f"comparison.means.{name}"
         means[name] = tuple(text_of(part, where) for part in sequence(parts, where))
     return means
+
+
+def parse_bounds(content: Any) -> dict[str, float]:
+    """Return the checked best values of metrics."""
+    where = "comparison.bounds"
+    items = mapping(content, where).items()
+    return {metric: parse_number(bound, f"{where}.{metric}") for metric, bound in items}
 
 
 def check_plan(plan: Plan) -> None:

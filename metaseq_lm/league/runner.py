@@ -11,9 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import check_folder, temporary_name
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.league.examination import examine
 from metaseq_lm.league.expansion import (
     BUDGET,
     FINAL,
@@ -170,6 +173,22 @@ class Runner:
                     built.append(self.sweep(objective, UNTRAINED, []))
                 for sweep in built:
                     check_configs(of_one_seed(sweep.runs), sweep.definition, self.check)
+            except UsageError as error:
+                raise UsageError(f"objective {objective.name}: {error}") from error
+
+    def first_config(self, objective: Objective) -> RunConfig:
+        """Return the configuration of a run of an objective, with the first values of its grid."""
+        first = {key: values[0] for key, values in objective.grid.items()}
+        budget = self.request.budgets[0]
+        sweep = self.sweep(objective, FINAL, budget_values({budget: first}))
+        (_, _, config), *_ = composed(sweep.at([budget])[:1], sweep.definition, self.check)
+        return config
+
+    def examine_all(self) -> None:
+        """Raise UsageError for the first objective that fails its examination."""
+        for objective in self.request.objectives:
+            try:
+                examine(self.first_config(objective))
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
 
@@ -365,6 +384,7 @@ class Runner:
         with contextlib.ExitStack() as stack:
             batches = []
             for sweep, folder in zip(sweeps, folders):
+                check_folder(sweep.folder, self.out)
                 folder.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(folder.lock())
                 current = adopt(folder, sweep.definition, sweep.runs, self.launch)
@@ -424,7 +444,10 @@ class Runner:
                 if last is None or other.definition().user_dir != user_dir:
                     continue
                 copy = folder.path / "code" / last
-                shutil.copytree(other.path / "code" / last, copy, dirs_exist_ok=True)
+                if not copy.is_dir():
+                    temporary = temporary_name(copy)
+                    shutil.copytree(other.path / "code" / last, temporary)
+                    temporary.rename(copy)
                 definition = folder.definition()
                 return code_at(copy, definition.user_dir, definition.config_dir)
         return take_code(folder)

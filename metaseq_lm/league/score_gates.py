@@ -1,4 +1,4 @@
-"""Gates on scores: ties, items left out, constant outputs, collapsed states, changes of phase."""
+"""Gates on scores: ties, items left out, constant outputs, changes of phase."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,6 @@ MOST_TIES = 0.01  # share of the items
 ROUNDING = 1e-6  # mean soft accuracy minus chance of margins that are rounding errors
 # The last part of the name of an accuracy, such as soft_context_accuracy or context_accuracy_macro.
 ACCURACY = re.compile(rf"(?:{STRICT}|{SOFT})?(?P<kind>.*)accuracy(?:{MACRO})?")
-RANK = ".last.effective_rank"  # metrics of the suite probe
-FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
 SPREAD = 0.1  # sd over seeds, as a share of the way from chance to the best possible score
 FEWEST = 3  # seeds that show a spread
 
@@ -101,21 +99,6 @@ def left_out(row: Row, context: Context) -> Iterator[Finding]:
         if least < most:
             reason = f"{least:,.0f} of {most:,.0f} items of {part} are scored"
             yield Finding("left out", FLAG, reason, metric)
-
-
-def collapse(row: Row, context: Context) -> Iterator[Finding]:
-    """The hidden states of the last layer vary in few directions, see the suite `probe`.
-
-    Of several probes that with the largest rank counts: means over a text vary less than states.
-    """
-    ranks: list[float] = []
-    for run in row.scored:
-        of_run = [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
-        ranks += [max(of_run)] if of_run else []
-    count = sum(rank < FEWEST_DIRECTIONS for rank in ranks)
-    if count:
-        reason = f"collapsed: the effective rank of states is {min(ranks):.1%} of the most possible"
-        yield from by_share("collapse", count, len(ranks), (FLAG, NOTE), reason)
 
 
 def embedding_layer(row: Row, context: Context) -> Iterator[Finding]:

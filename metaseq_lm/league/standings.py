@@ -118,6 +118,8 @@ class Context:
         solved: The score from which on a seed counts as having solved a task.
         shuffled: The budgets at which the plan asks for controls on shuffled text.
         options: The keys that each objective sets itself, those of its grid too, by its name.
+        bounds: The best value that the plan holds possible, by metric.
+        planned: The seeds of the plan; () if they are not known.
     """
 
     rows: tuple[Row, ...]
@@ -128,6 +130,8 @@ class Context:
     solved: float = 0.9
     shuffled: tuple[float, ...] = ()
     options: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    planned: tuple[int, ...] = ()
 
     @property
     def primary(self) -> str:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, register_schedule
 from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim import muon, optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.optim.states import odd_forms, read_state, why_not_stored, with_types_of
-from metaseq_lm.optim.trial import check_resumable
+from metaseq_lm.optim.trial import check_kind, check_resumable, check_schedule
 from metaseq_lm.runs.flops import optimizer_step
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.runs.tensor_files import map_tensors
@@ -201,22 +201,29 @@ def build_optimizer(
     """Build an optimizer with its schedule from sections of the run's configuration.
 
     Parameters that need no gradient are left out. Raises UsageError for an optimizer that needs
-    whole matrices if the parameters are sharded, or whose state cannot be stored.
+    whole matrices if the parameters are sharded, or whose state cannot be stored, and for a
+    schedule that is not a function of the step.
     """
     named = [(name, p) for name, p in parameters if p.requires_grad]
     local = [(name, shards.local_parameter(p)) for name, p in named]
     inner = build("optimizer", config, local)
+    is_plug_in = not OPTIMIZERS.entry(config._name).origin.startswith("metaseq_lm.")
+    if is_plug_in:
+        check_kind(config._name, inner, local)
     if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
         raise UsageError(
             f"optimizer {config._name} needs whole matrices, but engine.parallel=shard or "
             "hybrid leaves each process some of their rows; use engine.parallel=replicate, or "
             "another optimizer"
         )
-    if not OPTIMIZERS.entry(config._name).origin.startswith("metaseq_lm."):
+    if is_plug_in:
         check_resumable(config, local, any(is_sharded(p) for _, p in named))
+    factor = build("schedule", schedule)
+    if not SCHEDULES.entry(schedule._name).origin.startswith("metaseq_lm."):
+        check_schedule(schedule._name, factor)
     return Optimizer(
         inner,
-        build("schedule", schedule),
+        factor,
         [p for _, p in named],
         config.clip_norm,
         [p for _, p in local],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,10 +12,13 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.optim.groups import NamedParameters
 from metaseq_lm.optim.states import PLAIN, why_not_stored
+from metaseq_lm.runs.tensor_files import map_tensors
 
 STEPS = 2  # some make a part of their state at the second
+TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
 def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
@@ -44,6 +50,8 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
     after = _numbers_outside(inner)
     changed = [key for key in after if after[key] != before.get(key)]
     reasons += [f"changes its {key}, which is outside its state," for key in changed]
+    if not reasons:
+        reasons += _shared_memory(inner, names)
     if reasons:
         advice = "; use engine.parallel=replicate" if is_sharded else ""
         raise UsageError(
@@ -51,6 +59,55 @@ def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) 
             "Its state may hold numbers, tensors, and lists, tuples and dicts of these by "
             f"parameter, and on shards only numbers and tensors of the parameter's shape{advice}"
         )
+
+
+def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
+    """Raise UsageError for what the engine cannot step; say which parameters stay as they are."""
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer {name} is a {type(inner).__name__}; the function that is registered has to "
+            "return a torch.optim.Optimizer"
+        )
+    closure = inspect.signature(inner.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"optimizer {name} computes the loss several times a step ({type(inner).__name__}), "
+            "which a training run does not do; use another one"
+        )
+    stepped = {id(p) for group in inner.param_groups for p in group["params"]}
+    if left := [key for key, p in parameters if id(p) not in stepped]:
+        say(
+            f"optimizer {name} leaves out {len(left)} of {len(parameters)} parameters, which stay "
+            f"as they are: {abbreviated(left)}"
+        )
+
+
+def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
+    """Raise UsageError for a schedule whose rate is no number, or not one of the step alone."""
+    first, second = ([schedule(step) for step in TRIED] for _ in range(2))
+    for step, *factors in zip(TRIED, first, second):
+        if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in factors):
+            raise UsageError(
+                f"schedule {name}: the factor of step {step} is {factors[0]!r}, not a number from 0"
+            )
+        if factors[0] != factors[1]:
+            raise UsageError(
+                f"schedule {name}: the factor of step {step} is {factors[0]:g} and, when asked "
+                f"again, {factors[1]:g}, so that a run with it could not be resumed. Compute it "
+                "from the step alone"
+            )
+
+
+def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[str]:
+    """Yield the tensors of a state that begin where another one does; a copy would not change."""
+    owners = {p.data_ptr(): f"the parameter {name}" for p, name in names.items()}
+    for p, slots in inner.state.items():
+        tensors: dict[str, Tensor] = {}
+        map_tensors(tensors.__setitem__, slots)
+        for key, tensor in tensors.items():
+            place = f"the state {key} of parameter {names[p]}"
+            if tensor.numel() and (owner := owners.setdefault(tensor.data_ptr(), place)) != place:
+                yield f"has {place} in the memory of {owner}"
 
 
 def _without_memory(parameter: nn.Parameter) -> nn.Parameter:

@@ -72,6 +72,7 @@ RESULTS = {
     **{f"{key}?": TIME for key in ("started", "ended")},
     "metrics?": dict,
     "losses?": [str, ...],
+    "bounds?": {"*": str},
     "versions?": {"*": str},
     "parameters?": {"*": COUNT},
     "pretraining?": {

@@ -158,8 +158,8 @@ def write(run: Path, results: SuiteResults) -> Path:
     Returns:
         The path of the file.
     """
-    check_folder(run / FOLDER)
     file = file_of(run, results)
+    check_folder(file.parent, run)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, (to_json(with_checksum(results.record()), 1) + "\n").encode())
     return file

@@ -21,6 +21,7 @@ from metaseq_lm.core.files import (
     LARGEST_SWEEP,
     NAME,
     TIME,
+    check_folder,
     check_regular,
     is_altered,
     read_bounded,
@@ -216,9 +217,11 @@ class SweepFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock for submitting runs; MetaseqError if another command holds it."""
-        for path in (self.path / "jobs", self.path / "code"):
-            if path.is_symlink():
-                raise MetaseqError(f"{path}: a link instead of a folder of this sweep; remove it")
+        search = self.path / "search"
+        for path in (self.path / "jobs", self.path / "code", search, *search.glob("*")):
+            check_folder(path, self.path)
+        for trial in search.glob("*/*"):
+            check_folder(trial, self.path)
         with open(self.lock_file, "ab", opener=without_link) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

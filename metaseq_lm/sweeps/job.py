@@ -27,7 +27,13 @@ from submitit.core.utils import UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from metaseq_lm.core.errors import NO_HINTS, DivergedError, Interrupted, MetaseqError, UsageError
-from metaseq_lm.core.files import read_bounded, read_json, temporary_name, write_atomic
+from metaseq_lm.core.files import (
+    check_folder,
+    read_bounded,
+    read_json,
+    temporary_name,
+    write_atomic,
+)
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.signals import SIGNALS
@@ -71,6 +77,7 @@ class Snapshot:
     def take(self) -> Code:
         """Copy the files to OUT/code/<hash>, unless that exists, and return the copy."""
         folder = self.out / "code" / self.hash
+        check_folder(folder)
         if not folder.is_dir():
             temporary = temporary_name(folder)
             for name, path in self.files.items():
@@ -99,6 +106,7 @@ def is_same_plugin(snapshot: Path, user_dir: str) -> bool:
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
     """Return the copy made in `folder`; raises MetaseqError if it is gone or was changed."""
+    check_folder(folder)
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
     try:

@@ -211,11 +211,14 @@ class Searched:
 
         On Slurm its jobs are submitted, and False is returned. The caller holds the lock.
         """
-        if (folder.path / "sweep.json").exists() and folder.runs():
+        studies = self.studies()
+        recorded = {setting.name for setting in studies.settings()}
+        # A journal that was deleted or restored says less than the runs that were launched.
+        is_over = recorded.issuperset(self.names) and not any(map(studies.is_open, settings))
+        if (folder.path / "sweep.json").exists() and folder.runs() and is_over:
             return True
         rules = {"rules": self.search.as_json(), "definition": self.definition.as_json()}
         folder.adopt(self.definition, [], self.launch.non_default(), rules)
-        studies = self.studies()
         workers = active_workers(folder)
         if workers:
             show(f"the search goes on in {', '.join(workers)}")

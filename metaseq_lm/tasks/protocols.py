@@ -198,6 +198,13 @@ class IsReadAs(Protocol):
 
 
 @runtime_checkable
+class HasParts(Protocol):
+    """Trains several objectives on the same networks, each a task by itself."""
+
+    tasks: dict[str, Task]
+
+
+@runtime_checkable
 class HasEncoder(Protocol):
     """Has its encoder elsewhere than in `model.encoder`."""
 
@@ -309,6 +316,14 @@ def reach_of(task: Task) -> str:
 def score_reach_of(task: Task) -> str:
     """Return what the score of a token depends on: "both" sides, or "causal", those before it."""
     return task.criterion.score_reach or reach_of(task)
+
+
+def bounds_of(task: Task) -> dict[str, str]:
+    """Return which exact loss bounds a term, as criterions declare; of parts as PART.TERM."""
+    if isinstance(task, HasParts):
+        parts = {name: bounds_of(part) for name, part in task.tasks.items()}
+        return {f"{name}.{term}": kind for name in parts for term, kind in parts[name].items()}
+    return dict(vars(type(task.criterion)).get("bounds", {}))
 
 
 def layout_of_states(task: Task, tokens: Tensor, layout: Layout) -> Layout:

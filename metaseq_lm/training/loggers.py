@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -80,9 +81,9 @@ class TensorBoard:
 
         folder = run.folder / "tb"
         folder.mkdir(parents=True, exist_ok=True)
-        # By the number, a run that is resumed within a second does not overwrite its file.
+        # The number sorts the files of one second. Nobody can guess the rest and plant a link.
         number = sum(1 for _ in folder.iterdir())
-        self.writer = EventsWriter(str(folder / "events"), f".{number:04d}")
+        self.writer = EventsWriter(str(folder / "events"), f".{number:04d}.{secrets.token_hex(8)}")
         # TensorBoard drops later points, which a killed process logged, and shows those that
         # follow.
         start = SessionLog(status=SessionLog.START)

@@ -27,6 +27,7 @@ from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
     PricedByRule,
     UsesOtherRuns,
+    bounds_of,
     facts_of,
     submissions_of,
 )
@@ -217,6 +218,7 @@ class TrainingRun:
             return
         if status == "failed" and self.folder.is_finished():
             return  # it was finished before this attempt: keep its results
+        bounds = bounds_of(self.task)
         self.folder.write_results(
             {
                 "status": status,
@@ -238,7 +240,8 @@ class TrainingRun:
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
                 KEY: trainer.conditions,
-                "losses": sorted(self.engine.record.loss_terms),
+                "losses": (losses := sorted(self.engine.record.loss_terms)),
+                "bounds": {term: bounds[term] for term in losses if term in bounds},
                 "data": self.parts.data_fingerprint,
                 "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),

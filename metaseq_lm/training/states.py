@@ -17,7 +17,13 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.suites import Rows
-from metaseq_lm.tasks.protocols import encoder_of, layout_of_states, task_read_as
+from metaseq_lm.tasks.protocols import (
+    HasLayout,
+    encoder_of,
+    layout_of_states,
+    reach_of,
+    task_read_as,
+)
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.scoring import batches_by_length, longest_row
 
@@ -34,6 +40,7 @@ class EncoderStates:
         batch_tokens: Largest number of tokens in a forward pass; does not change the states.
 
     Attributes:
+        reach: What a token sees, "both" sides, as for a layout of the criterion, or "causal".
         rows: How many rows were read.
         forward_tokens: How many tokens went through the encoder, with padding.
 
@@ -44,6 +51,8 @@ class EncoderStates:
     def __init__(self, run: Parts, batch_tokens: int = TOKENS_PER_PASS) -> None:
         self.run, self.batch_tokens = run, batch_tokens
         self.task = task_read_as(run.task)
+        has_layout = isinstance(self.task.criterion, HasLayout)
+        self.reach = "both" if has_layout else reach_of(self.task)
         self.encoder = encoder_of(self.task, run.model)
         self.longest = longest_row(run.config)
         self.vocabulary = Vocabulary.load(Path(run.config.data, DICT_FILE))

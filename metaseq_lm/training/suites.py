@@ -16,7 +16,7 @@ from torch import nn
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import to_json
+from metaseq_lm.core.files import check_folder, to_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.file_parts import is_apart
@@ -219,12 +219,13 @@ def score_sentences(
     return results, {"reach": scorer.reach, **counts, "forward_tokens": cost.forward_tokens}
 
 
-def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, int]]:
-    """Return the results of a suite that takes hidden states, and its cost."""
+def score_states(request: SuiteRequest, items: Any, run: Parts) -> tuple[Results, dict[str, Any]]:
+    """Return the results of a suite of hidden states, what a state sees, and the cost."""
     check_made_for(request.folder, run)
     states = EncoderStates(run, request.batch_tokens)
     results = checked(request.suite, request.suite.score(items, states))
-    return results, {"rows": states.rows, "forward_tokens": states.forward_tokens}
+    counts = {"rows": states.rows, "forward_tokens": states.forward_tokens}
+    return results, {"reach": states.reach, **counts}
 
 
 def check_made_for(folder: Path, run: Parts) -> None:
@@ -254,6 +255,7 @@ def score_tuning(
             folder = Path(process_group.from_first(str(folder)))
         else:
             folder = run_folder / suite_results.FOLDER / request.name / "training"
+            check_folder(folder, run_folder)
         weights = manifests.hash_of_weights(manifests.read_manifest(checkpoint))
         runs = folder / weights[:12]
         tuner = FineTuner(run, checkpoint, runs, train, request.batch_tokens)

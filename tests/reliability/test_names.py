@@ -178,30 +178,6 @@ def test_a_run_folder_that_is_a_link(sandbox: tuple[Path, Path]) -> None:
     assert new and all(path.startswith(str(root / "disk") + "/") for path in new)
 
 
-LINKED = ["run/checkpoints", "run/tb", "run/wandb", "data/set", "data/set/.preprocess"]
-
-
-@pytest.mark.parametrize("name", LINKED)
-def test_a_link_inside_a_folder_is_refused(name: str, sandbox: tuple[Path, Path]) -> None:
-    """What is written and removed there would be somebody else's; --overwrite changes nothing."""
-    root, inner = sandbox
-    (root / "disk").mkdir()
-    (root / "disk" / "update_000000001").mkdir()
-    place = (root if name.startswith("data") else inner) / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(root / "disk")
-    (root / "rows.tsv").write_text("text\tlabel\na b\tx\nb c\ty\n")
-    command = ["train", f"{root}/data", "--save-dir", "run", *MLM]
-    if name.startswith("data"):
-        command = ["preprocess", "--labelled", "set", "--overwrite", "--destdir", f"{root}/data"]
-        command += [f"--{split}pref={root}/rows.tsv" for split in ("train", "valid")]
-    before = listed(root)
-    code, error = run(command)
-    assert code == 1 and f"{place.name}: a link" in error
-    assert {p for p in listed(root) - before if "/disk/" in p} == set()
-    assert place.is_symlink() and (root / "disk" / "update_000000001").is_dir()
-
-
 def test_flags_arrive_as_they_were_typed() -> None:
     """Whatever a flag's text, the configuration holds it unchanged, or it is refused."""
     for name in NAMES:

@@ -301,7 +301,7 @@ class RowReader:
         if not self.columns.regression:
             return word
         try:
-            label = float(value)
+            label = float(word.replace("_", " "))  # to Python 1_0 is ten
         except (ValueError, OverflowError) as error:
             remedy = "; write a decimal point" if number_of(word) is not None else ""
             remedy = "; write 0.12 for 12 %" if word.endswith("%") else remedy

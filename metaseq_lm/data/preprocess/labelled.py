@@ -92,7 +92,7 @@ class LabelledOptions(TableOptions, ClassOptions, TokenizerFromOptions):
         "the number that the first of --labels names (default: 0 or 1, if the labels of all splits "
         "leave no doubt)",
         metavar="N",
-        at_least=0,
+        at_least=-1,
     )
     train_labels: tuple[Path, ...] = option(
         (), "files with a label a line, of the texts a line in --trainpref", metavar="F"
@@ -313,19 +313,24 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         seen: set[int] = set()
         for split in self.request.splits:
             labels = {*chain.from_iterable(map(names_in, self._labels_of(split)))}
-            numbers = {int(word) for label in labels if (word := whole_number(label)).isdecimal()}
-            if not (may_lack_labels(split) and numbers == {0}):
+            words = set(map(whole_number, labels))
+            numbers = {int(word) for word in words if word.isdecimal() or word == "-1"}
+            if not (may_lack_labels(split) and numbers <= {-1, 0}):
                 seen |= numbers
         first = self.form.first
         if first is None:
-            last = len(names)
+            last, counted = len(names), sorted(seen - {-1})
             first = int(last in seen and 0 not in seen)
-            if seen and 0 < min(seen) <= max(seen) < last:
-                number = min(seen)
+            other = int(bool(counted) and 0 < counted[0] <= counted[-1] < last)
+            if -1 in seen and counted and counted[-1] == last - 2:
+                other = -1  # of "negative, neutral, positive"; else it says that there is no label
+            if other:
+                number = counted[0]
                 raise UsageError(
-                    f"--labels has {last} names, and the labels are numbers from {number} to "
-                    f"{max(seen)}: {number} is {names[number]!r} if they count from 0, or "
-                    f"{names[number - 1]!r} if they count from 1; say --first-label 0 or 1"
+                    f"--labels has {last} names, and the labels are numbers from {min(seen)} to "
+                    f"{counted[-1]}: {number} is {names[number]!r} if they count from 0, or "
+                    f"{names[number - other]!r} if they count from {other}; say --first-label 0 or "
+                    f"{other}"
                 )
         return {str(number): name for number, name in enumerate(names, first)}
 

@@ -25,6 +25,8 @@ ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
 _DOCUMENT = re.compile(rf"\s*(?:{DOCUMENT}(?!\S)|#(?:begin|end) document\b)")
 COMMENTED = 0.9  # of the sentences that begin with "#" if that marks a comment
+MARKS = ("#", "%", "//", ";")  # of comments; all but "#" only if they open (nearly) every sentence
+LONE_TAG = "is a word with a tag that no other word has; if it is a comment, take it out"
 FEWEST_COMMENTS = 3  # each with a last field of its own, such as the name of a document
 # Not Python's split: a no-break space may be a part of a word.
 _WHITE = " \t\r\f\v"
@@ -117,19 +119,30 @@ class ColumnReader(SentenceReader):
         return super().__iter__()
 
     def _find_comments(self) -> None:
-        """Decide whether lines with "#" in front that are as wide as the rows are comments.
+        """Decide whether lines with a mark in front that are as wide as the rows are comments.
 
         "#" can be a word, too: its tag is that of other words, or at least of other "#".
         """
         openers: Counter[tuple[str, str]] = Counter()
         places: dict[tuple[str, str], str] = {}
+        inside: dict[str, str] = {}  # where tags of "#" behind the first word stand
+        others: set[str] = set()
         sentences = 0
         for group in self._groups():
-            lines = [self._fields(text) for _, text, _ in group if not _DOCUMENT.match(text)]
-            marked = list(takewhile(lambda row: row[0].startswith("#"), lines))
-            rows = lines[len(marked) :]
+            numbered = [
+                (n, self._fields(text)) for n, text, _ in group if not _DOCUMENT.match(text)
+            ]
+            lines = [row for _, row in numbered]
+            marked = list(takewhile(lambda row: row[0].startswith(MARKS), lines))
+            rows = numbered[len(marked) :]
             sentences += bool(rows)
-            self._tags.update(row[-1] for row in rows)
+            for number, row in rows:
+                self._tags.add(row[-1])
+                if row[0] == "#":
+                    place = f"{self.file}:{number}: {' '.join(row)[:40]!r}"
+                    inside.setdefault(row[-1], place)
+                else:
+                    others.add(row[-1])
             if opener := next((row for row in marked if len(row) == len(lines[-1])), None):
                 key = opener[0], opener[-1]
                 openers[key] += 1
@@ -138,26 +151,28 @@ class ColumnReader(SentenceReader):
         firsts: Counter[str] = Counter()
         for (first, _), count in unshared.items():
             firsts[first] += count
+        lone = [
+            place
+            for tag, place in inside.items()
+            if any(map(str.isalnum, tag)) and tag not in others
+        ]
+        self.remarks += [f"{where} {LONE_TAG}" for where in lone[:1]]
         if not firsts:
             return
         first, count = firsts.most_common(1)[0]
         tags = {tag for mark, tag in unshared if mark == first}
         where = next(places[key] for key in unshared if key[0] == first)
         self._opens_all = sentences > 1 and count >= COMMENTED * sentences
-        if self._opens_all or FEWEST_COMMENTS <= count == len(tags):
+        has_own_tags = first.startswith("#") and FEWEST_COMMENTS <= count == len(tags)
+        if self._opens_all or has_own_tags:
             self._comment = first
             self.remarks.append(f"{where} and lines like it are comments, not words")
         elif first == "#" and any(map(str.isalnum, "".join(tags))):
-            self.remarks.append(
-                f"{where} is a word with a tag that no other word has; if it is a comment, take it "
-                "out"
-            )
+            self.remarks.append(f"{where} {LONE_TAG}")
 
     def _is_comment(self, fields: list[str], width: int, is_first: bool) -> bool:
         """Return whether fields in front of the words of a sentence are those of a comment."""
-        if not fields[0].startswith("#"):
-            return False
-        if len(fields) != width:
+        if fields[0].startswith("#") and len(fields) != width:
             return True
         opens = self._opens_all and is_first
         return fields[0] == self._comment and (opens or fields[-1] not in self._tags)

@@ -10,8 +10,12 @@ only other words tell the kind.
 * Opener and closer together decide that of an inner word: 1 if they are of one kind.
 * The kind of a verb decides whether a postposition attaches to it, `[[verb1 noun] post1]`, or to
   the noun, `[verb2 [noun post2]]`. Mirrored, a preposition before a noun and a final verb.
-* A verb and a final verb together decide what a link between them attaches to: the first, as
-  `link1`, if they are of one kind, else the second, as `link2`.
+* A verb and a final verb together decide what a link between them attaches to: the first,
+  `[[verb1 link1] final1]`, if they are of one kind, else the second, `[verb1 [link2 final2]]`.
+
+Tags of the kind may follow a late word, or a postposition of a noun (mirrored: precede an early
+word, or a preposition), and stand on either side of an inner word or a link: what is learnt of the
+kinds has to be of use for other words, or no model learns it.
 
 The language is its own mirror image: reversed, with words of `MIRROR` exchanged, a sentence has the
 same probability.
@@ -55,19 +59,21 @@ MIRROR = {
 INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
 LONGER = 0.45  # the probability of one more of these
 CLOSE = 0.3  # that of none
+TAGGED = 0.3  # the probability of one more tag of its kind behind (mirrored: before) such a word
 SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
 
 WORDS = 300
 # Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
 LEXICON = {
-    "open": (8, 4, 0.1),
-    "late": (8, 20, 0.7),
-    "inner": (8, 20, 0.7),
-    "verb": (10, 4, 0.1),
-    "post": (0, 8, 1.0),
-    "link": (0, 8, 1.0),
+    "open": (6, 4, 0.1),
+    "late": (8, 20, 0.5),
+    "inner": (8, 20, 0.5),
+    "verb": (8, 4, 0.1),
+    "post": (4, 8, 0.5),
+    "link": (4, 8, 0.5),
+    "tag": (6, 0, 0.0),
 }
-PLAIN = {"noun": 42, "mod": 38}
+PLAIN = {"noun": 32, "mod": 28}
 SETS = {
     "sense_left": "late",
     "sense_right": "early",
@@ -113,27 +119,33 @@ def _rules() -> dict[tuple[str, str, str], float]:
     for kind in "12":
         add("S", f"open{kind}", f"late{kind}", CLOSE, True)
         add("S", f"open{kind}", f"Rest{kind}", 1 - CLOSE, True)
-        add(f"VP{kind}", f"verb{kind}", "noun", CLOSE, True)
-        add(f"VP{kind}", f"verb{kind}", "NP", 1 - CLOSE, True)
-        add(f"VLink{kind}", f"VP{kind}", "link1", 1)
-        add(f"LinkV{kind}", "link2", f"PV{kind}", 1)
-        for item, share in INSERTED:
-            add(f"Rest{kind}", item, f"late{kind}", share * (1 - LONGER), True)
-            add(f"Rest{kind}", item, f"Rest{kind}", share * LONGER, True)
-            add(f"Core{kind}", item, f"inner{kind}", share * (1 - LONGER), True)
-            add(f"Core{kind}", item, f"Core{kind}", share * LONGER, True)
+        add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", TAGGED, True)
+        for phrase in (f"Core{kind}", f"Link{kind}"):
+            add(phrase, phrase, f"tag{kind}", TAGGED / 3, True)
+        words = ("Rest", "late"), ("Core", "inner"), ("Link", "link")
+        for (item, share), (phrase, word) in product(INSERTED, words):
+            once, again = (share * (1 - TAGGED) * p for p in (1 - LONGER, LONGER))
+            add(f"{phrase}{kind}", item, f"{word}{kind}", once, True)
+            add(f"{phrase}{kind}", item, f"{phrase}{kind}", again, True)
     for item, share in INSERTED:
         add("NP", item, "noun", share * (1 - LONGER), True)
         add("NP", item, "NP", share * LONGER, True)
-    add("S", "VP1", "post1", 1, True)
+    for noun, weight in (("noun", CLOSE), ("NP", 1 - CLOSE)):
+        add("VP", "verb1", noun, weight, True)
+        add("NPost", noun, "post2", weight, True)
+    for kind, (link, weight) in product("12", (("link", CLOSE), ("Link", 1 - CLOSE))):
+        add(f"VLink{kind}", f"verb{kind}", f"{link}1", weight)
+        add(f"LinkV{kind}", f"{link}2", f"final{kind}", weight)
+    add("NPost", "NPost", "tag2", TAGGED * 1.5, True)
+    add("S", "VP", "post1", 1, True)
     add("S", "verb2", "NPost", 1, True)
-    add("NPost", "noun", "post2", CLOSE, True)
-    add("NPost", "NP", "post2", 1 - CLOSE, True)
     for (left, right), weight in zip(product("12", repeat=2), SIDES):
         kind = "1" if left == right else "2"
-        verbs = (f"VLink{left}", f"PV{right}") if kind == "1" else (f"VP{left}", f"LinkV{right}")
-        add("S", *verbs, 2 * weight)
         add("S", f"open{left}", f"Frame{left}", 2 * weight)
+        if kind == "1":
+            add("S", f"VLink{left}", f"final{right}", 2 * weight)
+        else:
+            add("S", f"verb{left}", f"LinkV{right}", 2 * weight)
         add(f"Frame{left}", f"inner{kind}", f"close{right}", CLOSE * weight)
         add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - CLOSE) * weight)
     sums: dict[str, float] = {}
@@ -166,7 +178,9 @@ class Lexicon:
                 self._add(stem, homonyms)
                 for kind in "12":
                     self._add(f"{stem}{kind}", of_one_kind)
-                    shares[f"{stem}{kind}"] = {stem: share, f"{stem}{kind}": 1 - share}
+                    shares[f"{stem}{kind}"] = {f"{stem}{kind}": 1 - share}
+                    if homonyms:
+                        shares[f"{stem}{kind}"][stem] = share
         for name, count in PLAIN.items():
             self._add(name, count)
             shares[name] = {name: 1.0}
@@ -187,7 +201,7 @@ class Garden(World):
     """Sentences of a grammar with homonyms that what precedes, what follows or both decide."""
 
     config: GardenConfig
-    pair_kinds = ("sense_left", "sense_right", "sense_both")
+    pair_kinds = tuple(SETS)
 
     def __init__(self, config: GardenConfig, seed: int = 0) -> None:
         super().__init__(config, seed)
@@ -320,7 +334,7 @@ class Garden(World):
     def posterior(self, name: str, tokens: np.ndarray, sees: str = BOTH) -> np.ndarray | None:
         """Return the probability of each class of a labelled set: see `World.posterior`.
 
-        At an end the right tells only that there is a label, of which each kind is as frequent.
+        At an end the right tells only that there is a label.
         """
         of_word = self.asked_later.get(name, name)
         at_end = name != of_word
@@ -330,7 +344,7 @@ class Garden(World):
         rows = np.flatnonzero(is_labelled.any(axis=1))
         preterminals = self._preterminals[of_word]
         if at_end and sees == RIGHT:
-            joint = np.ones((*flat[rows].shape, 2))
+            joint = np.broadcast_to(self._prior_of_first(of_word), (*flat[rows].shape, 2))
         else:
             _, outer = self.sums(flat[rows], BOTH if at_end else sees)
             joint = outer[..., preterminals] * self.probs[preterminals][:, flat[rows]].transpose(
@@ -348,6 +362,14 @@ class Garden(World):
         posterior = np.full((*tokens.shape, 2), np.nan)
         posterior[document, starts[document, number] + column] = values
         return posterior
+
+    def _prior_of_first(self, name: str) -> np.ndarray:
+        """Return weights of the classes of the first labelled word of a sentence, (2,)."""
+        homonyms = self.probs[:, self.blocks[SETS[name]]].sum(axis=1)
+        before = np.repeat((1 - homonyms)[None, :, None], self.config.longest, axis=0)
+        outer = self.grammar.outside_of_prefixes(self.grammar.inside(before))
+        chosen = self._preterminals[name]
+        return np.asarray(outer[:, chosen, 0].sum(axis=0) * homonyms[chosen])
 
     # ---------------------------------------------------------------- minimal pairs
 

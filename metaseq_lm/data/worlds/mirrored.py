@@ -148,7 +148,8 @@ class Mirrored(Quad):
         certain = one_hot(labels, len(self.agreement.phrase_probs))
         if sees == BOTH:
             return certain
-        seen = (columns + 1) // 2 + 0 * phrases  # at the verb one more than there are: it sees all
+        # At the verb one more than there are: its reader of the left sees all.
+        seen = np.broadcast_to((columns + 1) // 2, labels.shape)
         if sees == RIGHT:
             seen = phrases + 1 - seen
         is_certain = (labels == NO_LABEL) | (seen > phrases)

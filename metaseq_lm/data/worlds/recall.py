@@ -1,10 +1,11 @@
 """The world "recall": what the document told of a key before or after, and what the corpus tells.
 
 A document is `sections` sections of `units` units of three tokens and an end "."; by default 4 of
-21, 256 tokens. The units are independent of each other, and each is one of two kinds:
+21, 256 tokens. A unit is of one of two kinds, which are independent:
 
-* of a key, uniform: `key colour size`. In each document a key is bound to a colour and to a size
-  anew, uniformly. Each of the two is shown with probability `shown`, and hidden as "?" otherwise.
+* of a key: `key colour size`. In each document a key is bound to a colour and to a size anew,
+  uniformly. Each of the two is shown with probability `shown`, and hidden as "?" otherwise. The key
+  is that of the last such unit of its section with probability `again`, else uniform.
 * of an entity, with probability `facts`: `entity attribute value`, of frequencies 1/rank^`zipf`,
   of an attribute, uniform. The value is a constant of the world: it holds in the whole corpus.
 
@@ -12,8 +13,8 @@ So with V colours and V sizes, and k of the bindings shown once or more,
 
     p(document) = V^-k times the product over units of their probabilities without the values,
 
-or 0 where two values of a binding or of a fact contradict each other. Units are exchangeable: but
-for the order within a unit the world is the same when it is read from its end.
+or 0 where two values of a binding or of a fact contradict each other. But for the
+order within a unit the world is the same when it is read from its end.
 
 Shapes: N documents, S tokens, U units of a document, K keys, V colours or sizes, E entities,
 A attributes, F values of each, C classes; a first axis of 2 is for colours and sizes.
@@ -66,6 +67,9 @@ class RecallConfig:
     units: int = option(21, "units of three tokens of a section", at_least=1)
     keys: int = option(16, "keys, bound anew in each document", at_least=1)
     values: int = option(8, "colours of keys, and sizes", at_least=2)
+    again: float = option(
+        0.5, "probability that a unit has the key of the one before", at_least=0, below=1
+    )
     shown: float = option(0.5, "probability that a colour or size is shown", above=0, below=1)
     facts: float = option(0.25, "probability that a unit is a fact", above=0, below=1)
     entities: int = option(256, "entities that facts are about", at_least=1)
@@ -189,11 +193,18 @@ class Recall(World):
         """Return the tokens of a document for each key, (N, S)."""
         config, rows = self.config, np.arange(len(keys))[:, None]
         streams = [random_streams.subkeys(keys, name) for name in ("units", "bindings")]
-        uniforms = random_streams.uniforms(streams[0], 0, 4 * config.sections * config.units)
-        kind, item, first, second = np.moveaxis(uniforms.reshape(len(keys), -1, 4), 2, 0)
+        uniforms = random_streams.uniforms(streams[0], 0, 5 * config.sections * config.units)
+        kind, item, first, second, again = np.moveaxis(uniforms.reshape(len(keys), -1, 5), 2, 0)
         bindings = random_streams.uniforms(streams[1], 0, 2 * config.keys)
         bound = whole(bindings, config.values).reshape(len(keys), 2, config.keys)
-        key = whole(item, config.keys)
+        is_fact = kind < config.facts
+        drawn = whole(item, config.keys)
+        # A unit whose key is drawn, not that of the unit of a key before it in its section.
+        is_first = self._keys_before(np.where(is_fact, NO_TOKEN, drawn)) == NO_TOKEN
+        is_drawn = ~is_fact & (is_first | (again >= config.again))
+        unit = np.arange(drawn.shape[1])
+        latest = np.maximum.accumulate(np.where(is_drawn, unit, 0), axis=1)
+        key = np.take_along_axis(drawn, latest, axis=1)
         words = [self.key_words.token(key)]
         for slot, (symbols, uniform) in enumerate(zip(self.shown_words, (first, second))):
             is_shown = uniform < config.shown
@@ -206,11 +217,29 @@ class Recall(World):
             self.attribute_words.token(attribute),
             self.value_words.token(attribute, self.facts[entity, attribute]),
         ]
-        is_fact = (kind < config.facts)[..., None]
-        units = np.where(is_fact, np.stack(fact, axis=-1), np.stack(words, axis=-1))
+        units = np.where(is_fact[..., None], np.stack(fact, axis=-1), np.stack(words, axis=-1))
         tokens = np.full((len(keys), config.sections, self.width), END_TOKEN)
         tokens[:, :, :-1] = units.reshape(len(keys), config.sections, -1)
         return tokens.reshape(len(keys), -1)
+
+    def _keys_before(self, keys: np.ndarray) -> np.ndarray:
+        """Return the last key before each unit of keys (N, U) in its section, or NO_TOKEN."""
+        count, size = len(keys), self.config.units
+        of_sections = keys.reshape(-1, size)
+        latest = np.where(of_sections != NO_TOKEN, np.arange(size), NO_TOKEN)
+        before = np.full_like(latest, NO_TOKEN)
+        before[:, 1:] = np.maximum.accumulate(latest, axis=1)[:, :-1]
+        values = np.take_along_axis(of_sections, np.maximum(before, 0), axis=1)
+        return np.where(before == NO_TOKEN, NO_TOKEN, values).reshape(count, -1)
+
+    def _keys_after(self, keys: np.ndarray) -> np.ndarray:
+        """Return the next key after each unit of keys (N, U) in its section, or NO_TOKEN."""
+        return self._keys_before(keys[:, ::-1])[:, ::-1]
+
+    def _steps(self, keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Return the probability of keys next to other keys; that of a draw next to NO_TOKEN."""
+        again, drawn = self.config.again, 1 / self.config.keys
+        return np.where(others == NO_TOKEN, drawn, (1 - again) * drawn + again * (keys == others))
 
     def parse(self, tokens: np.ndarray) -> Units:
         """Return the units of documents (N, S)."""
@@ -255,7 +284,10 @@ class Recall(World):
         good &= (~is_shown | (units.shown == units.of_key(units.bound))).all(axis=(0, 2))
         shown, hidden = is_shown.sum(axis=(0, 2)), (is_key & ~is_shown).sum(axis=(0, 2))
         of_facts = np.log(config.facts * self.frequencies / config.attributes)[units.entities]
-        log_probs = np.where(is_key, np.log((1 - config.facts) / config.keys), of_facts).sum(axis=1)
+        of_keys = np.log(
+            (1 - config.facts) * self._steps(units.keys, self._keys_before(units.keys))
+        )
+        log_probs = np.where(is_key, of_keys, of_facts).sum(axis=1)
         log_probs += shown * np.log(config.shown) + hidden * np.log(1 - config.shown)
         log_probs -= (units.bound != NO_TOKEN).sum(axis=(0, 2)) * np.log(config.values)
         return np.where(good, log_probs, -np.inf)
@@ -312,6 +344,8 @@ class Recall(World):
         if place == 0:
             fits = np.where(bound == NO_TOKEN, 1 / config.values, bound == shown[..., None])
             weights = np.where((shown == NO_TOKEN)[..., None], 1, fits).prod(axis=0)
+            for others in (self._keys_before(units.keys), self._keys_after(units.keys)):
+                weights *= self._steps(np.arange(config.keys), others[rows, unit][:, None])
             probs[:, self.key_words.first :][:, : config.keys] = weights
             return np.asarray(probs / weights.sum(axis=1, keepdims=True))
         probs[:, HIDDEN_TOKEN] = 1 - config.shown

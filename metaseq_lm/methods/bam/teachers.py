@@ -271,8 +271,7 @@ def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
         )
     header = header | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(header)})
-    for parent in path.parents[:2]:
-        check_folder(parent)
+    check_folder(path.parent, path.parents[2])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

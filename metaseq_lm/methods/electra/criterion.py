@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_o
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.criterions import CLOZE, Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
@@ -206,6 +207,7 @@ class ReplacedTokenDetection(Corrupting):
     """
 
     exported = Exported(heads=("rtd",))
+    normalised = False
     config: ElectraConfig
 
     def __init__(self, config: ElectraConfig) -> None:
@@ -296,6 +298,7 @@ class ReplaceMLM(Corrupting):
     """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
     exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
+    bounds = MappingProxyType({"mlm": CLOZE})
     heads = ("lm",)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -319,6 +322,7 @@ class AllTokensMLM(Corrupting):
 
     exported = Exported(heads=("lm", "copy"))
     heads = ("lm", "copy")
+    sees_targets = True
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
@@ -445,6 +449,7 @@ class Electric(Corrupting):
     )
     noises = ("two_tower", "unigram", "uniform")
 
+    normalised = False  # energies
     config: ElectricConfig
 
     def __init__(self, config: ElectricConfig) -> None:

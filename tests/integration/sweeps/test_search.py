@@ -105,6 +105,11 @@ def test_a_killed_search_goes_on_and_counts_what_was_lost(moons: Path, tmp_path:
 
     third: Started = start_sweep(tmp_path / "third.txt", *command)
     assert third.wait(600) == 0 and "nothing to launch" in third.text()
+    runs = sorted(out.glob("*seed=1*"))
+    (out / "search" / "journal.jsonl").write_text("")
+    fourth = start_sweep(tmp_path / "fourth.txt", *command)  # the search begins anew
+    assert fourth.wait(600) == 0 and "Traceback" not in fourth.text(), fourth.text()
+    assert sorted(out.glob("*seed=1*"))[: len(runs)] == runs
     assert sweep(moons, "--out", out, *BUDGET, *TINY) == 2
 
 

@@ -1,6 +1,7 @@
 """Optimizers of plug-ins: groups by name, refusals on shards, and states of other shapes."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.registry import OPTIMIZERS, register_optimizer
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Entry, register_optimizer
+from metaseq_lm.optim import ConstantConfig
 from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.plugins import load_all
 from metaseq_lm.training.run import TrainingRun
@@ -129,10 +131,20 @@ def own_class(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
     return grad
 
 
+def shared(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
+    state.setdefault("fast", torch.zeros_like(grad)).add_(grad)
+    return state.setdefault("slow", state["fast"])
+
+
 def outside(state: dict[str, Any], grad: Tensor, step: int) -> Tensor:
     return grad / step
 
 
+def named_parameters() -> list[tuple[str, nn.Parameter]]:
+    return [("weight", nn.Parameter(torch.ones(3, 2))), ("bias", nn.Parameter(torch.ones(3)))]
+
+
+COUNTER = count(1)
 Rule = Callable[[dict[str, Any], Tensor, int], Tensor]
 RESUMED = [preconditioners, rows_and_columns, low_precision, nested, at_second_step]
 
@@ -175,13 +187,48 @@ def test_states_of_any_shape_resume_bitwise(plugged: str, moons: Path, tmp_path:
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-@pytest.mark.parametrize("plugged", [own_class, outside], indirect=True)
+@pytest.mark.parametrize("plugged", [own_class, shared, outside], indirect=True)
 def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
-    named = [("weight", nn.Parameter(torch.ones(3, 2))), ("bias", nn.Parameter(torch.ones(3)))]
+    named = named_parameters()
     flat = {"_name": "constant"}
-    with pytest.raises(UsageError, match=r"plugged .*(window|steps)"):
+    with pytest.raises(UsageError, match=r"plugged .*(window|slow|steps)"):
         make_optimizer(named, {"_name": plugged}, flat)
     assert all(torch.equal(p, torch.ones_like(p)) and p.grad is None for _, p in named)
+
+
+@pytest.mark.parametrize(
+    "build, problem",
+    [
+        (lambda config, parameters: None, "NoneType"),
+        (lambda config, parameters: torch.optim.LBFGS([p for _, p in parameters]), "LBFGS"),
+    ],
+)
+def test_what_makes_no_steps_is_refused(
+    build: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry("mine", build, OptimizerConfig, "mine")
+    monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
+    with pytest.raises(UsageError, match=problem):
+        make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
+
+
+def test_parameters_that_are_left_out_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    entry = Entry("mine", lambda _, named: torch.optim.SGD([named[0][1]]), OptimizerConfig, "mine")
+    monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
+    make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
+    assert "1 of 2 parameters" in (said := capsys.readouterr().err) and "bias" in said
+
+
+@pytest.mark.parametrize(
+    "factor", [lambda step: 1 / next(COUNTER), lambda step: float("nan"), lambda _: None]
+)
+def test_a_schedule_is_a_function_of_the_step(factor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Entry("mine", lambda config: factor, ConstantConfig, "mine")
+    monkeypatch.setitem(SCHEDULES.entries, "mine", entry)
+    with pytest.raises(UsageError, match="mine"):
+        make_optimizer(named_parameters(), {"_name": "sgd"}, {"_name": "mine"})
 
 
 VECTORS = PLUG_IN.replace("needs_whole_matrices = True", "needs_whole_matrices = False").replace(

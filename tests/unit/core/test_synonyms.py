@@ -79,6 +79,8 @@ def test_answers_of_train(word: str, ours: str) -> None:
         ("trainer.batch_size", "task.batch_size"),
         ("optimizer.LR", "optimizer.lr"),
         ("engine.precisiun", "engine.precision"),
+        ("schedule.total_updates", "polynomial"),
+        ("schedule.decay_ratio", "wsd"),
     ],
 )
 def test_answers_for_keys(key: str, ours: str) -> None:

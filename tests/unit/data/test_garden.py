@@ -181,8 +181,10 @@ def test_labels_need_what_their_names_say() -> None:
         certainty = posterior.max(axis=1)
         error = 2 / np.sqrt(len(certainty))
         assert scores[name]["bayes"] == pytest.approx(certainty.mean(), abs=error)
-        # Of an ambiguous cue the word tells nothing: no rounding breaks the tie.
-        assert (posterior[certainty < 0.5 + 1e-9] == 0.5).all() and (certainty == 0.5).any()
+    # A side that tells nothing: no rounding breaks the tie.
+    right = world.posterior("sense_left", test.tokens, RIGHT)[test.labels["sense_left"] >= 0]
+    is_tie = abs(right[:, 0] - 0.5) < 1e-9
+    assert (right[is_tie] == 0.5).all() and is_tie.mean() > 0.3
     for name in ("sense", "attachment"):
         of_left, of_right = scores[f"{name}_left"], scores[f"{name}_right"]
         for left, right in ((LEFT, RIGHT), (RIGHT, LEFT)):
@@ -190,7 +192,7 @@ def test_labels_need_what_their_names_say() -> None:
             assert abs(of_left[f"bayes_{left}"] - of_right[f"bayes_{right}"]) < error
 
 
-@pytest.mark.parametrize("kind", ["sense_left", "sense_right", "sense_both"])
+@pytest.mark.parametrize("kind", SETS)
 def test_minimal_pairs_differ_in_one_token_and_only_one_is_possible(kind: str) -> None:
     world = build_world("garden", 11)
     good, bad = world.minimal_pairs(kind, world.keys("pairs", 0, 400))

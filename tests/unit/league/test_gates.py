@@ -9,7 +9,15 @@ import pytest
 from league_rows import BRACKETS, BUDGET, RATES, TOPIC
 from league_standings import action_of, gates_of, is_ranked, of_a_mean, only, standing
 
-from metaseq_lm.league import control_gates, data_gates, loss_gates, parity_gates, score_gates
+from metaseq_lm.league import (
+    bound_gates,
+    collapse_gates,
+    control_gates,
+    data_gates,
+    loss_gates,
+    parity_gates,
+    score_gates,
+)
 from metaseq_lm.league.gates import GATES, examine
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Context, Row
 from metaseq_lm.reporting import archive
@@ -23,7 +31,8 @@ def test_a_healthy_league_has_no_finding(baseline: Row, row: Row) -> None:
 
 
 def test_every_gate_is_of_a_kind_that_is_tested() -> None:
-    kinds = (parity_gates, data_gates, loss_gates, score_gates, control_gates)
+    kinds = (parity_gates, data_gates, bound_gates, loss_gates, collapse_gates, score_gates)
+    kinds += (control_gates,)
     assert sorted(GATES, key=id) == sorted([g for kind in kinds for g in gates_of(kind)], key=id)
 
 

@@ -165,7 +165,8 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
     plan = parse_plan(content)
     assert (plan.tuning.metric, plan.tuning.widen) == ("valid.loss", 2)
     assert (plan.comparison.level, plan.comparison.solved) == (0.05, 0.9)
-    assert plan.comparison.secondary == () and plan.comparison.means == {}
+    assert plan.comparison.secondary == ()
+    assert plan.comparison.means == plan.comparison.bounds == {}
     controls = plan.controls
     assert (controls.untrained, controls.shuffled, controls.seeds) == (True, (), (1, 2))
     assert plan.ladder.usual == plan.ladder.budgets
@@ -183,6 +184,7 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
         "level",
         "solved",
         "means",
+        "bounds",
     }
     assert not counted & uncounted
 

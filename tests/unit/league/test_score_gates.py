@@ -13,21 +13,6 @@ from metaseq_lm.league.gates import Gate, examine
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Finding, Row
 from metaseq_lm.reporting.runs import Run
 
-# Each fault: an edit of a row, the gate that sees it, what it does, a part of the reason.
-RUN_FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str]] = {
-    "collapsed states": (
-        lambda row: make.change(row, make.with_suite("state", "last", effective_rank=0.02)),
-        *("collapse", FLAG, "2.0% of the most possible"),
-    ),
-    "one seed with collapsed states": (
-        lambda row: make.change(
-            make.change(row, make.with_suite("state", "last", effective_rank=0.3)),
-            make.with_suite("state", "last", effective_rank=0.02),
-            [4],
-        ),
-        *("collapse", NOTE, "(1 of 8 runs)"),
-    ),
-}
 # Faults of one metric: an edit of the row, the metric, gate, action and a part of the reason.
 FAULTS: dict[str, tuple[Callable[[Row], Row], str, str, str, str]] = {
     "ties": (
@@ -90,15 +75,6 @@ def test_constant_outputs_are_told_by_chance_of_any_number_of_options(
     assert gates["constant"].action == VOID
 
 
-@pytest.mark.parametrize("fault", RUN_FAULTS)
-def test_faults_of_states_are_caught(fault: str, baseline: Row, row: Row) -> None:
-    plant, gate, action, reason = RUN_FAULTS[fault]
-    result = standing(baseline, plant(row))
-    finding = only(result.findings, gate)
-    assert finding.action == action and reason in finding.reason
-    assert is_ranked(result, BRACKETS) == (action == NOTE)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_scores_are_caught(fault: str, baseline: Row, row: Row) -> None:
     plant, metric, gate, action, reason = FAULTS[fault]
@@ -116,13 +92,7 @@ SEEN_BELOW = ("transition", "embedding_layer", "reach")
 def test_every_gate_of_score_gates_sees_a_fault_above(gate: Gate, baseline: Row, row: Row) -> None:
     if gate.__name__ in SEEN_BELOW:
         return
-    faulty = [
-        fault[0](row)
-        for fault in (
-            *RUN_FAULTS.values(),
-            *FAULTS.values(),
-        )
-    ]
+    faulty = [fault[0](row) for fault in FAULTS.values()]
     assert any(list(gate(row, make.make_context(baseline, row))) for row in faulty)
 
 

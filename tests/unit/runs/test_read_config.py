@@ -12,7 +12,7 @@ from metaseq_lm.runs.folder import read_config
 
 SCALARS = (
     *("1e-3", "1E5", "-1.5e3", "+2.e-1", "1_0e2", "1_000", ".5", ".5e-3", ".5e3", "1.", "1__0e5"),
-    *("1e", "e3", "1e3x", "0x1F", "0b11", "017", "1:30", "1:30.5", ".inf", "-.INF", ".nan", "inf"),
+    *("1e", "e3", "1e3x", "0x1F", "0b11", ".inf", "-.INF", ".nan", "inf"),
     *("yes", "off", "True", "~", "null", "", "2026-11-28", "2026-11-28 10:00:00", "${a.b}"),
     *("1e-3 # text", "'1e-3'", '"\\u00e9"', "[a, 1e-3, {b: [1]}]", "{1: a, 2.5: b}"),
 )
@@ -50,6 +50,8 @@ def test_small_aliases_and_merges_are_read(tmp_path: Path) -> None:
         ("a: &x [*x]\n", "line 1, column 4: an alias"),
         (BOMB, "line 5, column 5: its aliases"),
         ("a: 1\nb: {c: 1, c: 2}\n", "it has the key c twice"),
+        ("a: 1\ntime: 24:00:00\n", "line 2, column 7: 24:00:00"),
+        ("seeds: [1, 010]\n", "line 1, column 12: 010"),
         ("a: !!timestamp 2026-11-28\n", "it has a date"),
         ("a: !!set {b, c}\n", "it has a set"),
         ("a: !!binary YQ==\n", "it has a bytes"),

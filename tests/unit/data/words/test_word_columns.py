@@ -76,12 +76,16 @@ WORDS_4 = "anna _ _ N\nsleeps _ _ V\n"
                 ("#id{}", WORDS_2, 0),
                 ("# doc{}\n" + WORDS_2, WORDS_2, 1),  # of two sentences each
                 ("# s{}\n", WORDS_2, 1),
+                ("% s{}", WORDS_2, 1),
+                ("// s{}", WORDS_2, 1),
             )
         ),
         (f"# s0\n{WORDS_2}\n" * 12 + f"# N\n{WORDS_2}", 13, "anna", 1),
         (f"# SYM\n{WORDS_2}\n{WORDS_2}", 0, "#", 1),
         (f"# #\n{WORDS_2}\n{WORDS_2}", 0, "#", 0),
         (f"# N\n{WORDS_2}\n" * 4, 0, "#", 0),
+        (f"{WORDS_2}# note\n. N\n\n" * 2, 0, "anna", 1),
+        (f"% S\n{WORDS_2}\n" * 4 + f"{WORDS_2}\n" * 4, 0, "%", 0),
         ("".join(f"#joy{i} HT\n{WORDS_2}\n" for i in range(4)), 0, "#joy0", 0),
     ],
 )

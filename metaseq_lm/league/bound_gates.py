@@ -1,0 +1,121 @@
+"""Gates on what nothing can exceed: exact readers of a world, its entropies, bounds of the plan."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from metaseq_lm.evaluation.grouping import STRICT
+from metaseq_lm.league.control_gates import levels_of
+from metaseq_lm.league.differences import side
+from metaseq_lm.league.loss_gates import is_trained, number, unmasked_share
+from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
+from metaseq_lm.league.standings import VOID, Context, Finding, Row, metric_of
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import OVERALL
+
+LEVEL = 1e-3  # probability of an honest accuracy so far above its bound
+ROWS = "task.tokens_per_sample"
+
+
+def above_reader(row: Row, context: Context) -> Iterator[Finding]:
+    """An accuracy is above that of the exact reader of what the run's model sees.
+
+    The mean over seeds is of as many items as that of a seed: all are scored with the same ones.
+    """
+    for metric, part in parts_of(row, context):
+        readers = [reader_of(run, part) for run in row.scored]
+        scores = [run.metrics.get(part, math.nan) for run in row.scored]
+        above = [
+            f"{number(score)} of seed {run.seed}"
+            for run, score, reader in zip(row.scored, scores, readers)
+            if reader and is_above(score, *reader)
+        ]
+        bounds = [reader for reader in readers if reader]
+        if len(bounds) == len(scores) > 1 and is_above(float(np.mean(scores)), *max(bounds)):
+            above.insert(0, f"{number(float(np.mean(scores)))} in the mean over seeds")
+        if above:
+            accuracy, n = max(bounds)
+            yield Finding(
+                "bound",
+                VOID,
+                f"{part} is {', '.join(above)}, above the exact reader's {number(accuracy)} by "
+                f"more than the error of {n:,} items",
+                metric,
+            )
+
+
+def reader_of(run: Run, metric: str) -> tuple[float, int] | None:
+    """Return the accuracy of the exact reader of what a run's model sees, and the items' number.
+
+    None where it is not known. Results that do not say what the model sees have the reader of both
+    sides. A group of all items has the references of all, such as a layer of a probe.
+    """
+    suite, name = run.suite_of(metric), metric.rpartition(".")[2]
+    match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
+    if suite is None or count is None or not match or match["kind"]:
+        return None
+    levels: Mapping[str, float] = levels_of(suite, metric.partition(".")[2])
+    if not levels and count == suite.groups[OVERALL]["n"]:
+        levels = suite.references.get(name.removeprefix(STRICT), {})
+    exact = levels.get("bayes")
+    if suite.facts.get("reach") == "causal":
+        exact = levels.get("bayes_left", exact)
+    return None if exact is None else (exact, int(count))
+
+
+def is_above(accuracy: float, bound: float, items: int) -> bool:
+    """Return whether an accuracy is beyond what items scatter above a bound, by the binomial."""
+    if not accuracy > bound:
+        return False
+    from scipy.stats import binom  # takes half a second
+
+    # The number of correct items need not be whole in a mean over seeds: rounded down.
+    correct = math.floor(accuracy * items + 1e-6)
+    return bool(correct > items or binom.sf(correct - 1, items, bound) < LEVEL)
+
+
+def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
+    """A validation loss is below the entropy of the world, given what the criterion declares.
+
+    Where masking leaves a share of the targets as they are, those may cost nothing.
+    """
+    exact = context.corpus.exact if context.corpus else None
+    for term, kind in recorded_bounds(row).items() if exact else ():
+        assert exact is not None
+        runs = [run for run in row.scored if is_trained(run, term)]
+        below = []
+        for run, values in zip(runs, (run.series(f"valid.{term}")[1] for run in runs)):
+            room = int(run.values.get(ROWS) or exact.longest + 2) - 2
+            used = int(run.values.get("task.valid_size") or exact.documents)
+            least = exact.least(kind, room, used) * (1 - unmasked_share(run, term))
+            if values and min(values) < least:
+                below.append((min(values), least))
+        if below:
+            value, least = min(below)
+            yield Finding(
+                "bound",
+                VOID,
+                f"valid.{term} is {number(value)} nats at best, below {number(least)}, the {kind} "
+                f"entropy of the world less its error ({len(below)} of {len(runs)} runs)",
+            )
+
+
+def recorded_bounds(row: Row) -> dict[str, str]:
+    """Return which exact loss bounds a term, for the terms that the runs of a row say so of."""
+    bounds: dict[str, str] = {}
+    for run in row.scored:
+        bounds |= (run.results or {}).get("bounds") or {}
+    return bounds
+
+
+def beyond_plan(row: Row, context: Context) -> Iterator[Finding]:
+    """A metric is beyond the bound that the plan names for it: below it, if a smaller is better."""
+    for metric, bound in context.bounds.items():
+        lower = metric_of(metric, row.runs).lower_is_better
+        values = [run.metrics.get(metric, bound) for run in row.scored]
+        best = (min if lower else max)(values, default=bound)
+        if best < bound if lower else best > bound:
+            reason = f"{metric} is {number(best)} at best, {side(not lower)} {number(bound)}, "
+            reason += "the bound of the plan"
+            yield Finding("bound", VOID, reason, metric if metric in context.metrics else "")

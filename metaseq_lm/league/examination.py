@@ -1,0 +1,339 @@
+"""The examination of an objective before it may have a row: what do its predictions depend on?
+
+In float64, with random weights, on rows of random tokens. Every token is changed in turn, and the
+predictions of validation and the scores of sentences may change only as the criterion declares
+(`reach`, `score_reach`, `normalised` of `Criterion`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from metaseq_lm.core.batch import ScoredBatch, as_tensor
+from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.rows import layout_of
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.word_starts import WordStartsWriter
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.tasks import Passes, Task, with_updates
+from metaseq_lm.tasks.protocols import (
+    HasParts,
+    ScoresTokens,
+    bounds_of,
+    score_reach_of,
+    task_read_as,
+    token_scorer,
+)
+from metaseq_lm.training.parts import Parts, build_parts, prepare_config
+
+VALID, EOS, NONE, DOCUMENTS, SEGMENTS = "valid", "eos", "none", "documents", "segments"
+LENGTH, FURTHER = 8, 3  # tokens of a row, and more of a longer one
+MASKINGS = 4  # global batches, each with other masks
+MOST = 1024  # symbols that are summed over; of larger vocabularies so many
+MULTIPLE = "vocab_multiple"  # option of a model
+TOLERANCE = 1e-7  # of log-probabilities in float64
+NOISE = 0.1  # standard deviation of what is added to all weights
+# The log-probabilities (N, V) and the targets (N,) of each cross-entropy that was computed.
+Predictions = list[tuple[Tensor, Tensor]]
+Losses = list[tuple[int, float]]  # targets with their losses
+
+
+def examine(config: RunConfig) -> None:
+    """Raise UsageError if predictions depend on what the criterion does not declare to see.
+
+    Data that are no corpus of tokens, and criterions without `token_log_probs`, have nothing of the
+    kind that is examined.
+    """
+    config = prepare_config(config)
+    config = config if config.trainer.max_update else with_updates(config, 1)
+    length = min(LENGTH, getattr(config.task, "tokens_per_sample", 0) - 2)
+    if length < 3 or not all(Path(config.data, name).exists() for name in (DICT_FILE, "valid.idx")):
+        return
+    engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
+    with tempfile.TemporaryDirectory() as room:
+        segments = getattr(config.task, "sample_break_mode", EOS) == SEGMENTS
+        rows = make_room(Path(config.data).resolve(), Path(room), length, segments)
+        parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in parts.model.parameters():
+                noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+                weight.add_(noise, alpha=NOISE)
+        whole_task = parts.task
+        tasks = [*whole_task.tasks.values()] if isinstance(whole_task, HasParts) else [whole_task]
+        with parts.evaluation_mode():
+            for task in tasks:
+                LossExamination(parts, task, rows).run()
+            reading = task_read_as(whole_task)
+            if isinstance(reading.criterion, ScoresTokens):
+                ScoreExamination(parts, reading, rows).run()
+
+
+def make_room(data: Path, room: Path, length: int, segments: bool) -> list[np.ndarray]:
+    """Make a data folder like another, but for its valid split; return the rows of that.
+
+    They are one of `length` tokens, the same with each token changed in turn, and a longer one.
+    Each is a document, of two sequences if it has to be cut into `segments`.
+    """
+    for file in data.iterdir():
+        if not file.name.startswith(f"{VALID}."):
+            (room / file.name).symlink_to(file)
+    vocabulary = Vocabulary.load(data / DICT_FILE)
+    draw = np.random.default_rng(1)
+    symbols = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
+    first: np.ndarray = draw.choice(symbols, length)
+    rows = [first]
+    for place in range(length):
+        changed = first.copy()
+        changed[place] = draw.choice(symbols[symbols != first[place]])
+        rows.append(changed)
+    rows.append(draw.choice(symbols, length + FURTHER))
+    with (
+        IndexedWriter(room / VALID, np.int32, documents=True) as writer,
+        WordStartsWriter(room / VALID) as words,
+    ):
+        for row in rows:
+            for part in np.array_split(row, 2 if segments else 1):
+                writer.add(part.astype(np.int32))
+            writer.end_documents([len(writer)])
+            words.extend(np.ones(len(row), np.int32))
+    return rows
+
+
+class CrossEntropies(TorchDispatchMode):
+    """Keeps what each cross-entropy is computed of, whoever computes it with torch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.predictions: Predictions = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.nll_loss_forward.default and args[0].dim() == 2:
+            self.predictions.append((args[0].clone(), args[1].clone()))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class LossExamination:
+    """The predictions of validation: those of a token may change as declared, and not with it.
+
+    Attributes:
+        parts: Networks and engine.
+        task: The task, or one of several on the same networks.
+        rows: The rows of the valid split, see `make_room`.
+        terms: The names of the metrics of the last validation.
+    """
+
+    parts: Parts
+    task: Task
+    rows: list[np.ndarray]
+    terms: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Raise UsageError, which names the criterion, the check and the tokens."""
+        if hasattr(self.task.config, "leave_unmasked_prob"):
+            # The option declares that these targets are seen.
+            self.set_option(leave_unmasked_prob=0.0)
+        mode = getattr(self.task.config, "sample_break_mode", EOS)
+        if mode in (NONE, DOCUMENTS):
+            self.set_option(sample_break_mode=EOS)
+        alone = []
+        for name, stream in self.task.build_streams(VALID).items():
+            if len(stream.lengths) != len(self.rows):
+                continue  # it reads something else than the rows
+            self.check_visible(name, stream)
+            for number in range(MASKINGS):
+                self.check_changes(name, stream, number)
+                self.check_company(name, stream, number)
+            for sample in range(len(self.rows)):
+                alone += losses_of(self.predictions(name, stream, 0, [sample]))
+        if mode == DOCUMENTS:
+            self.set_option(sample_break_mode=DOCUMENTS)
+            packed = []
+            for name, stream in self.task.build_streams(VALID).items():
+                for sample in range(len(stream.lengths)):
+                    packed += losses_of(self.predictions(name, stream, 0, [sample]))
+            self.compare(alone, packed, "the documents packed with it")
+
+    def set_option(self, **values: Any) -> None:
+        """Set options of the task."""
+        self.task.config = replace(self.task.config, **values)
+
+    def check_visible(self, name: str, stream: Stream) -> None:
+        """Check that terms which claim a bound are cross-entropies that can be examined."""
+        has_targets, terms = False, set[str]()
+        for number in range(MASKINGS):
+            has_targets |= any(
+                (x >= 0).any() for _, x in self.predictions(name, stream, number, [0])
+            )
+            terms |= self.terms & bounds_of(self.task).keys()
+        if terms and not has_targets:
+            self.refuse(
+                f"{', '.join(sorted(terms))} is no cross-entropy of torch, so what it sees is not "
+                "known; compute it by torch.nn.functional.cross_entropy, or name it otherwise"
+            )
+
+    def check_changes(self, name: str, stream: Stream, number: int) -> None:
+        """Check what predictions depend on, in one global batch."""
+        base = self.predictions(name, stream, number, [0])
+        changed = {}
+        for place in range(len(self.rows[0])):
+            observed = self.predictions(name, stream, number, [place + 1])
+            if [x.shape for x, _ in observed] == [x.shape for x, _ in base]:
+                changed[place] = observed
+        for call, (log_probs, targets) in enumerate(base):
+            sums = log_probs.logsumexp(-1)[targets >= 0]
+            if len(sums) and float(sums.abs().max()) > TOLERANCE:
+                self.refuse("its losses are of no probabilities that sum to one")
+            for place, observed in changed.items():
+                of_place = targets == int(self.rows[0][place])
+                of_place &= observed[call][1] == int(self.rows[place + 1][place])
+                differs = ((log_probs - observed[call][0]).abs() > TOLERANCE).any(-1)
+                if bool((of_place & differs).any()) and not self.task.criterion.sees_targets:
+                    self.refuse(f"the prediction of token {place + 1} depends on that token itself")
+                for later in range(place + 1, len(self.rows[0])):
+                    if score_reach_of(self.task) != "causal" or later not in changed:
+                        continue
+                    differs = ((log_probs - changed[later][call][0]).abs() > TOLERANCE).any(-1)
+                    if bool((of_place & differs).any()):
+                        self.refuse(
+                            f"the prediction of token {place + 1} depends on token {later + 1}, "
+                            "which stands behind it, and it declares the reach causal"
+                        )
+
+    def check_company(self, name: str, stream: Stream, number: int) -> None:
+        """Check that losses are the same for a row alone, and padded beside a longer one."""
+        pair = [0, len(self.rows) - 1]
+        together = losses_of(self.predictions(name, stream, number, pair))
+        alone = []
+        for place in range(2):
+            alone += losses_of(self.predictions(name, stream, number, pair, place))
+        self.compare(alone, together, "the rows and the padding beside it")
+
+    def compare(self, alone: Losses, together: Losses, company: str) -> None:
+        """Refuse losses that depend on company; those of other targets are of other masks."""
+        pairs = list(zip(sorted(alone), sorted(together)))
+        is_same = len(alone) == len(together) and all(x[0] == y[0] for x, y in pairs)
+        if is_same and any(abs(x[1] - y[1]) > TOLERANCE for x, y in pairs):
+            self.refuse(f"the losses of a row depend on {company}")
+
+    def predictions(
+        self, name: str, stream: Stream, number: int, samples: list[int], only: int | None = None
+    ) -> Predictions:
+        """Return the predictions of a micro-batch of samples, or of `only` one of their places."""
+        chosen = np.array(samples)
+        rows = np.arange(len(chosen)) if only is None else np.array([only])
+        width = int(stream.lengths[chosen[rows]].max())
+        batch = stream.micro_batch(number, chosen, rows, width, rows)
+        mode = CrossEntropies()
+        passes: Passes = {name: [self.parts.engine.to_device([batch])]}
+        with mode:
+            scored = self.task.evaluate(self.parts.engine, self.parts.model, passes)
+        self.terms = set(scored.metrics)
+        return mode.predictions
+
+    def refuse(self, reason: str) -> None:
+        """Raise UsageError with the name of the criterion."""
+        refuse(self.task, reason)
+
+
+def losses_of(predictions: Predictions) -> Losses:
+    """Return each target with its loss."""
+    losses: Losses = []
+    for log_probs, targets in predictions:
+        known = targets >= 0
+        chosen = log_probs[known].gather(1, targets[known].unsqueeze(1)).squeeze(1)
+        losses += list(zip(targets[known].tolist(), (-chosen).tolist()))
+    return losses
+
+
+@dataclass
+class ScoreExamination:
+    """The scores of sentences: attributes as of `LossExamination`, of the task that is read."""
+
+    parts: Parts
+    task: Task
+    rows: list[np.ndarray]
+
+    def run(self) -> None:
+        """Raise UsageError, which names the criterion, the check and the tokens."""
+        try:
+            base = self.scores([self.rows[0]])[0]
+        except UsageError:  # a configuration that gives none, such as ELECTRA with a masked LM
+            return
+        if score_reach_of(self.task) == "causal":
+            for place in range(1, len(base)):
+                changed = self.scores([self.rows[place + 1]])[0]
+                if np.abs(changed[:place] - base[:place]).max() > TOLERANCE:
+                    refuse(
+                        self.task,
+                        f"scores before token {place + 1} depend on it, and it declares the reach "
+                        "causal",
+                    )
+        company = self.scores([self.rows[0], self.rows[-1]])[0]
+        if np.abs(company - base).max() > TOLERANCE:
+            refuse(self.task, "the scores of a row depend on the rows and the padding beside it")
+        if self.task.criterion.normalised:
+            for place in (0, len(base) // 2, len(base) - 1):
+                self.check_sum(place)
+
+    def check_sum(self, place: int) -> None:
+        """Check that the probabilities of all symbols at a place sum to one, or a part to less."""
+        vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
+        symbols = np.arange(len(vocabulary))
+        # A model with more outputs than symbols gives those that stand for none a share.
+        is_whole = len(symbols) <= MOST and getattr(self.parts.config.model, MULTIPLE, 1) <= 1
+        if len(symbols) > MOST:
+            symbols = np.random.default_rng(1).choice(symbols, MOST, replace=False)
+        rows = np.repeat(self.rows[0][None], len(symbols), axis=0)
+        rows[:, place] = symbols
+        scores = [score[place] for score in self.scores(list(rows), place)]
+        total = float(np.exp(scores).sum())
+        if total > 1 + TOLERANCE or (is_whole and total < 1 - TOLERANCE):
+            refuse(
+                self.task,
+                f"the probabilities of {'all' if is_whole else 'some'} symbols at token "
+                f"{place + 1} sum to {total:.6g}; a criterion of other scores declares "
+                "normalised = False",
+            )
+
+    def scores(self, rows: list[np.ndarray], place: int | None = None) -> list[np.ndarray]:
+        """Return the scores of the tokens of rows, 0 but at `place` if that is given."""
+        vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
+        lengths = np.array([len(row) + 2 for row in rows])
+        tokens = np.full((len(rows), lengths.max()), vocabulary.pad, np.int64)
+        scored = np.zeros(tokens.shape, bool)
+        for i, row in enumerate(rows):
+            ends = [vocabulary.cls(self.task.text_token)], [vocabulary.sep]
+            tokens[i, : len(row) + 2] = np.concatenate([ends[0], row, ends[1]])
+            scored[i, 1 : len(row) + 1] = True
+            if place is not None:
+                scored[i] = np.arange(len(scored[i])) == place + 1
+        batch = ScoredBatch(
+            tokens=as_tensor(tokens),
+            layout=layout_of(lengths, int(lengths.max())),
+            scored=as_tensor(scored),
+            mask_id=vocabulary.mask,
+            batch_tokens=1 << 12,
+        )
+        scorer, model, engine = token_scorer(self.task), self.parts.model, self.parts.engine
+        (values,) = engine.map(
+            lambda each: scorer(model, each), engine.to_device([batch]), rng_key="score"
+        )
+        return [value[1 : len(row) + 1] for value, row in zip(values.double().numpy(), rows)]
+
+
+def refuse(task: Task, reason: str) -> None:
+    """Raise UsageError that names the criterion of a task."""
+    raise UsageError(f"criterion {task.run_config.criterion._name} is refused: {reason}")
