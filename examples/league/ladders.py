@@ -4,7 +4,8 @@ python examples/league/ladders.py                # those of the laptop division,
 python examples/league/ladders.py examples/league/ladders.jsonl                # print simulations
 python examples/league/ladders.py --simulate --out examples/league/ladders.jsonl
 
-The largest budget of the laptop division is predicted from the smaller ones in hindsight.
+The largest budgets of the laptop division and of the ladder on English are predicted from the
+smaller ones in hindsight, by several forms of curves.
 Simulated are intervals of means, crossovers, FLOPs at equal score and predictions, of ladders whose
 truth is known.
 """
@@ -14,7 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,34 +27,48 @@ from scipy.special import expit
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
+from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.curves import (
-    LOGIT_LINE,
+    FEWEST_HELD_OUT,
     POWER_LAW,
+    SATURATION,
     Fit,
     Form,
     form_of,
+    has_logits,
+    logit_line,
     naive_predictions,
     rejection,
 )
 from metaseq_lm.league.entries import Standings
-from metaseq_lm.league.ladder_tables import ladder_tables
+from metaseq_lm.league.ladder_tables import (
+    compared_ladders,
+    equal_score_of,
+    equal_score_table,
+    ladder_tables,
+)
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
 from metaseq_lm.league.plan import LAPTOP
 from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text
-from metaseq_lm.reporting.numbers import Metric, p_text
+from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 from metaseq_lm.reporting.significance import LEVEL
 from metaseq_lm.reporting.table import Cell, Table
 
 DRAWS = 1_000  # of a simulated interval
 SAMPLES, LADDERS, CURVES = 2_000, 500, 300  # of means, of crossovers and ratios, of fits
 BUDGETS = 1e12 * 10.0 ** np.arange(0, 4, 0.5)
+LOGIT_LINE = logit_line(1.0)
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 Line = dict[str, Any]
 
 
 # ---------------------------------------------------------------- hindsight
+
+ENGLISH, TEXT_LADDER = (Path(__file__).with_name(x) for x in ("english.yaml", "text_ladder.yaml"))
+RIVALS = ("to 100 %", "above chance", "asymptote", "through the loss")  # forms beside today's
+RULES = ("as the last", "line of two")  # without a curve, see `curves.naive_predictions`
 
 
 def laptop() -> LeagueRuns:
@@ -62,78 +77,157 @@ def laptop() -> LeagueRuns:
 
 
 @dataclass(frozen=True)
-class Hindsight:
-    """What all smaller budgets predict of a mean: by a curve, where there is one, and without.
+class Case:
+    """A row that was measured, with all that smaller budgets say of it.
 
     Attributes:
         objective: Its name.
-        value: The mean.
-        naive: What the rules without a curve expect, see `curves.naive_predictions`.
-        expected: By the curve; None if the budgets are no more than its parameters.
-        ends: The interval.
-        p: That of the misfit.
+        ladder: The scores up to the budget.
+        losses: The validation losses of the same runs.
+        ceiling: The most that can be reached; None if it is not known.
+        chance: What guessing reaches.
     """
 
     objective: str
-    value: float
-    naive: dict[str, float]
-    expected: float | None = None
+    ladder: Ladder
+    losses: Ladder
+    ceiling: float | None
+    chance: float
+
+    @property
+    def value(self) -> float:
+        """The mean at the largest budget."""
+        return float(self.ladder.means[-1])
+
+    def forms(self, metric: Metric) -> dict[str, Form]:
+        """Return the forms that are compared, that of today first, as "curve"."""
+        form = form_of(metric, self.ceiling)
+        assert form is not None
+        if not metric.percent:
+            return {"curve": form}
+        above = above_chance(self.chance, self.ceiling or 1.0)
+        return {"curve": form, **dict(zip(RIVALS, (LOGIT_LINE, above, SATURATION)))}
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """What all smaller budgets predict of a mean.
+
+    Attributes:
+        case: The row.
+        expected: By each form that can be fitted, and by the rules without a curve.
+        fit: That of today's form; None if it cannot be fitted.
+        ends: The interval that knows seeds alone.
+        wide: The one that knows the errors of other objectives, too.
+    """
+
+    case: Case
+    expected: dict[str, float]
+    fit: Fit | None = None
     ends: tuple[float, float] | None = None
-    p: float = math.nan
+    wide: tuple[float, float] | None = None
+
+    def error(self, form: str) -> float:
+        """Return the error of a form, NaN if it could not be fitted."""
+        return self.expected.get(form, math.nan) - self.case.value
 
     @property
-    def is_inside(self) -> bool:
-        """Whether the interval has the mean."""
-        return covers(self.ends, self.value)
-
-    @property
-    def errors(self) -> list[float]:
-        """The errors of the curve, of the last mean and of the line."""
-        assert self.expected is not None
-        return [x - self.value for x in (self.expected, *self.naive.values())]
+    def p(self) -> float:
+        """That of the misfit."""
+        return self.fit.misfit_p if self.fit else math.nan
 
     def texts(self, metric: Metric) -> list[str]:
         """Return the cells of a row."""
-        naive = [metric.text(x - self.value) for x in self.naive.values()]
-        if self.expected is None or self.ends is None:
-            return [self.objective, "-", "-", metric.text(self.value), "-", "-", *naive, "-"]
-        texts = [self.objective, metric.text(self.expected)]
-        texts += [" to ".join(map(metric.text, self.ends)), metric.text(self.value)]
-        texts += ["yes" if self.is_inside else "no", metric.text(self.errors[0])]
-        return [*texts, *naive, p_text(self.p)]
+        texts = [self.case.objective, metric.text(self.case.value)]
+        texts.append(metric.text(self.expected["curve"]) if self.fit else "-")
+        for ends in (self.ends, self.wide):
+            inside = "yes" if covers(ends, self.case.value) else "no"
+            texts += [" to ".join(map(metric.text, ends)), inside] if ends else ["-", "-"]
+        errors = map(self.error, ("curve", *(RIVALS if metric.percent else ()), *RULES))
+        texts += ["-" if math.isnan(error) else metric.text(error) for error in errors]
+        return [*texts, p_text(self.p) if self.fit else "-"]
 
 
-def look_back(objective: str, ladder: Ladder, budget: float, metric: Metric) -> Hindsight:
-    """Return what the smaller budgets of a ladder predict, all of them, whether they may or not.
+def above_chance(chance: float, ceiling: float) -> Form:
+    """Return the form of accuracies whose share of the way from chance to a ceiling is a line."""
+    line, room = logit_line(1.0), ceiling - chance
+    return replace(
+        line,
+        scale=lambda scores: line.scale((scores - chance) / room),
+        unscale=lambda values: chance + room * line.unscale(values),
+    )
 
-    One more than the curve has parameters is enough here: `league predict` asks for two more, and
-    this is what says why.
+
+def through_loss(case: Case, below: Ladder) -> float:
+    """Return the score that a power law of the loss predicts, by a line from losses to logits.
+
+    The line is of all seeds of the smaller budgets, and does not rise with the loss.
     """
-    value, below = float(ladder.at([budget]).means[0]), ladder.below(budget)
-    rng, form, naive = np.random.default_rng(0), form_of(metric), naive_predictions(below, budget)
-    has_logits = form is not LOGIT_LINE or bool(((below.means > 0) & (below.means < 1)).all())
-    if form is None or not has_logits or len(below.budgets) <= form.parameters:
-        return Hindsight(objective, value, naive)
-    fit = Fit.of(below, form, rng)
-    ends = fit.interval(budget, LEVEL, rng)
-    return Hindsight(objective, value, naive, fit.value(budget), ends, fit.misfit_p)
+    form, losses = logit_line(case.ceiling or 1.0), case.losses.at(below.budgets)
+    x, y = np.concatenate(losses.scores), form.scale(np.concatenate(below.scores))
+    slope = min(float(np.cov(x, y)[0, 1] / x.var(ddof=1)), 0.0)
+    loss = point(losses, POWER_LAW, case.ladder.budgets[-1])
+    return float(form.unscale(np.array(y.mean() + slope * (loss - x.mean()))))
 
 
-def ladders_of(league: LeagueRuns, standings: Standings, metric: str) -> dict[str, Ladder]:
-    """Return the scores of each objective over its budgets that are neither void nor refused."""
-    ladders = {}
+def point(ladder: Ladder, form: Form, budget: float) -> float:
+    """Return what a form predicts, without draws."""
+    return Fit(ladder, form, np.empty((0, len(ladder.budgets)))).value(budget)
+
+
+def look_back(case: Case, metric: Metric) -> Hindsight:
+    """Return what the smaller budgets of a case predict, all of them, whether they may or not.
+
+    Three are enough here, with which A - K C^-g misses nothing: `league predict` asks for two more
+    than parameters, and this is what says why.
+    """
+    budget = case.ladder.budgets[-1]
+    below = case.ladder.below(budget)
+    expected = dict(zip(RULES, naive_predictions(below, budget).values()))
+    forms = case.forms(metric)
+    if len(below.budgets) < 3 or not all(has_logits(below, form) for form in forms.values()):
+        return Hindsight(case, expected)
+    expected |= {name: point(below, form, budget) for name, form in forms.items()}
+    if metric.percent:
+        expected[RIVALS[-1]] = through_loss(case, below)
+    rng = np.random.default_rng(0)
+    fit = Fit.of(below, forms["curve"], rng)
+    return Hindsight(case, expected, fit, fit.interval(budget, LEVEL, rng))
+
+
+def widened(results: Sequence[Hindsight]) -> list[Hindsight]:
+    """Return results with intervals that know the errors of the other objectives."""
+    wide = []
+    for result in results:
+        others = [x.error("curve") for x in results if x is not result and x.fit]
+        if result.fit and len(others) >= FEWEST_HELD_OUT:
+            budget, rng = result.case.ladder.budgets[-1], np.random.default_rng(0)
+            ends = result.fit.interval(budget, LEVEL, rng, others)
+            result = replace(result, wide=ends)
+        wide.append(result)
+    return wide
+
+
+def cases_of(league: LeagueRuns, standings: Standings, metric: str) -> list[Case]:
+    """Return the cases of objectives over their budgets that are neither void nor refused."""
+    cases = []
     for name in objectives_of(standings):
         budgets = ladder_of(standings, name, has_number).budgets
         rows = [row for row in league.rows() if row.objective == name and row.budget in budgets]
-        ladders[name] = Ladder.of({row.budget: row.scores(metric) for row in rows})
-    return ladders
+        scores, losses = (
+            Ladder.of({row.budget: row.scores(of) for row in rows}) for of in (metric, "valid.loss")
+        )
+        top = ceiling(rows[-1].scored, metric)
+        chance = references(rows[-1].scored, metric).get("chance", 0.0)
+        cases.append(Case(name, scores, losses, top, chance))
+    return cases
 
 
 def hindsight_table(metric: Metric, budget: float, results: Sequence[Hindsight]) -> Table:
     """Return a table of predictions of the largest budget."""
-    head = ["objective", "predicted", "95 % interval", "mean", "inside", "error"]
-    head += ["as the last", "line of two", "p of the curve"]
-    title = f"{metric.title} at {budget:.0e} FLOPs, predicted from all smaller budgets"
+    head = ["objective", "mean", "predicted", "95 %, seeds", "inside", "95 %, others", "inside"]
+    head += ["error", *(RIVALS if metric.percent else ()), *RULES, "p"]
+    title = f"{metric.title} at {flops_text(budget)} FLOPs, predicted from all smaller budgets"
     return table(title, head, [result.texts(metric) for result in results])
 
 
@@ -141,14 +235,19 @@ def summary_table(by_metric: dict[str, list[Hindsight]]) -> Table:
     """Return how many intervals have the mean, and mean sizes of errors, of fractions."""
     rows = []
     for name, results in by_metric.items():
-        known = [result for result in results if result.expected is not None]
+        known = [result for result in results if result.fit]
         fitting = [result for result in known if result.p >= LEVEL]
         for which, chosen in (("all", known), ("not rejected", fitting)):
-            errors = 100 * np.abs([result.errors for result in chosen]).mean(axis=0)
-            inside = sum(result.is_inside for result in chosen)
-            texts = [name, which, f"{inside} of {len(chosen)}"]
-            rows.append([*texts, *(f"{error:.2f}" for error in errors)])
-    head = ["metric", "curves", "inside", "error", "as the last", "line of two"]
+            texts = [name, which]
+            for kind in ("ends", "wide"):
+                with_ends = [x for x in chosen if getattr(x, kind)]
+                inside = sum(covers(getattr(x, kind), x.case.value) for x in with_ends)
+                texts.append(f"{inside} of {len(with_ends)}" if with_ends else "-")
+            for form in ("curve", *RIVALS, *RULES):
+                errors = [abs(100 * x.error(form)) for x in chosen]
+                texts.append(f"{np.mean(errors):.2f}" if errors else "-")
+            rows.append(texts)
+    head = ["metric", "curves", "inside, seeds", "inside, others", "error", *RIVALS, *RULES]
     return table("Mean size of the errors, in points", head, rows)
 
 
@@ -165,14 +264,45 @@ def print_hindsight() -> None:
         except UsageError as error:
             text = str(error)
         rows.append([name, text])
-    title = f"What `league predict` would have said of {budget:.0e} FLOPs"
+    title = f"What `league predict` would have said of {flops_text(budget)} FLOPs"
     show(to_text(table(title, ["objective", "prediction"], rows)))
+    print_forms(league, standings)
+    for plan in (ENGLISH, TEXT_LADDER):
+        english = read_league(plan)
+        show(to_text(lead_table(standings := english.standings())))
+    show(to_text(equal_score_table(standings)))
+    print_forms(english, standings)
+
+
+def lead_table(standings: Standings) -> Table:
+    """Return by how many points the baseline leads, and the FLOPs that others need for its scores.
+
+    In times the FLOPs of the baseline.
+    """
+    ladders, rows = compared_ladders(standings), []
+    base = ladders.pop(standings.baseline)
+    for name, other in ladders.items():
+        for budget, mean in zip(base.ladder.budgets, base.ladder.means):
+            result = equal_score_of(standings, base.at([budget]), other)
+            there = other.ladder.at([x for x in other.ladder.budgets if x == budget]).means
+            lead = standings.primary.text(mean - there[0]) if len(there) else "-"
+            row = [name, flops_text(budget), lead]
+            row.append("not reached" if math.isnan(result.ratio) else f"{1 / result.ratio:.2f}")
+            low, high = result.interval or (math.nan, math.nan)
+            rows.append([*row, f"{1 / high:.2f} to {1 / low:.2f}" if result.interval else "-"])
+    head = ["objective", "FLOPs", "behind, points", "times the FLOPs", "95 % interval"]
+    title = f"{standings.title}: FLOPs for the scores of {standings.baseline}"
+    return table(title, head, rows)
+
+
+def print_forms(league: LeagueRuns, standings: Standings) -> None:
+    """Print what each form predicts of the largest budget that has runs."""
     fractions = {}
     for name in (standings.primary.name, *league.parts, "valid.loss"):
         metric = metric_of(name, league.runs)
-        ladders = ladders_of(league, standings, name)
-        results = [look_back(other, ladders[other], budget, metric) for other in ladders]
-        show(to_text(hindsight_table(metric, budget, results)))
+        cases = cases_of(league, standings, name)
+        results = widened([look_back(case, metric) for case in cases])
+        show(to_text(hindsight_table(metric, standings.budgets[-1], results)))
         if metric.percent:
             fractions[name] = results
     show(to_text(summary_table(fractions)))
@@ -273,7 +403,7 @@ def simulate_equal_score(slope: float, seeds: int) -> Line:
     return line | {"covered": covered, "without": without}
 
 
-def logit_line(budgets: np.ndarray) -> np.ndarray:
+def line_of_logits(budgets: np.ndarray) -> np.ndarray:
     """Return accuracies whose logit is linear in log FLOPs."""
     return np.asarray(expit(0.2 + 0.35 * np.log(budgets / 1e12)))
 
@@ -289,7 +419,7 @@ def phases(budgets: np.ndarray) -> np.ndarray:
 
 
 TRUTHS: dict[str, tuple[Form, Callable[[np.ndarray], np.ndarray], float]] = {
-    "logit line": (LOGIT_LINE, logit_line, 0.02),
+    "logit line": (LOGIT_LINE, line_of_logits, 0.02),
     "power law": (POWER_LAW, power_law, 0.02),
     "change of phase": (LOGIT_LINE, phases, 0.02),
 }

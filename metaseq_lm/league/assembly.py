@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
-from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
 from metaseq_lm.league.expansion import BUDGET, FINAL, PHASES, SHUFFLED, TUNE, UNTRAINED, label_of
@@ -234,9 +234,9 @@ class LeagueRuns:
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
-        row = standing.row
+        row, names = standing.row, (*self.plan.metrics, *self.parts)
         scores: dict[str, dict[str, list[float]]] = {"final": {}, "untrained": {}, "shuffled": {}}
-        for metric in (*self.plan.metrics, *self.parts):
+        for metric in names:
             for name, values in (
                 ("final", row.scores(metric)),
                 ("untrained", seed_scores(row.untrained, metric)),
@@ -248,6 +248,7 @@ class LeagueRuns:
         items: list[float | None] = [None, None]
         if self.plan.comparison.items:
             items = [item_variance(runs, metric) for runs in (row.runs, row.untrained)]
+        tops = {name: ceiling(row.scored, name) for name in names}
         return entries.Entry(
             row.objective,
             row.budget,
@@ -260,6 +261,7 @@ class LeagueRuns:
             sd_of_choice=row.sd_of_choice(metric),
             items=items[0],
             untrained_items=items[1],
+            ceilings={name: top for name, top in tops.items() if top is not None},
         )
 
     def notes(self) -> list[str]:

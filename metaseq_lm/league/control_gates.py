@@ -47,6 +47,28 @@ def references_of_run(run: Run, metric: str) -> Mapping[str, float]:
     return {} if suite is None else levels_of(suite, metric.partition(".")[2])
 
 
+def ceiling(runs: Sequence[Run], metric: str) -> float | None:
+    """Return the recorded score of the exact reader of what a row's models see, None without one.
+
+    Of a mean of metrics it is the mean of its parts'.
+    """
+    return next((top for run in runs if (top := ceiling_of_run(run, metric)) is not None), None)
+
+
+def ceiling_of_run(run: Run, metric: str) -> float | None:
+    """Return the score of the exact reader of what a run's model sees, see `ceiling`."""
+    if metric in run.means:
+        tops = [ceiling_of_run(run, part) for part in run.means[metric]]
+        known = [top for top in tops if top is not None]
+        return math.fsum(known) / len(known) if len(known) == len(tops) > 0 else None
+    suite, levels = run.suite_of(metric), references_of_run(run, metric)
+    reach = suite.facts.get("reach") if suite else None
+    if reach is None and run.values.get("task._name") == "causal_lm":
+        reach = "causal"  # results of earlier versions do not say what the states of a suite see
+    both = levels.get("bayes")
+    return levels.get("bayes_left", both) if reach == "causal" else both
+
+
 def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:
     """Return the references of a metric, METRIC or GROUP.METRIC, of the results of a suite.
 

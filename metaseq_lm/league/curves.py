@@ -1,17 +1,20 @@
 """Curves of scores over FLOPs, and the score that they predict for a further budget.
 
-A loss is taken as E + K C^-g, with E, K and g not negative, an accuracy as a line of its logit over
-the logarithm of C. They are fitted to the means of the budgets by least squares. Seeds make the
-error: each draw adds to the fitted curve what a bootstrap of the seeds (`ladders.draw_means`) moves
-the means by, and is fitted anew. A curve that the budgets miss by more than the draws do is
-rejected: its error would not be that of seeds.
+A loss is taken as E + K C^-g, with E, K and g not negative. An accuracy is one of two: where the
+most that can be reached is known, a line of the logit of its share of that over the logarithm of C,
+else A - K C^-g, with A at most 1. They are fitted to the means of the budgets by least squares.
+
+Seeds make one part of the error: each draw adds to the fitted curve what a bootstrap of the seeds
+(`ladders.draw_means`) moves the means by, and is fitted anew. A curve that the budgets miss by more
+than the draws do is rejected: its error would not be that of seeds. That the curve does not go on
+as it did makes the other part, which only other ladders tell: `held_out_errors`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +25,7 @@ from metaseq_lm.reporting.numbers import Metric, flops_text, p_text
 
 DRAWS = 2_000
 FEWEST_SEEDS = 3  # of a budget
+FEWEST_HELD_OUT = 3  # other ladders, whose errors widen an interval
 LEAST_SPAN = 30.0  # the last budget over the first: 1.5 decades
 EDGE = 1e-4  # how near drawn accuracies come to 0 and 1, whose logit is infinite
 POWERS = np.geomspace(0.01, 3.0, 60)  # of C: the first round of the search for g
@@ -98,6 +102,12 @@ def unchanged(scores: np.ndarray) -> np.ndarray:
     return scores
 
 
+def shortfall(scores: np.ndarray) -> np.ndarray:
+    """Return what fractions lack to 1; its own inverse."""
+    lacking: np.ndarray = 1.0 - scores
+    return lacking
+
+
 @dataclass(frozen=True)
 class Form:
     """A form of curves.
@@ -110,6 +120,7 @@ class Form:
         unscale: The inverse.
         solve: From logarithms of budgets and values (n, budgets) to parameters (n, parameters).
         value_at: From parameters and logarithms of C over the first budget to values (n, points).
+        ceiling: Which all means have to be below, and above 0; None for no such limits.
     """
 
     name: str
@@ -119,6 +130,7 @@ class Form:
     unscale: Callable[[np.ndarray], np.ndarray]
     solve: Callable[[np.ndarray, np.ndarray], np.ndarray]
     value_at: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ceiling: float | None = None
 
     @property
     def rungs(self) -> int:
@@ -130,17 +142,34 @@ class Form:
         return self.parameters + 2
 
 
-LOGIT_LINE = Form("logit linear in log C", 2, (0.0, 1.0), logit_inside, expit, solve_line, line_at)
+def logit_line(ceiling: float) -> Form:
+    """Return the form of accuracies whose share of a ceiling has a logit that is a line."""
+    share = "" if ceiling == 1 else f" of score / {ceiling:.4g},"
+    return Form(
+        f"logit{share} linear in log C",
+        2,
+        (0.0, 1.0),
+        lambda scores: logit_inside(scores / ceiling),
+        lambda values: ceiling * expit(values),
+        solve_line,
+        line_at,
+        ceiling,
+    )
+
+
 POWER_LAW = Form(
     "E + K C^-g", 3, (0.0, math.inf), unchanged, unchanged, solve_power_law, power_law_at
 )
+SATURATION = Form("A - K C^-g", 3, (0.0, 1.0), shortfall, shortfall, solve_power_law, power_law_at)
 
 
-def form_of(metric: Metric) -> Form | None:
-    """Return the form of curves of a metric; None if none is known."""
-    if metric.percent:
-        return LOGIT_LINE
-    return POWER_LAW if metric.lower_is_better else None
+def form_of(metric: Metric, ceiling: float | None = None) -> Form | None:
+    """Return the form of curves of a metric whose ceiling may be known; None without a form."""
+    if metric.lower_is_better:
+        return replace(POWER_LAW, bounds=(0.0, 1.0)) if metric.percent else POWER_LAW
+    if not metric.percent:
+        return None
+    return SATURATION if ceiling is None else logit_line(ceiling)
 
 
 def bounds_of(metric: Metric, scores: Iterable[np.ndarray]) -> Ends:
@@ -205,18 +234,29 @@ class Fit:
         x = self.offsets(np.log([budget]))
         return float(self.form.unscale(self.form.value_at(self.parameters, x))[0, 0])
 
-    def interval(self, budget: float, level: float, rng: np.random.Generator) -> Ends | None:
+    def interval(
+        self,
+        budget: float,
+        level: float,
+        rng: np.random.Generator,
+        errors: Sequence[float] = (),
+    ) -> Ends | None:
         """Return the 1 - `level` interval of the mean of as many runs at a further budget.
 
         Their mean scatters about the curve as that of a budget of the ladder, drawn at random: by
-        as many points, whatever the scale of the fit.
+        as many points, whatever the scale of the fit. With FEWEST_HELD_OUT `errors` of the form on
+        other ladders or more, the curve errs as they do, too: by their root mean square times
+        Student's t.
         """
         values = self.form.value_at(self.drawn, self.offsets(np.log([budget])))[:, 0]
         rows, columns = self.means.shape
         scatter = (self.means - self.ladder.means)[
             rng.permutation(rows), rng.integers(columns, size=rows)
         ]
-        return interval(self.form.unscale(values) + scatter, level, self.form.bounds)
+        drawn = self.form.unscale(values) + scatter
+        if (count := len(errors)) >= FEWEST_HELD_OUT:
+            drawn += math.hypot(*errors) / math.sqrt(count) * rng.standard_t(count, rows)
+        return interval(drawn, level, self.form.bounds)
 
     @cached_property
     def misfit_p(self) -> float:
@@ -244,14 +284,34 @@ def obstacle(ladder: Ladder, form: Form, budget: float) -> str:
         )
     if ladder.least_seeds < FEWEST_SEEDS:
         return f"a budget with fewer than {FEWEST_SEEDS} seeds"
-    if form is LOGIT_LINE and not ((ladder.means > 0) & (ladder.means < 1)).all():
-        return "a mean at 0 or 1 has no logit"
+    if not has_logits(ladder, form):
+        return f"a mean is not between 0 and the ceiling, {form.ceiling:.4g}: it has no logit"
     if math.log(budget) - ladder.logs[-1] > ladder.logs[-1] - ladder.logs[0] + 1e-9:
         return (
             f"{flops_text(budget)} is further above {flops_text(last)} than that is above "
             f"{flops_text(first)}"
         )
     return ""
+
+
+def has_logits(ladder: Ladder, form: Form) -> bool:
+    """Return whether all means are above 0 and below the ceiling of a form, if it has one."""
+    top = form.ceiling
+    return top is None or bool(((ladder.means > 0) & (ladder.means < top)).all())
+
+
+def held_out_errors(ladders: Iterable[tuple[Ladder, Form]]) -> list[float]:
+    """Return the errors of forms at the last budgets of ladders, fitted to those below.
+
+    Ladders with fewer budgets below it than the form has parameters, and one more, are left out.
+    """
+    errors = []
+    for ladder, form in ladders:
+        below = ladder.at(ladder.budgets[:-1])
+        if len(below.budgets) > form.parameters and has_logits(below, form):
+            fit = Fit(below, form, np.empty((0, len(below.budgets))))
+            errors.append(fit.value(ladder.budgets[-1]) - float(ladder.means[-1]))
+    return errors
 
 
 def rejection(fit: Fit, level: float) -> str:

@@ -46,6 +46,7 @@ class Entry:
         items: The variance of the primary score for its test items, see `item_variance`; None if
             the plan does not ask for it, or it is not known.
         untrained_items: The same of the untrained model.
+        ceilings: The most that can be reached of a metric, where it is known.
     """
 
     objective: str
@@ -61,6 +62,7 @@ class Entry:
     sd_of_choice: float | None = None
     items: float | None = None
     untrained_items: float | None = None
+    ceilings: Mapping[str, float] = field(default_factory=dict)
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""

@@ -33,6 +33,10 @@ from metaseq_lm.reporting.significance import holm
 from metaseq_lm.reporting.table import Cell, Table
 
 NONE = "-"
+HELD_OUT_NOTE = (
+    "Held out: the objectives whose last budget, predicted by the same form from those below, "
+    "showed how far it errs; where there were too few the interval knows seeds alone (-)."
+)
 
 
 def ladder_tables(standings: Standings) -> list[Table]:
@@ -414,6 +418,7 @@ def predictions_table(standings: Standings) -> Table:
         row.append(Cell(rungs, number=False, value=max(prediction.rungs)))
         row.append(Cell(prediction.form, number=False))
         row += [Cell(metric.text(prediction.value)), Cell(ends_text((low, high), metric))]
+        row.append(Cell(str(prediction.held_out or NONE), value=prediction.held_out))
         if value is None:
             row += [Cell(why_unscored(standings, outcome)), Cell("", number=False)]
             row += [Cell("")] * 3
@@ -423,8 +428,9 @@ def predictions_table(standings: Standings) -> Table:
             row += [Cell(signed(x - value, metric, None)) for x in expectations(prediction)]
         rows.append(row)
     head = ["FLOPs", "objective", "made", "from", "curve", "predicted", interval_name(standings)]
-    head += ["mean", "inside", "error", "error of the last budget", "error of the line"]
-    notes = list(describe_predictions(standings))
+    head += ["held out", "mean", "inside", "error", "error of the last budget"]
+    head.append("error of the line")
+    notes = [*describe_predictions(standings), HELD_OUT_NOTE]
     return Table(f"Predictions: {metric.title}", head, rows, notes, records)
 
 
@@ -445,6 +451,7 @@ def prediction_record(standings: Standings, outcome: Outcome) -> dict[str, Any]:
         "predicted": prediction.value,
         "low": low,
         "high": high,
+        "held_out": prediction.held_out,
         **{f"predicted_{name}": naive for name, naive in prediction.naive.items()},
         "mean": value,
         "inside": None if value is None else low <= value <= high,

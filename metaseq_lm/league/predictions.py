@@ -17,6 +17,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
+    COUNT,
     FINITE,
     LARGEST_SWEEP,
     NAME,
@@ -28,10 +29,16 @@ from metaseq_lm.core.files import (
     with_checksum,
 )
 from metaseq_lm.core.journal import Journal
-from metaseq_lm.league.curves import Fit, form_of, naive_predictions, obstacle, rejection
+from metaseq_lm.league.curves import (
+    FEWEST_HELD_OUT,
+    Fit,
+    Form,
+    naive_predictions,
+    obstacle,
+    rejection,
+)
 from metaseq_lm.league.ladders import Ladder
 from metaseq_lm.league.standings import finished
-from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.provenance import times
 from metaseq_lm.reporting.runs import Run
 
@@ -48,6 +55,7 @@ SCHEMA = {
     "value": FINITE,
     "interval": [FINITE, FINITE],
     "naive": {"*": FINITE},
+    "held_out?": COUNT,
     "checksum": str,
 }
 
@@ -66,6 +74,7 @@ class Prediction:
         interval: In which the mean over seeds should be, with a probability of 1 - the plan's
             level.
         naive: What is expected without a curve, see `curves.naive_predictions`.
+        held_out: How many other objectives' errors the interval knows; 0 if it knows seeds alone.
     """
 
     objective: str
@@ -76,6 +85,7 @@ class Prediction:
     value: float
     interval: tuple[float, float]
     naive: dict[str, float]
+    held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,23 +128,35 @@ class Outcome:
 
 
 def predict_from(
-    ladder: Ladder, metric: Metric, objective: str, budget: float, level: float
+    ladder: Ladder,
+    form: Form,
+    about: tuple[str, float, str],
+    level: float,
+    errors: Sequence[float] = (),
 ) -> Prediction:
-    """Return what the curve of a ladder predicts for a budget; UsageError says why it does not."""
-    form = form_of(metric)
-    if form is None:
-        raise UsageError(f"no form of a curve is known for {metric.name}")
+    """Return what the curve of a ladder predicts; UsageError says why it does not.
+
+    Args:
+        ladder: The budgets below.
+        form: That of the curve.
+        about: The objective, the budget, the metric.
+        level: That of the interval and of the misfit.
+        errors: Those of the form on the ladders of other objectives, see `held_out_errors`.
+    """
+    objective, budget, metric = about
     if reason := obstacle(ladder, form, budget):
         raise UsageError(reason)
     rng = np.random.default_rng(0)
     fit = Fit.of(ladder, form, rng)
     if reason := rejection(fit, level):
         raise UsageError(reason)
-    ends = fit.interval(budget, level, rng)
+    ends = fit.interval(budget, level, rng, errors)
     assert ends is not None  # each budget has a spread
-    naive = naive_predictions(ladder, budget)
-    value = fit.value(budget)
-    return Prediction(objective, budget, metric.name, form.name, ladder.budgets, value, ends, naive)
+    naive, value = naive_predictions(ladder, budget), fit.value(budget)
+    held_out = len(errors) if len(errors) >= FEWEST_HELD_OUT else 0
+    return Prediction(
+        objective, budget, metric, form.name, ladder.budgets, value, ends, naive, held_out
+    )
 
 
 def read_predictions(folder: Path) -> list[Registered]:
@@ -189,6 +211,7 @@ def parse(content: dict[str, Any]) -> Registered:
         content["value"],
         (low, high),
         content["naive"],
+        content.get("held_out", 0),
     )
     return Registered(prediction, content["time"], content["plan"], content["code"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.league.curves import form_of, held_out_errors
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.ladders import Ladder
 from metaseq_lm.league.predictions import Prediction, predict_from
@@ -47,16 +48,34 @@ def ladder_of(standings: Standings, objective: str, allows: Allows) -> Ladder:
     return Ladder.of(rungs)
 
 
+def ceiling_of(standings: Standings, objective: str) -> float | None:
+    """Return the most that can be reached of the primary metric, as the last row says it."""
+    name = standings.primary.name
+    known = [
+        e.ceilings[name]
+        for e in standings.entries
+        if e.objective == objective and name in e.ceilings
+    ]
+    return known[-1] if known else None
+
+
 def predict(standings: Standings, objective: str, budget: float) -> Prediction:
     """Return the prediction of an objective at a budget from its rows at smaller ones.
 
     Rows that are not tested, or not above what they have without training, are left out. Raises
     UsageError, which says why, where nothing can be predicted.
     """
+    metric = standings.primary
     usable = ladder_of(standings, objective, has_learnt).below(budget)
     tested = ladder_of(standings, objective, is_compared).below(budget)
+    forms = {x: form_of(metric, ceiling_of(standings, x)) for x in objectives_of(standings)}
+    form = forms.pop(objective, None) or form_of(metric)
+    if form is None:
+        raise UsageError(f"no form of a curve is known for {metric.name}")
+    others = [(ladder_of(standings, x, has_learnt), y) for x, y in forms.items() if y]
+    about = objective, budget, metric.name
     try:
-        return predict_from(usable, standings.primary, objective, budget, standings.rule.level)
+        return predict_from(usable, form, about, standings.rule.level, held_out_errors(others))
     except UsageError as error:
         out = [flops_text(other) for other in tested.budgets if other not in usable.budgets]
         note = f" (at {', '.join(out)} nothing was learnt yet)" if out else ""

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +243,25 @@ def test_intervals_of_equal_scores_and_of_predictions_cover() -> None:
 
 
 def test_a_prediction_in_hindsight_uses_smaller_budgets_only(ladders: Any) -> None:
-    """Logits of -1, 0 and 1 at budgets of equal ratio; the fourth is where it is not expected."""
+    """Logits of -1, 0 and 1 of the share of 0.8, at budgets of equal ratio, then something else.
+
+    The losses fall by a power law; the line from losses to logits is known, and meets its mean.
+    """
     noise = 1e-3 * np.linspace(-1, 1, 8)
-    means = [1 / (1 + math.exp(-x)) for x in (-1, 0, 1)]
-    scores = {4.0**i: mean + noise for i, mean in enumerate([*means, 0.5])}
+    budgets = [4.0**i for i in range(4)]
+    means = [0.8 / (1 + math.exp(-x)) for x in (-1, 0, 1)]
+    scores = ladders.Ladder.of({b: mean + noise for b, mean in zip(budgets, [*means, 0.5])})
+    losses = ladders.Ladder.of({b: 1 + 2 * b**-0.5 + 0 * noise for b in budgets})
+    case = ladders.Case("a", scores, losses, 0.8, 0.1)
     metric = ladders.Metric("accuracy", True, False)
-    result = ladders.look_back("a", ladders.Ladder.of(scores), 64.0, metric)
-    assert result.expected == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-3)
-    assert (result.value, result.is_inside) == (pytest.approx(0.5), False)
-    assert result.errors == pytest.approx([0.381, 0.231, 0.462], abs=1e-3)
-    short = ladders.look_back("a", ladders.Ladder.of(scores).at([4.0, 16.0, 64.0]), 64.0, metric)
-    assert short.expected is None and "-" in short.texts(metric)
+    result = ladders.look_back(case, metric)
+    assert result.error("curve") == pytest.approx(0.8 / (1 + math.exp(-2)) - 0.5, abs=1e-3)
+    assert not ladders.covers(result.ends, case.value) and result.wide is None
+    assert [result.error(rule) for rule in ladders.RULES] == pytest.approx([0.085, 0.269], abs=1e-3)
+    slope = np.polyfit([3, 2, 1.5], [-1, 0, 1], 1)
+    through = 0.8 / (1 + math.exp(-np.polyval(slope, 1.25)))
+    assert result.expected["through the loss"] == pytest.approx(through, abs=2e-3)
+    wide = ladders.widened([result] * 1 + [ladders.look_back(case, metric) for _ in range(3)])
+    assert all(ladders.covers(each.wide, case.value) for each in wide)
+    short = replace(case, ladder=scores.at(budgets[1:]))
+    assert ladders.look_back(short, metric).fit is None

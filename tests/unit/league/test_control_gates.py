@@ -12,7 +12,7 @@ from league_standings import all_of, gates_of, is_ranked, of_a_mean, only, stand
 from scipy import stats
 
 from metaseq_lm.league import control_gates
-from metaseq_lm.league.control_gates import references
+from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.gates import Gate
 from metaseq_lm.league.standings import FLAG, NOTE, Finding, Row
 from metaseq_lm.reporting.runs import Run
@@ -230,6 +230,35 @@ def test_a_mean_is_beside_the_mean_of_chance(baseline: Row, row: Row) -> None:
     bad = make.change(row, make.with_references(chance=0.99))
     gates = {f.gate for f in standing(*of_a_mean(baseline, bad), metrics=("both",)).findings}
     assert "guessing" in gates
+
+
+@pytest.mark.parametrize(
+    "facts, task, level",
+    [
+        ({"reach": "both"}, "causal_lm", 0.8),
+        ({"reach": "causal"}, "mixture", 0.7),
+        ({}, "masked_lm", 0.8),  # earlier versions
+        ({}, "causal_lm", 0.7),
+    ],
+)
+def test_the_ceiling_is_the_exact_reader_of_what_states_see(row, facts, task, level):
+    """Of a mean that of its parts, if all have one: one part here knows no reader of the left."""
+
+    def edit(run: Run) -> Run:
+        levels = {TOPIC: {"bayes": 0.8, "bayes_left": 0.7}, BRACKETS: {"bayes": 0.9}}
+        suites = []
+        for suite in run.suites:
+            known = {x: levels.get(f"{suite.name}.{x}", {}) for x in suite.references}
+            suites.append(replace(suite, references=known, facts=facts))
+        means = {"both": (TOPIC, BRACKETS)}
+        values = run.values | {"task._name": task}
+        return replace(run, suites=tuple(suites), means=means, values=values)
+
+    runs = make.change(row, edit).runs
+    assert ceiling(runs, TOPIC) == level
+    assert ceiling(runs, "both") == pytest.approx((level + 0.9) / 2)
+    without = replace(row.runs[0], means={"both": (TOPIC, BRACKETS)})
+    assert ceiling([without], TOPIC) is ceiling([without], "both") is None
 
 
 def test_the_references_of_a_mean_of_means_are_the_means_of_theirs(row: Row) -> None:

@@ -5,12 +5,16 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from metaseq_lm.league.curves import (
-    LOGIT_LINE,
     POWER_LAW,
+    SATURATION,
     Fit,
     form_of,
+    has_logits,
+    held_out_errors,
+    logit_line,
     naive_predictions,
     obstacle,
     rejection,
@@ -23,14 +27,15 @@ NEXT = 2.56e14
 NARROW = 1e12 * 2.0 ** np.arange(6)
 LEVEL = 0.05
 NONE = np.zeros(8)
+LOGIT_LINE = logit_line(1.0)
 
 
 def power_law(budgets, level=1.8, part=2.5, power=0.3):
     return level + part * (budgets / 1e12) ** -power
 
 
-def logit_line(budgets, slope=0.5):
-    return 1 / (1 + np.exp(-(slope * np.log(budgets / 1e13))))
+def line_of_logits(budgets, slope=0.5, top=1.0):
+    return top / (1 + np.exp(-(slope * np.log(budgets / 1e13))))
 
 
 def ladder(means, noise=NONE, budgets=BUDGETS):
@@ -53,9 +58,27 @@ def test_a_power_law_is_recovered(level, power):
 
 
 def test_a_logit_line_is_recovered():
-    curve = fit(logit_line(BUDGETS), LOGIT_LINE)
+    curve = fit(line_of_logits(BUDGETS), LOGIT_LINE)
     assert curve.parameters[0] == pytest.approx([0.5 * math.log(0.1), 0.5])
-    assert curve.value(NEXT) == pytest.approx(logit_line(NEXT))
+    assert curve.value(NEXT) == pytest.approx(line_of_logits(NEXT))
+
+
+@pytest.mark.parametrize("top", [0.885, 0.6])
+def test_a_line_below_a_known_ceiling_is_recovered(top):
+    means = line_of_logits(BUDGETS, top=top)
+    curve = fit(means, logit_line(top))
+    assert curve.parameters[0] == pytest.approx([0.5 * math.log(0.1), 0.5])
+    assert curve.value(NEXT) == pytest.approx(line_of_logits(NEXT, top=top))
+    assert curve.value(1e30) <= top < fit(means, LOGIT_LINE).value(1e30)
+
+
+@pytest.mark.parametrize("top", [1.0, 0.68])
+def test_an_asymptote_is_recovered(top):
+    """A - K C^-g, the mirror of a loss; scores that would go on above 1 stay below it."""
+    curve = fit(1 - power_law(BUDGETS, 1 - top, part=0.3), SATURATION)
+    assert curve.parameters[0] == pytest.approx([1 - top, 0.3, 0.3], rel=1e-4, abs=1e-4)
+    assert curve.value(NEXT) == pytest.approx(1 - power_law(NEXT, 1 - top, part=0.3), rel=1e-6)
+    assert fit([0.2, 0.5, 0.8, 0.99], SATURATION).value(1e30) <= 1
 
 
 def test_a_loss_that_rises_is_flat_and_never_below_zero():
@@ -70,7 +93,7 @@ def test_means_that_lie_on_no_curve_are_rejected():
     noise = 0.004 * np.array([-1.2, -0.7, -0.3, 0, 0.1, 0.4, 0.6, 1.1])
     jump = fit([0.51, 0.50, 0.93, 0.95], LOGIT_LINE, noise)
     assert jump.misfit_p < 0.01 and "logit" in rejection(jump, LEVEL)
-    assert not rejection(fit(logit_line(BUDGETS) + 0.001, LOGIT_LINE, noise), LEVEL)
+    assert not rejection(fit(line_of_logits(BUDGETS) + 0.001, LOGIT_LINE, noise), LEVEL)
 
 
 def test_the_interval_has_the_error_of_the_line_and_that_of_the_next_mean():
@@ -83,8 +106,26 @@ def test_the_interval_has_the_error_of_the_line_and_that_of_the_next_mean():
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(7 / 5) * error, rel=0.1)
 
 
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_errors_of_other_ladders_widen_the_interval(count):
+    """By Student's t times their root mean square, from three on."""
+    curve, errors = fit([0.5] * 4, LOGIT_LINE, draws=20_000), [0.03, -0.03] * 5
+    low, high = curve.interval(NEXT, LEVEL, np.random.default_rng(0), errors[:count])
+    half = stats.t.isf(LEVEL / 2, count) * 0.03 if count > 2 else 0.0
+    assert ((high - low) / 2, (high + low) / 2) == pytest.approx((half, 0.5), rel=0.05, abs=1e-9)
+
+
+def test_errors_of_last_budgets_that_are_held_out():
+    """Of a line, of one that ends 0.1 below it, and of none: too short, or above the ceiling."""
+    line, top = line_of_logits(BUDGETS, top=0.9), logit_line(0.9)
+    cases = [(ladder(line - [0, 0, 0, below]), top) for below in (0, 0.1)]
+    cases += [(ladder(line[:3], budgets=BUDGETS[:3]), top), (ladder(line), logit_line(0.2))]
+    cases.append((Ladder.of({}), top))
+    assert held_out_errors(cases) == pytest.approx([0, 0.1])
+
+
 @pytest.mark.parametrize(
-    "form, curve, sd", [(LOGIT_LINE, logit_line, 0.02), (POWER_LAW, power_law, 0.02)]
+    "form, curve, sd", [(LOGIT_LINE, line_of_logits, 0.02), (POWER_LAW, power_law, 0.02)]
 )
 def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
     """80 ladders of 4 budgets and 5 seeds: 95 % have a standard error of 2.4 points."""
@@ -116,16 +157,21 @@ def test_intervals_of_predictions_cover_at_about_their_level(form, curve, sd):
 )
 def test_too_short_a_ladder_is_refused(form, budgets, seeds, expected):
     budgets = np.array(budgets)
-    reason = obstacle(ladder(logit_line(budgets), np.zeros(seeds), budgets), form, 8 * NEXT)
+    reason = obstacle(ladder(line_of_logits(budgets), np.zeros(seeds), budgets), form, 8 * NEXT)
     assert re.search(expected, reason) and bool(reason) == bool(expected)
 
 
-def test_a_solved_budget_has_no_logit():
-    assert "no logit" in obstacle(ladder([0.5, 0.7, 0.9, 1.0]), LOGIT_LINE, NEXT)
+@pytest.mark.parametrize("top, last", [(1.0, 1.0), (0.885, 0.9)])
+def test_a_mean_that_is_not_below_the_ceiling_has_no_logit(top, last):
+    solved = ladder([0.5, 0.7, 0.8, last])
+    assert f"{top:.4g}" in obstacle(solved, logit_line(top), NEXT)
+    assert has_logits(solved.at(BUDGETS[:3]), logit_line(top)) and has_logits(solved, SATURATION)
 
 
 def test_the_form_is_that_of_the_metric():
-    assert form_of(Metric.of("probe.accuracy", [0.5])) is LOGIT_LINE
+    assert form_of(Metric.of("probe.accuracy", [0.5])) is SATURATION
+    assert form_of(Metric.of("probe.accuracy", [0.5]), 0.885).ceiling == 0.885
+    assert form_of(Metric.of("wer", [0.5])).bounds == (0, 1)
     assert form_of(Metric.of("valid.loss", [2.0])) is POWER_LAW
     assert form_of(Metric.of("pearson", [0.2])) is None
 

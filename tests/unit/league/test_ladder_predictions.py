@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import to_json, with_checksum
+from metaseq_lm.league import assembly
 from metaseq_lm.league.assembly import (
     LeagueRuns,
     predict_rungs,
@@ -19,6 +21,7 @@ from metaseq_lm.league.assembly import (
     read_league_runs,
     write_archive,
 )
+from metaseq_lm.league.curves import SATURATION
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder
 from metaseq_lm.league.folder import Contents, LeagueFolder
@@ -41,6 +44,7 @@ from metaseq_lm.league.predictions import (
     Prediction,
     Registered,
     add_predictions,
+    parse_lines,
     read_predictions,
 )
 from metaseq_lm.league.rungs import predict
@@ -58,6 +62,7 @@ NOISE = 0.01 * np.array([-1.2, -0.7, -0.3, 0.0, 0.1, 0.4, 0.6, 1.1])
 BUDGETS = (1e10, 4e10, 1.6e11, 6.4e11)
 FIFTH = 2.56e12
 STEEP, FLAT = (0.50, 0.60, 0.70, 0.78), (0.60, 0.62, 0.64, 0.66)
+BENT = (0.50, 0.60, 0.65, 0.675, 0.688)  # half the step with each budget
 UNTRAINED = Finding("untrained", FLAG, "not above the untrained model", PROBE)
 EDGE = Finding("edge of the grid", FLAG, "the largest value")
 SUITES = Finding("suites", REFUSE, "other items")
@@ -66,7 +71,13 @@ SUITES = Finding("suites", REFUSE, "other items")
 def entries(name, means, findings=()):
     findings = dict(findings)
     return [
-        Entry(name, budget, {PROBE: list(mean + NOISE)}, findings=findings.get(budget, ()))
+        Entry(
+            name,
+            budget,
+            {PROBE: list(mean + NOISE)},
+            findings=findings.get(budget, ()),
+            ceilings={PROBE: 1.0},
+        )
         for budget, mean in zip((*BUDGETS, FIFTH), means)
     ]
 
@@ -107,6 +118,29 @@ def test_a_budget_is_predicted_from_smaller_ones_only():
     )
 
 
+def test_an_interval_knows_the_errors_of_three_other_objectives():
+    """Their last budgets, held out: those above the untrained model, at any budget."""
+    others = [entries(f"flat {i}", FLAT) for i in range(3)]
+    widths = []
+    for count in (2, 3):
+        made = predict(standings(entries("steep", STEEP), *others[:count]), "steep", FIFTH)
+        assert made.held_out == (0 if count < 3 else 3)
+        widths.append(made.interval[1] - made.interval[0])
+    assert widths[1] > widths[0]
+    others[2][2] = replace(others[2][2], findings=(UNTRAINED,))
+    league = standings(entries("steep", STEEP), *others)
+    assert predict(league, "steep", FIFTH).held_out == 0
+    table = predictions_table(replace(league, predictions=[Outcome(registered(), True)]))
+    assert cells(table, "held out") == ["-"]
+
+
+def test_without_a_ceiling_the_asymptote_is_fitted():
+    rows = [replace(entry, ceilings={}) for entry in entries("steep", BENT)]
+    with pytest.raises(UsageError, match="needs 5"):
+        predict(standings(rows[:4]), "steep", FIFTH)
+    assert predict(standings(rows), "steep", 1e13).form == SATURATION.name
+
+
 @pytest.mark.parametrize("finding, reason", [(UNTRAINED, "nothing was learnt"), (EDGE, "needs 4")])
 def test_rows_that_are_not_tested_or_not_above_the_untrained_model_are_left_out(finding, reason):
     rows = entries("steep", (*STEEP, 0.84), {BUDGETS[0]: (finding,)})
@@ -138,6 +172,10 @@ def test_predictions_are_read_as_they_were_written(tmp_path):
     add_predictions(tmp_path, [one])
     add_predictions(tmp_path, [two])
     assert read_predictions(tmp_path) == [one, two]
+    # Earlier versions knew no errors of others.
+    line = json.loads((tmp_path / FILE).read_text().splitlines()[0])
+    earlier = {key: line[key] for key in line if key not in ("held_out", "checksum")}
+    assert parse_lines(to_json(with_checksum(earlier)), "archive") == [one]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +225,13 @@ def league_of(*runs: Run) -> LeagueRuns:
     """Return a league of the small plan."""
     content = plan_with()
     return LeagueRuns(Contents(parse_plan(content), content), runs)
+
+
+def test_rows_have_the_ceilings_that_are_known(monkeypatch):
+    known = {"valid.mlm": 0.9}
+    monkeypatch.setattr(assembly, "ceiling", lambda runs, metric: known.get(metric))
+    (entry,) = league_of(run("masked", SMALL, 1, None)).standings().entries
+    assert entry.ceilings == {"valid.mlm": 0.9}
 
 
 @pytest.mark.parametrize("phase", ["{}", "{}, tuning", "{}, shuffled"])
