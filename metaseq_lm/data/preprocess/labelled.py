@@ -178,6 +178,28 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
         )
+    label_files = _label_files(options, request)
+
+    def open_rows(split: str, path: Path) -> Rows:
+        labels = label_files.get(path)
+        return RowReader(
+            request.record_file(path),
+            columns,
+            not may_lack_labels(split),
+            label_file=None if labels is None else request.text_file(labels),
+        )
+
+    return LabelledPipeline(
+        request.inside(options.labelled),
+        _form_of(options, columns),
+        open_rows,
+        tokenizer_for_set(request.destdir, options.tokenizer_from),
+        label_files,
+    )
+
+
+def _form_of(options: LabelledOptions, columns: Columns) -> LabelledForm:
+    """Return the form of a set; UsageError for options that do not go together."""
     labels = list(options.labels) if options.labels is not None else None
     form = ""
     if options.label_columns is not None:
@@ -193,37 +215,19 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         details["label_columns"] = list(columns.indicators)
     else:
         details["label_column"] = columns.label
-
-    label_files = _label_files(options, request)
-
-    def open_rows(split: str, path: Path) -> Rows:
-        labels = label_files.get(path)
-        return RowReader(
-            request.record_file(path),
-            columns,
-            not may_lack_labels(split),
-            label_file=None if labels is None else request.text_file(labels),
-        )
-
     are_names = options.labels is not None and all(
         number_of(label) is None for label in options.labels
     )
     if options.first_label is not None and not are_names:
         raise UsageError("--first-label needs --labels A,B,... that are no numbers")
 
-    return LabelledPipeline(
-        request.inside(options.labelled),
-        LabelledForm(
-            labels,
-            columns.regression,
-            form,
-            details=details,
-            are_names=are_names,
-            first=options.first_label,
-        ),
-        open_rows,
-        tokenizer_for_set(request.destdir, options.tokenizer_from),
-        label_files,
+    return LabelledForm(
+        labels,
+        columns.regression,
+        form,
+        details=details,
+        are_names=are_names,
+        first=options.first_label,
     )
 
 

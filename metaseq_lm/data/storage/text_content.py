@@ -68,19 +68,25 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
             f"{file}: {nuls:,} of {lines:,} lines hold NUL bytes, the first is line {first}; "
             f"remove them, for example with tr -d '\\000' < OLD > NEW, {allow}"
         )
-    guesses = guess_encodings(sample.removesuffix(b"\n"))
-    remedy = (
-        "name its encoding with --encoding; of one that Python does not know, such as TCVN or "
-        "VISCII, convert it with iconv"
-    )
-    if guesses:
-        remedy = f"perhaps the text is {guesses[0]}: convert it with --encoding {guesses[0]}"
-    if others := " or ".join(guesses[1:]):
-        remedy += f", or it is {others}: look at the result"
+    remedy = _name_encoding(sample.removesuffix(b"\n"))
     raise MetaseqError(
         f"{file}: {invalid:,} of {lines:,} lines hold invalid UTF-8, the first is line {first}; "
         f"{remedy}, {allow}"
     )
+
+
+def _name_encoding(sample: bytes) -> str:
+    """Return what to do about a file, given lines of it that are no UTF-8."""
+    guesses = guess_encodings(sample)
+    if not guesses:
+        return (
+            "name its encoding with --encoding; of one that Python does not know, such as TCVN or "
+            "VISCII, convert it with iconv"
+        )
+    remedy = f"perhaps the text is {guesses[0]}: convert it with --encoding {guesses[0]}"
+    if others := " or ".join(guesses[1:]):
+        remedy += f", or it is {others}: look at the result"
+    return remedy
 
 
 def _damaged_lines(block: Block) -> Iterator[tuple[int, bytes]]:
