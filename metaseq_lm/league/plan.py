@@ -33,10 +33,12 @@ from metaseq_lm.sweeps.definition import (
 )
 
 # The plans that ship with the package; that of a text gets its data from the command line.
-LAPTOP, OBJECTIVES, EPOCHS, TEXT_ARM = (
-    Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "objectives", "epochs", "text")
+LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
+    Path(__file__).with_name(f"{name}.yaml")
+    for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive; a command line may name them
+SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive
+NAMED = (*SHIPPED, BALANCED)  # a command line may name them
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
 # Folders of the user: of suites, and of official files by benchmark.
@@ -276,7 +278,7 @@ def named_plan(word: str) -> Path:
     path = Path(word)
     if path.exists():
         return path
-    return next((plan for plan in SHIPPED if plan.stem == word), path)
+    return next((plan for plan in NAMED if plan.stem == word), path)
 
 
 def shipped_archive(plan: Plan) -> Path | None:
