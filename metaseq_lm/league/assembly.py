@@ -16,6 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
+from metaseq_lm.league.by_kind import describe_kinds
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
@@ -143,7 +144,7 @@ class LeagueRuns:
         return Context(
             tuple(self.rows()),
             comparison.baseline,
-            self.plan.metrics,
+            self.judged,
             len(self.plan.ladder.seeds),
             self.corpus,
             comparison.solved,
@@ -173,6 +174,7 @@ class LeagueRuns:
             self.remarks(),
             [self.metric(name) for name in self.parts],
             self.outcomes(),
+            [self.metric(name) for name in comparison.kinds],
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
@@ -217,6 +219,11 @@ class LeagueRuns:
         return remarks
 
     @property
+    def judged(self) -> tuple[str, ...]:
+        """The metrics that gates judge, the primary one first: with a verdict, or shown."""
+        return tuple(dict.fromkeys((*self.plan.metrics, *self.plan.comparison.kinds)))
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The metrics that the primary one is the mean of; () if it is none."""
         comparison = self.plan.comparison
@@ -237,7 +244,7 @@ class LeagueRuns:
         ):
             scores[name] = {
                 metric: values
-                for metric in (*self.plan.metrics, *self.parts)
+                for metric in (*self.judged, *self.parts)
                 if (values := seed_scores(finished(runs), metric))
             }
         return entries.Entry(
@@ -529,11 +536,13 @@ def write_report(
     budgets: Sequence[float] = (),
     command: str = "",
     reload: int = 0,
+    about: Sequence[str] = (),
 ) -> str:
     """Return what a terminal shows of the standings; their page is written into `folder`, if any.
 
     All rows are tested, those of `budgets` (default: of all) are shown. The page names `command`,
-    and reloads itself after `reload` seconds, 0 for never. Raises UsageError if there are no rows.
+    and reloads itself after `reload` seconds, 0 for never. Of the objectives `about` a sentence
+    says in which kinds of labels they are better. Raises UsageError if there are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -543,7 +552,8 @@ def write_report(
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
-    return terminal_text(standings, paths)
+    sentences = filter(None, (describe_kinds(standings, name) for name in about))
+    return "\n".join([terminal_text(standings, paths), *sentences])
 
 
 def repeat(league: LeagueRuns, command: str) -> Section:

@@ -41,6 +41,7 @@ class Entry:
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
+        of_kinds: On the means of kinds of labels, by their names, as far as they were tested.
     """
 
     objective: str
@@ -53,6 +54,7 @@ class Entry:
     updates: float | None = None
     decision: Decision | None = None
     gain_decision: Decision | None = None
+    of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""
@@ -81,6 +83,11 @@ class Entry:
         """Return the decision on the gain if it holds for the row, see `stated`."""
         return self.gain_decision if self.holds(self.gain_decision, metric) else None
 
+    def stated_of(self, kind: str) -> Decision | None:
+        """Return the decision on a kind of labels if it holds for the row, see `stated`."""
+        decision = self.of_kinds.get(kind)
+        return decision if self.holds(decision, kind) else None
+
     def holds(self, decision: Decision | None, metric: str) -> bool:
         """Return whether a decision may be stated of the row."""
         return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
@@ -101,6 +108,7 @@ class Standings:
         remarks: Sentences on what the plan has and the rows have not, also for a terminal.
         parts: The metrics that the primary one is the mean of; () if it is none.
         predictions: What was predicted of rows before they ran.
+        kinds: The means of kinds of labels, which have verdicts of their own; () for most plans.
     """
 
     title: str
@@ -113,6 +121,7 @@ class Standings:
     remarks: Sequence[str] = ()
     parts: Sequence[Metric] = ()
     predictions: Sequence[Outcome] = ()
+    kinds: Sequence[Metric] = ()
 
     @property
     def primary(self) -> Metric:
@@ -127,7 +136,8 @@ class Standings:
     def decided(self) -> "Standings":
         """Return the standings with decisions on every tested row beside a ranked baseline.
 
-        Those on the gains are a family of their own: the same comparisons, corrected apart.
+        Those on the gains are a family of their own: the same comparisons, corrected apart. So are
+        those on each kind of labels.
         """
         name, baselines = self.primary.name, {}
         for entry in self.entries:
@@ -143,10 +153,34 @@ class Standings:
                     gains[i] = gain, base_gain
         decisions = dict(zip(scores, decide_all(list(scores.values()), self.rule)))
         on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule)))
+        by_kind = {kind.name: self._decide_kind(kind) for kind in self.kinds}
         entries = []
         for i, entry in enumerate(self.entries):
-            entries.append(replace(entry, decision=decisions.get(i), gain_decision=on_gains.get(i)))
+            of_kinds = {kind: of[i] for kind, of in by_kind.items() if i in of}
+            entries.append(
+                replace(
+                    entry,
+                    decision=decisions.get(i),
+                    gain_decision=on_gains.get(i),
+                    of_kinds=of_kinds,
+                )
+            )
         return replace(self, entries=entries)
+
+    def _decide_kind(self, kind: Metric) -> dict[int, Decision]:
+        """Return the decisions on a kind of labels, by the number of the row.
+
+        A baseline at the level of no training is one: it may not see what the labels are about.
+        """
+        name, pairs = kind.name, {}
+        tested = {i: entry for i, entry in enumerate(self.entries) if entry.is_tested(name)}
+        bases = {e.budget: e for e in tested.values() if e.objective == self.baseline}
+        for i, entry in tested.items():
+            base = bases.get(entry.budget)
+            if base and base is not entry:
+                pairs[i] = entry.scores[name], base.scores[name]
+        rule = replace(self.rule, lower_is_better=kind.lower_is_better)
+        return dict(zip(pairs, decide_all(list(pairs.values()), rule)))
 
     @property
     def has_gains(self) -> bool:
@@ -158,19 +192,21 @@ class Standings:
         present = [entry for entry in self.entries if entry.budget == budget]
         return sorted(present, key=lambda entry: rank_key(entry, metric))
 
-    def verdict_text(self, entry: Entry) -> str:
-        """Return the verdict on a row in words, or why there is none."""
-        name = self.primary.name
+    def verdict_text(self, entry: Entry, kind: str = "") -> str:
+        """Return the verdict on a row or a kind of its labels in words, or why there is none."""
+        name = kind or self.primary.name
+        decided, stated = entry.decision, entry.stated(name)
+        if kind:
+            decided, stated = entry.of_kinds.get(kind), entry.stated_of(kind)
         for action in (VOID, REFUSE, FLAG):
             if findings := entry.about(name, action):
                 gates = ", ".join(dict.fromkeys(finding.gate for finding in findings))
-                decision = entry.stated(name)
-                return f"{decision.text if decision else NOT_RANKED[action]}: {gates}"
+                return f"{stated.text if stated else NOT_RANKED[action]}: {gates}"
         if not entry.scores.get(name):
             return "no scores"
         if entry.objective == self.baseline:
             return "baseline"
-        return entry.decision.text if entry.decision else "no baseline to compare with"
+        return decided.text if decided else "no baseline to compare with"
 
     def marks(self, entry: Entry, metric: str) -> list[str]:
         """Return the letters of what flags a row, of a metric."""

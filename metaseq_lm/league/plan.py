@@ -172,6 +172,28 @@ class Comparison:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
         return leaves_of(metric, self.means)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The means of kinds of labels, if the primary metric is a mean of such means, else ().
+
+        Those that the primary metric comes from, then others among the secondary ones.
+        """
+        if self._is_innermost(self.metric):
+            return ()
+        secondary = [name for name in self.secondary if name in self.means]
+        kinds = [kind for name in (self.metric, *secondary) for kind in self._innermost(name)]
+        return tuple(dict.fromkeys(kinds))
+
+    def _is_innermost(self, metric: str) -> bool:
+        """Return whether no part of a metric is a mean."""
+        return self.means.keys().isdisjoint(self.means.get(metric, ()))
+
+    def _innermost(self, metric: str) -> list[str]:
+        """Return the metrics that a metric is the mean of, down to those without means as parts."""
+        if self._is_innermost(metric):
+            return [metric]
+        return [kind for part in self.means[metric] for kind in self._innermost(part)]
+
 
 @dataclass(frozen=True)
 class Plan:
