@@ -181,11 +181,18 @@ def watch(path: Path | None, options: LeagueOptions, command: str) -> int:
     return 0
 
 
-def report(source: Path | None, options: LeagueOptions, command: str = "", reload: int = 0) -> int:
+def report(
+    source: Path | None,
+    options: LeagueOptions,
+    command: str = "",
+    reload: int = 0,
+    about: Sequence[str] = (),
+) -> int:
     """Print the standings of a folder, or those that ship with a plan, and write the page.
 
     That is in L/report, or where --out says; without both it is not written. The page names the
-    command, and reloads itself after `reload` seconds, 0 for never.
+    command, and reloads itself after `reload` seconds, 0 for never. Objectives that `about` names
+    get a sentence on kinds of labels, where the plan has them.
     """
     from metaseq_lm.league.assembly import read_league, write_archive, write_report
     from metaseq_lm.league.plan import LAPTOP
@@ -199,7 +206,7 @@ def report(source: Path | None, options: LeagueOptions, command: str = "", reloa
     check_budgets(runs.contents.plan, options.budgets)
     if options.archive is not None:
         write_archive(options.archive, runs)
-    show(write_report(runs, folder, options.budgets, command, reload))
+    show(write_report(runs, folder, options.budgets, command, reload, about))
     return 0
 
 
@@ -274,7 +281,9 @@ def run_league(args: argparse.Namespace, options: LeagueOptions, words: list[str
         folder.check_plans(plan_hash)
         folder.write(contents)
         over = runner.run()
-    report(folder.path, replace(options, out=None), masked(["metaseq-lm", *args.argv]))
+    command = masked(["metaseq-lm", *args.argv])
+    about = [options.name] if args.added else []
+    report(folder.path, replace(options, out=None), command, about=about)
     return 0 if over else 1
 
 

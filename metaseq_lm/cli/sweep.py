@@ -50,7 +50,7 @@ from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
 from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
-from metaseq_lm.core.output import show, show_progress
+from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.configs import Check
@@ -557,6 +557,7 @@ def launch_runs(
 ) -> int:
     """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.launching import adopt, run_locally, take_code
+    from metaseq_lm.sweeps.progress import Progress
     from metaseq_lm.sweeps.states import lines, states, summary
     from metaseq_lm.sweeps.submit import Batch, submit_slurm
 
@@ -578,18 +579,11 @@ def launch_runs(
             show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
             return 0
         try:
-            run_locally([Batch(folder, todo, code)], launch, show_state)
+            run_locally([Batch(folder, todo, code)], launch, Progress(len(todo)).report)
         finally:
             current = states(folder)
             show(summary(current))
         return 0 if all(state.state == "finished" for state in current) else 1
-
-
-def show_state(folder: Any, run: Any) -> None:
-    """Print how a run fares."""
-    from metaseq_lm.sweeps.states import lines, states
-
-    show_progress("\n".join(lines(states(folder, [run]))))
 
 
 def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:

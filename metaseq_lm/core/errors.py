@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from metaseq_lm.core.output import is_quiet, printable
+from metaseq_lm.core.output import hide_status, is_quiet, printable
 
 # Environment variable of runs that no user watches one by one: those of sweeps and scripts.
 NO_HINTS = "METASEQ_LM_NO_HINTS"
@@ -61,6 +61,7 @@ class ReplicaLost(MetaseqError):
 def say(message: str) -> None:
     """Print a line on stderr; do nothing if it is closed or full."""
     with contextlib.suppress(OSError):
+        hide_status()
         print(printable(message), file=sys.stderr, flush=True)
 
 

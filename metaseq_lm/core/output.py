@@ -1,6 +1,9 @@
-"""Escaping of texts of users and files for terminals, spreadsheets and Markdown."""
+"""What a terminal shows, and escaping of texts for terminals, spreadsheets and Markdown."""
 
 import re
+import shutil
+import sys
+import time
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
@@ -10,6 +13,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGN
 
 
 _quiet = False
+_status_width = 0  # of the status line that a terminal shows, 0 for none
+LOG_INTERVAL = 60.0  # seconds between lines of a status that is no terminal's
 
 
 def set_quiet(quiet: bool) -> None:
@@ -29,8 +34,44 @@ def show_progress(text: str) -> None:
         show(text)
 
 
+class StatusLine:
+    """How far a long work is: one line that is rewritten on a terminal, elsewhere a few lines.
+
+    Those come with each tenth of the work, and LOG_INTERVAL seconds, later a twentieth of the time
+    so far, after the last one.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.shown = time.monotonic()
+        self.tenths = -1
+
+    def show(self, text: str, share: float) -> None:
+        """Show the state, unless only results are printed; `share` of the work, 0 to 1, is done."""
+        global _status_width
+        if _quiet:
+            return
+        if sys.stdout.isatty():
+            hide_status()
+            _status_width = shutil.get_terminal_size().columns - 1
+            print(clean(text)[:_status_width], end="", flush=True)
+            return
+        now, tenths = time.monotonic(), int(10 * share + 1e-9)
+        if tenths > self.tenths or now - self.shown > max(LOG_INTERVAL, (now - self.begun) / 20):
+            self.tenths, self.shown = max(tenths, self.tenths), now
+            show(text)
+
+
+def hide_status() -> None:
+    """Clear the line of a `StatusLine`, so that others take its place."""
+    global _status_width
+    if _status_width:
+        print(f"\r{' ' * _status_width}\r", end="", flush=True)
+        _status_width = 0
+
+
 def show(text: str = "", end: str = "\n") -> None:
     """Print a text of lines on standard output, at once, without control characters."""
+    hide_status()
     print(printable(text), end=end, flush=True)
 
 

@@ -16,6 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.league import entries
+from metaseq_lm.league.by_kind import describe_kinds
 from metaseq_lm.league.control_gates import ceiling, references
 from metaseq_lm.league.corpus import Corpus, from_about, read_corpus
 from metaseq_lm.league.data import data_folder
@@ -146,7 +147,7 @@ class LeagueRuns:
         return Context(
             tuple(self.rows()),
             comparison.baseline,
-            self.plan.metrics,
+            self.judged,
             len(self.plan.ladder.seeds),
             self.corpus,
             comparison.solved,
@@ -179,6 +180,7 @@ class LeagueRuns:
             [self.metric(name) for name in self.parts],
             self.outcomes(),
             len(self.plan.tuning.seeds),
+            [self.metric(name) for name in comparison.kinds],
         ).decided()
 
     def of_rung(self, objective: Objective, budget: float) -> list[Run]:
@@ -223,6 +225,11 @@ class LeagueRuns:
         return remarks
 
     @property
+    def judged(self) -> tuple[str, ...]:
+        """The metrics that gates judge, the primary one first: with a verdict, or shown."""
+        return tuple(dict.fromkeys((*self.plan.metrics, *self.plan.comparison.kinds)))
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The metrics that the primary one is the mean of; () if it is none."""
         comparison = self.plan.comparison
@@ -234,7 +241,7 @@ class LeagueRuns:
 
     def entry(self, standing: Standing) -> entries.Entry:
         """Return what a page shows of a row."""
-        row, names = standing.row, (*self.plan.metrics, *self.parts)
+        row, names = standing.row, (*self.judged, *self.parts)
         scores: dict[str, dict[str, list[float]]] = {"final": {}, "untrained": {}, "shuffled": {}}
         for metric in names:
             for name, values in (
@@ -249,6 +256,7 @@ class LeagueRuns:
         if self.plan.comparison.items:
             items = [item_variance(runs, metric) for runs in (row.runs, row.untrained)]
         tops = {name: ceiling(row.scored, name) for name in names}
+        chosen = {name: row.sd_of_choice(name) for name in self.judged}
         return entries.Entry(
             row.objective,
             row.budget,
@@ -258,7 +266,7 @@ class LeagueRuns:
             standing.findings,
             row.shipped,
             mean_updates(row.scored),
-            sd_of_choice=row.sd_of_choice(metric),
+            sds_of_choice={name: sd for name, sd in chosen.items() if sd is not None},
             items=items[0],
             untrained_items=items[1],
             ceilings={name: top for name, top in tops.items() if top is not None},
@@ -570,11 +578,13 @@ def write_report(
     budgets: Sequence[float] = (),
     command: str = "",
     reload: int = 0,
+    about: Sequence[str] = (),
 ) -> str:
     """Return what a terminal shows of the standings; their page is written into `folder`, if any.
 
     All rows are tested, those of `budgets` (default: of all) are shown. The page names `command`,
-    and reloads itself after `reload` seconds, 0 for never. Raises UsageError if there are no rows.
+    and reloads itself after `reload` seconds, 0 for never. Of the objectives `about` a sentence
+    says in which kinds of labels they are better. Raises UsageError if there are no rows.
     """
     standings = league.standings()
     if budgets:
@@ -584,7 +594,8 @@ def write_report(
     if not standings.entries:
         raise UsageError(f"{league.contents.title}: there are no runs to compare yet")
     paths = write_page(standings, folder, repeat(league, command), reload) if folder else ()
-    return terminal_text(standings, paths)
+    sentences = filter(None, (describe_kinds(standings, name) for name in about))
+    return "\n".join([terminal_text(standings, paths), *sentences])
 
 
 def repeat(league: LeagueRuns, command: str) -> Section:

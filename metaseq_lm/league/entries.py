@@ -42,11 +42,12 @@ class Entry:
         decision: On the primary metric, beside the baseline at this budget; None if not tested.
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
-        sd_of_choice: Of the primary metric, see `Row.sd_of_choice`.
+        sds_of_choice: By metric, see `Row.sd_of_choice`; none where nothing was chosen.
         items: The variance of the primary score for its test items, see `item_variance`; None if
             the plan does not ask for it, or it is not known.
         untrained_items: The same of the untrained model.
         ceilings: The most that can be reached of a metric, where it is known.
+        of_kinds: On the means of kinds of labels, by their names, as far as they were tested.
     """
 
     objective: str
@@ -59,10 +60,11 @@ class Entry:
     updates: float | None = None
     decision: Decision | None = None
     gain_decision: Decision | None = None
-    sd_of_choice: float | None = None
+    sds_of_choice: Mapping[str, float] = field(default_factory=dict)
     items: float | None = None
     untrained_items: float | None = None
     ceilings: Mapping[str, float] = field(default_factory=dict)
+    of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
     def about(self, metric: str, *actions: str) -> list[Finding]:
         """Return the findings about a metric with one of some actions."""
@@ -91,6 +93,11 @@ class Entry:
         """Return the decision on the gain if it holds for the row, see `stated`."""
         return self.gain_decision if self.holds(self.gain_decision, metric) else None
 
+    def stated_of(self, kind: str) -> Decision | None:
+        """Return the decision on a kind of labels if it holds for the row, see `stated`."""
+        decision = self.of_kinds.get(kind)
+        return decision if self.holds(decision, kind) else None
+
     def holds(self, decision: Decision | None, metric: str) -> bool:
         """Return whether a decision may be stated of the row."""
         return decision is not None and (self.is_ranked(metric) or decision.verdict == WORSE)
@@ -112,6 +119,7 @@ class Standings:
         parts: The metrics that the primary one is the mean of; () if it is none.
         predictions: What was predicted of rows before they ran.
         tuning_seeds: The seeds of each trial.
+        kinds: The means of kinds of labels, which have verdicts of their own; () for most plans.
     """
 
     title: str
@@ -125,6 +133,7 @@ class Standings:
     parts: Sequence[Metric] = ()
     predictions: Sequence[Outcome] = ()
     tuning_seeds: int = 1
+    kinds: Sequence[Metric] = ()
 
     @property
     def primary(self) -> Metric:
@@ -139,7 +148,8 @@ class Standings:
     def decided(self) -> "Standings":
         """Return the standings with decisions on every tested row beside a ranked baseline.
 
-        Those on the gains are a family of their own: the same comparisons, corrected apart.
+        Those on the gains are a family of their own: the same comparisons, corrected apart. So are
+        those on each kind of labels.
         """
         name, baselines = self.primary.name, {}
         for entry in self.entries:
@@ -152,7 +162,7 @@ class Standings:
             base = baselines.get(entry.budget)
             if base and base is not entry and entry.is_tested(name):
                 scores[i] = entry.scores[name], base.scores[name]
-                errors[i] = self.errors(entry, base)
+                errors[i] = self.errors(name, entry, base)
                 gain, base_gain = entry.gain(name), base.gain(name)
                 if gain and base_gain:
                     gains[i] = gain, base_gain
@@ -161,34 +171,64 @@ class Standings:
         judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
         decisions = dict(zip(scores, judged))
         on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule, of_gains)))
+        by_kind = {kind.name: self._decide_kind(kind) for kind in self.kinds}
         entries = []
         for i, entry in enumerate(self.entries):
-            entries.append(replace(entry, decision=decisions.get(i), gain_decision=on_gains.get(i)))
+            of_kinds = {kind: of[i] for kind, of in by_kind.items() if i in of}
+            entries.append(
+                replace(
+                    entry,
+                    decision=decisions.get(i),
+                    gain_decision=on_gains.get(i),
+                    of_kinds=of_kinds,
+                )
+            )
         return replace(self, entries=entries)
 
-    def errors(self, *pair: Entry) -> Errors:
+    def errors(self, name: str, *pair: Entry) -> Errors:
         """Return what adds to the variance over seeds of the difference of two rows of a budget.
 
         The choice of settings, see `choice`, of all rows that are tested there; and the test items,
         as if the two had items of their own: which items both get right is not recorded.
         """
-        name, sds = self.primary.name, []
-        for entry in self.entries:
-            if entry.budget == pair[0].budget and entry.is_tested(name):
-                sds += [] if entry.sd_of_choice is None else [entry.sd_of_choice]
-        tuned = sum(entry.sd_of_choice is not None for entry in pair)
+        sds = [
+            entry.sds_of_choice[name]
+            for entry in self.entries
+            if entry.budget == pair[0].budget
+            and entry.is_tested(name)
+            and name in entry.sds_of_choice
+        ]
+        tuned = sum(name in entry.sds_of_choice for entry in pair)
         choices = [choice_error(sds, self.tuning_seeds, tuned)] if tuned else []
+        if name != self.primary.name:
+            return tuple(choices)
         return (*choices, *(Error(entry.items or 0.0) for entry in pair))
 
     @property
     def has_choices(self) -> bool:
         """Whether the choice of settings is a part of the experiment."""
-        return any(entry.sd_of_choice is not None for entry in self.entries)
+        return any(entry.sds_of_choice for entry in self.entries)
 
     @property
     def has_items(self) -> bool:
         """Whether the test items are part of the error."""
         return any(entry.items is not None for entry in self.entries)
+
+    def _decide_kind(self, kind: Metric) -> dict[int, Decision]:
+        """Return the decisions on a kind of labels, by the number of the row.
+
+        A baseline at the level of no training is one: it may not see what the labels are about.
+        """
+        name, pairs, errors = kind.name, {}, []
+        tested = {i: entry for i, entry in enumerate(self.entries) if entry.is_tested(name)}
+        bases = {e.budget: e for e in tested.values() if e.objective == self.baseline}
+        for i, entry in tested.items():
+            base = bases.get(entry.budget)
+            if base and base is not entry:
+                pairs[i] = entry.scores[name], base.scores[name]
+                errors.append(self.errors(name, entry, base))
+        rule = replace(self.rule, lower_is_better=kind.lower_is_better)
+        return dict(zip(pairs, decide_all(list(pairs.values()), rule, errors)))
 
     @property
     def has_gains(self) -> bool:
@@ -200,19 +240,21 @@ class Standings:
         present = [entry for entry in self.entries if entry.budget == budget]
         return sorted(present, key=lambda entry: rank_key(entry, metric))
 
-    def verdict_text(self, entry: Entry) -> str:
-        """Return the verdict on a row in words, or why there is none."""
-        name = self.primary.name
+    def verdict_text(self, entry: Entry, kind: str = "") -> str:
+        """Return the verdict on a row or a kind of its labels in words, or why there is none."""
+        name = kind or self.primary.name
+        decided, stated = entry.decision, entry.stated(name)
+        if kind:
+            decided, stated = entry.of_kinds.get(kind), entry.stated_of(kind)
         for action in (VOID, REFUSE, FLAG):
             if findings := entry.about(name, action):
                 gates = ", ".join(dict.fromkeys(finding.gate for finding in findings))
-                decision = entry.stated(name)
-                return f"{decision.text if decision else NOT_RANKED[action]}: {gates}"
+                return f"{stated.text if stated else NOT_RANKED[action]}: {gates}"
         if not entry.scores.get(name):
             return "no scores"
         if entry.objective == self.baseline:
             return "baseline"
-        return entry.decision.text if entry.decision else "no baseline to compare with"
+        return decided.text if decided else "no baseline to compare with"
 
     def marks(self, entry: Entry, metric: str) -> list[str]:
         """Return the letters of what flags a row, of a metric."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.files import write_atomic
+from metaseq_lm.league.by_kind import kinds_record, kinds_table
 from metaseq_lm.league.cells import (
     choice_text,
     decision_texts,
@@ -53,7 +54,8 @@ def write_page(
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = standings_table(standings)
-    others = [gains_table(standings), *ladder_tables(standings), secondary_table(standings)]
+    others = [kinds_table(standings), gains_table(standings), *ladder_tables(standings)]
+    others.append(secondary_table(standings))
     tables = [table, *(other for other in others if other)]
     pictures = [folder / "standings.png"]
     ladder = folder / "ladder.png"
@@ -275,7 +277,7 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
         line[f"{prefix}mean"] = summary.centre if summary else None
         line[f"{prefix}sd"] = summary.high - summary.centre if summary and summary.n > 1 else None
     if standings.has_choices:
-        line["sd_of_choice"] = None if hidden else entry.sd_of_choice
+        line["sd_of_choice"] = None if hidden else entry.sds_of_choice.get(standings.primary.name)
     decision = entry.decision
     low, high = (decision and decision.interval) or (None, None)
     line |= {"difference": decision.difference if decision else None, "low": low, "high": high}
@@ -285,7 +287,8 @@ def record(standings: Standings, entry: Entry) -> dict[str, Any]:
     line |= {"seeds_that_decide": decision.seeds if decision else None}
     line |= {"updates": entry.updates, **gain_record(standings, entry)}
     line["findings"] = "; ".join(f"{f.action} {f.gate}: {f.reason}" for f in entry.findings)
-    for metric in (*standings.metrics[1:], *standings.parts):
+    line |= kinds_record(standings, entry)
+    for metric in (*standings.metrics[1:], *standings.parts, *standings.kinds):
         summary = summarise(entry.scores.get(metric.name, ()))
         is_shown = summary and not entry.about(metric.name, VOID, REFUSE)
         line[metric.name] = summary.centre if summary and is_shown else None

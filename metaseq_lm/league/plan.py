@@ -34,10 +34,12 @@ from metaseq_lm.sweeps.definition import (
 )
 
 # The plans that ship with the package; that of a text gets its data from the command line.
-LAPTOP, OBJECTIVES, EPOCHS, TEXT_ARM = (
-    Path(__file__).with_name(f"{name}.yaml") for name in ("laptop", "objectives", "epochs", "text")
+LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
+    Path(__file__).with_name(f"{name}.yaml")
+    for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive; a command line may name them
+SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive
+NAMED = (*SHIPPED, BALANCED)  # a command line may name them
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
 # Folders of the user: of suites, and of official files by benchmark.
@@ -187,6 +189,28 @@ class Comparison:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
         return leaves_of(metric, self.means)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The means of kinds of labels, if the primary metric is a mean of such means, else ().
+
+        Those that the primary metric comes from, then others among the secondary ones.
+        """
+        if self._is_innermost(self.metric):
+            return ()
+        secondary = [name for name in self.secondary if name in self.means]
+        kinds = [kind for name in (self.metric, *secondary) for kind in self._innermost(name)]
+        return tuple(dict.fromkeys(kinds))
+
+    def _is_innermost(self, metric: str) -> bool:
+        """Return whether no part of a metric is a mean."""
+        return self.means.keys().isdisjoint(self.means.get(metric, ()))
+
+    def _innermost(self, metric: str) -> list[str]:
+        """Return the metrics that a metric is the mean of, down to those without means as parts."""
+        if self._is_innermost(metric):
+            return [metric]
+        return [kind for part in self.means[metric] for kind in self._innermost(part)]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -306,7 +330,7 @@ def named_plan(word: str) -> Path:
     path = Path(word)
     if path.exists():
         return path
-    return next((plan for plan in SHIPPED if plan.stem == word), path)
+    return next((plan for plan in NAMED if plan.stem == word), path)
 
 
 def shipped_archive(plan: Plan) -> Path | None:

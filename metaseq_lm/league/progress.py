@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from metaseq_lm.core.output import seconds_text, show_progress
+from metaseq_lm.core.output import StatusLine, seconds_text, show_progress
 from metaseq_lm.league.expansion import BUDGET, PHASES, TUNE, LeagueSweep
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import SweepFolder
@@ -33,6 +33,7 @@ class Progress:
         self.begun: dict[Key, float] = {}
         self.seconds = self.flops = 0.0
         self.extra: dict[bool, list[float]] = {True: [], False: []}  # of trials; of other runs
+        self.status = StatusLine()
 
     def add(self, sweep: LeagueSweep, known: Iterable[State], runs: Iterable[Run]) -> None:
         """Add runs of a sweep, with the states of its runs."""
@@ -50,19 +51,19 @@ class Progress:
                 self._end(key, sweep.folder / run.folder, state)
 
     def report(self, folder: SweepFolder, run: Run) -> None:
-        """Take note of a run that started or ended; print a line for one that ended."""
+        """Take note of a run that started or ended; one that did not finish gets a line."""
         key = (str(folder.path), run.name)
         if key in self.over:  # its process still had to end
             return
         (state,) = states(folder, [run])
         if state.state in ACTIVE:
             self.begun.setdefault(key, time.monotonic())
-            return
-        self._end(key, folder.path / run.folder, state.state)
-        phase, objective = folder.path.parts[-2:]
-        reason = f"  {state.reason}" if state.reason else ""
-        name = f"{phase}/{objective}/{run.name}"
-        show_progress(f"{name}  {state.state}{reason}  ({self.text()})")
+        else:
+            self._end(key, folder.path / run.folder, state.state)
+            if state.state != "finished":
+                name = "/".join((*folder.path.parts[-2:], run.name))
+                show_progress(f"{name}  {state.state}  {state.reason}".rstrip())
+        self.status.show(self.text(), len(self.over) / max(1, self.totals().total()))
 
     def _end(self, key: Key, folder: Path, state: str) -> None:
         if state != "interrupted":

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
 from metaseq_lm.core.output import clean
+from metaseq_lm.league.by_kind import kind_mark, narrow_text
 from metaseq_lm.league.cells import choice_text, gain_text, interval_title, signed_texts
 from metaseq_lm.league.describe import describe_origins
 from metaseq_lm.league.entries import NOT_RANKED, Entry, Scores, Standings
@@ -29,12 +31,16 @@ from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
 from metaseq_lm.reporting.numbers import Metric, flops_text, summarise
 
 COLUMNS = 120  # of a terminal; names and verdicts may be longer than it has room for
+SCREEN = (30, 100)  # lines and columns of the standings by kind of labels
+SHORTEST = 12  # to which names of objectives are cut
 GAP = "  "
 Lines = list[str]
 
 
 def terminal_text(standings: Standings, paths: Sequence[Path] = ()) -> str:
     """Return standings as a terminal shows them; `paths` are the files with all of it."""
+    if standings.kinds:
+        return "\n".join(screen(standings, paths))
     of_ladders = [
         *describe_crossovers(standings),
         *describe_decisions(standings),
@@ -60,9 +66,98 @@ def where(paths: Sequence[Path]) -> Lines:
     return [f"All reasons, notes and p, and what tuning cost, in {paths[0].parent}:", names]
 
 
-def wrapped(sentence: str) -> Lines:
+def wrapped(sentence: str, columns: int = COLUMNS) -> Lines:
     """Return a sentence as lines that fit."""
-    return wrap(clean(sentence), COLUMNS)
+    return wrap(clean(sentence), columns)
+
+
+def screen(standings: Standings, paths: Sequence[Path] = ()) -> Lines:
+    """Return standings by kind of labels as one screen, all budgets or the largest one."""
+    height, columns = SCREEN
+    lines = [clean(f"{standings.title}: {standings.primary.title}"), *kinds_rows(standings)]
+    end = [*legend(standings), *wrapped(" ".join(standings.remarks), columns)]
+    end += wrapped(elsewhere(paths), columns)
+    if len(lines) + len(end) <= height or len(standings.budgets) == 1:
+        return [*lines, *end]
+    *others, largest = standings.budgets
+    shown = [entry for entry in standings.entries if entry.budget == largest]
+    rest = f"{', '.join(map(flops_text, others))} FLOPs: see the report, or --budgets."
+    return [*screen(replace(standings, entries=shown), paths), *wrapped(rest, columns)]
+
+
+def kinds_rows(standings: Standings) -> Iterator[str]:
+    """Yield the head and the rows by budget: means, those of kinds with marks, and verdicts."""
+    metric, columns = standings.primary, SCREEN[1]
+    entries = [e for budget in standings.budgets for e in standings.at(budget, metric)]
+    cells = [headed(short_name(metric), [narrow_text(entry, metric) for entry in entries])]
+    for kind in standings.kinds:
+        marks = [kind_mark(entry, kind) for entry in entries]
+        width = max(map(len, marks))
+        texts = [
+            f"{narrow_text(entry, kind)} {text:<{width}}" for entry, text in zip(entries, marks)
+        ]
+        cells.append(headed(short_name(kind), texts))
+    verdicts = headed("verdict", [short_verdict(standings, e) for e in entries], is_right=False)
+    while len(cells) > 1 and line_width([*cells, verdicts]) + len(GAP) + SHORTEST > columns:
+        cells.pop()
+    room = max(SHORTEST, columns - len(GAP) - line_width([*cells, verdicts]))
+    names = [shorten(entry.objective, room) for entry in entries]
+    lines = side_by_side([headed("objective", names, is_right=False), *cells, verdicts])
+    top = len(lines) - len(entries)
+    yield from lines[:top]
+    for i, entry in enumerate(entries):
+        if i == 0 or entries[i - 1].budget != entry.budget:
+            yield f"{flops_text(entry.budget)} FLOPs"
+        yield lines[top + i]
+    if left_out := standings.kinds[len(cells) - 1 :]:
+        yield f"No room for {', '.join(map(short_name, left_out))}: see the report."
+
+
+def shorten(name: str, room: int) -> str:
+    """Return a name that is cut to fit."""
+    return name if len(name) <= room else f"{name[: room - 3]}..."
+
+
+def short_verdict(standings: Standings, entry: Entry) -> str:
+    """Return the verdict of a row in a word, with the letters of what flags it."""
+    metric = standings.primary
+    if hidden := hidden_text(entry, metric):
+        return hidden
+    marks = standings.marks(entry, metric.name)
+    decision = entry.stated(metric.name)
+    if decision:
+        text = decision.verdict
+    elif marks:
+        text = NOT_RANKED[FLAG]
+    else:
+        text = "baseline" if entry.objective == standings.baseline else "-"
+    return f"{text}: {' '.join(marks)}" if marks else text
+
+
+def legend(standings: Standings) -> Lines:
+    """Return what marks and letters mean."""
+    rule, columns = standings.rule, SCREEN[1]
+    flagged = any(
+        kind_mark(e, kind).endswith(DOUBT) for e in standings.entries for kind in standings.kinds
+    )
+    lines = wrapped(
+        f"Mean ± sd over seeds. Beside {standings.baseline}: + better, - worse (p below "
+        f"{rule.level:g} after correction in the column), = equivalent, none undecided"
+        f"{f'; {DOUBT} a gate flags it' * flagged}.",
+        columns,
+    )
+    barring = [f.gate for e in standings.entries for f in e.about(standings.primary.name, FLAG)]
+    letters = standings.letters(standings.primary.name)
+    texts = [f"{letter} {gate}" for gate, letter in letters.items() if gate in barring]
+    return [*lines, *(wrapped(f"Flags: {', '.join(texts)}.", columns) if texts else [])]
+
+
+def elsewhere(paths: Sequence[Path]) -> str:
+    """Return where all that a screen has no room for is."""
+    content = "Intervals, p, gates, gains, references, tuning and other metrics"
+    if not paths:
+        return f"{content}: --out FOLDER writes them."
+    return f"{content}: {paths[0].parent} ({', '.join(path.name for path in paths)})"
 
 
 def main_table(standings: Standings) -> Iterator[Lines]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from imported import imported
 from sweeping import wait_until
 
 from metaseq_lm.core.errors import NO_HINTS
+from metaseq_lm.league.plan import BALANCED, read_plan
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PYTHON = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" $\'\\036\' >> "$CALLS"\n'
@@ -84,14 +86,22 @@ def test_each_command_of_a_script_has_valid_options(name: str, tmp_path: Path, b
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
 
 
-def test_the_quickstart_is_a_part_of_the_league(tmp_path: Path, bare: Bare) -> None:
+def test_the_quickstart_is_a_part_of_the_plan_balanced(tmp_path: Path, bare: Bare) -> None:
     """In a copy, where the package is installed."""
     calls = recorded(bare.copy / "scripts" / "quickstart", tmp_path / "out", {})
     assert calls[0] == ["-c", "import metaseq_lm"]
     (command,) = calls[1:]
     assert command[:3] == ["-m", "metaseq_lm", "league"] and str(tmp_path / "out") in command
     code, shown = bare.run(["metaseq-lm", *command[2:], "--dry-run"], tmp_path)
-    assert code == 0 and "laptop division" in shown and "final         32 runs" in shown
+    assert code == 0 and "final         20 runs" in shown
+    plan, _ = read_plan(EXAMPLES / "league" / "quickstart.yaml")
+    whole, _ = read_plan(BALANCED)
+    of_plan = {objective.name: objective for objective in whole.objectives}
+    for objective in plan.objectives:
+        of_whole = replace(of_plan[objective.name], control=objective.control)
+        assert objective == of_whole
+    assert set(plan.comparison.suites) < set(whole.comparison.suites)
+    assert plan.comparison.kinds == whole.comparison.kinds
 
 
 @pytest.mark.slow

@@ -159,7 +159,8 @@ def standings(*sds: float | None, seeds: int = 3) -> Standings:
     entries = []
     for i, sd in enumerate(sds):
         scores = {"a.accuracy": OTHER if i else SIDE}
-        entries.append(Entry(f"row{i}", 1e10, scores, sd_of_choice=sd))
+        of_choice = {} if sd is None else {"a.accuracy": sd}
+        entries.append(Entry(f"row{i}", 1e10, scores, sds_of_choice=of_choice))
     metric = Metric.of("a.accuracy", [0.5])
     return Standings("t", [metric], "row0", RULE, entries, tuning_seeds=seeds).decided()
 

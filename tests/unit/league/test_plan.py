@@ -11,6 +11,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.folder import Contents
 from metaseq_lm.league.plan import (
+    BALANCED,
     LAPTOP,
     OBJECTIVES,
     SHIPPED,
@@ -203,7 +204,7 @@ def test_a_plan_that_ships_is_named_unless_a_file_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert named_plan("objectives") == OBJECTIVES
+    assert named_plan("objectives") == OBJECTIVES and named_plan("balanced") == BALANCED
     assert named_plan("other") == Path("other")
     Path("objectives").mkdir()
     assert named_plan("objectives") == Path("objectives")

@@ -1,0 +1,125 @@
+"""Standings by kind of labels: the screen, its marks, verdicts of kinds, the sentence of --with."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from league_plans import plan_with
+
+from metaseq_lm.league.by_kind import describe_kinds, kind_mark, kinds_table
+from metaseq_lm.league.entries import Entry, Standings
+from metaseq_lm.league.page import standings_table
+from metaseq_lm.league.plan import BALANCED, parse_plan, read_plan
+from metaseq_lm.league.standings import FLAG, VOID, Finding
+from metaseq_lm.league.terminal import SCREEN, terminal_text
+from metaseq_lm.league.verdict import Rule, decide_all
+from metaseq_lm.reporting.formats import to_csv
+from metaseq_lm.reporting.numbers import Metric
+
+NOISE = [-0.02, -0.01, -0.005, 0.0, 0.0, 0.005, 0.01, 0.02]
+KINDS = ("left", "right", "both", "at_end", "either", "adapted")
+BASE = dict.fromkeys(KINDS, 0.5)
+MINE = BASE | {"right": 0.9, "adapted": 0.6, "left": 0.2, "both": 0.53}
+
+
+def row(name, values, budget=1e12, findings=()):
+    scores = {kind: [value + x for x in NOISE] for kind, value in values.items()}
+    scores["balanced"] = [sum(values.values()) / len(values) + x for x in NOISE]
+    return Entry(name, budget, scores, findings=findings)
+
+
+def league(*entries):
+    percent = {"percent": True, "lower_is_better": False}
+    kinds = [Metric(kind, **percent) for kind in KINDS]
+    metrics = [Metric("balanced", **percent), *kinds]
+    rule = Rule(0.03, comparisons=2)
+    return Standings("x, plan 01", metrics, "causal", rule, entries, kinds=kinds).decided()
+
+
+def test_kinds_are_the_innermost_means_below_the_primary_one_then_the_secondary_ones() -> None:
+    assert read_plan(BALANCED)[0].comparison.kinds == KINDS
+    flat = {"a": ["x.share"], "b": ["y.share"]}
+    for means, metric, kinds in (
+        (flat, "a", ()),
+        (flat | {"m": ["a", "b"]}, "m", ("a", "b")),
+        (flat | {"m": ["a", "x.share"], "n": ["m", "a"]}, "n", ("a", "x.share", "b")),
+    ):
+        comparison = {"comparison__metric": metric, "comparison__means": means}
+        plan = parse_plan(plan_with(**comparison, comparison__secondary=["b"]))
+        assert plan.comparison.kinds == kinds
+
+
+def test_each_kind_has_verdicts_of_its_own_corrected_among_themselves() -> None:
+    weak = row("weak", BASE | {"left": 0.52})
+    standings = league(row("causal", BASE), row("mine", MINE), weak)
+    causal, mine, other = standings.entries
+    assert not causal.of_kinds and set(mine.of_kinds) == set(KINDS)
+    pairs = [(entry.scores["left"], causal.scores["left"]) for entry in (mine, other)]
+    alone = decide_all(pairs, standings.rule)
+    assert [entry.of_kinds["left"].corrected for entry in (mine, other)] == [
+        decision.corrected for decision in alone
+    ]
+    by_kind = {kind.name: kind_mark(mine, kind) for kind in standings.kinds}
+    assert by_kind == dict(zip(KINDS, ("-", "+", "+", "=", "=", "+")))
+
+
+def test_a_baseline_that_cannot_see_what_a_label_needs_is_beaten() -> None:
+    """While a row at the level of no training is neither better nor equivalent."""
+    blind = Finding("untrained", FLAG, "x", "right")
+    standings = league(
+        row("causal", BASE, findings=[blind]),
+        row("mine", MINE),
+        row("flat", BASE, findings=[blind]),
+        row("void", MINE, findings=[Finding("ceiling", VOID, "x", "right")]),
+    )
+    right = standings.kinds[1]
+    marks = {entry.objective: kind_mark(entry, right) for entry in standings.entries}
+    assert marks == {"causal": "?", "mine": "+", "flat": "?", "void": ""}
+    lines = {line.split()[0]: line for line in terminal_text(standings).splitlines()}
+    assert "90 ±1 +" in lines["mine"] and "50 ±1  ?" in lines["causal"].replace("? ", " ?")
+
+
+def test_the_sentence_on_an_objective_names_the_kinds_by_verdict() -> None:
+    wide = [0.4, 0.6, 0.45, 0.55, 0.5, 0.5, 0.62, 0.5]
+    mine = row("mine", MINE)
+    mine = replace(mine, scores={**mine.scores, "both": wide})
+    hidden = [Finding("untrained", FLAG, "x", "at_end")]
+    standings = league(row("causal", BASE), replace(mine, findings=hidden))
+    assert describe_kinds(standings, "mine") == (
+        "mine: better than causal in right and adapted, worse in left, equivalent in either, "
+        "undecided in both, not ranked in at end"
+    )
+    assert describe_kinds(standings, "causal") == describe_kinds(standings, "other") == ""
+    small = league(*standings.entries, row("causal", BASE, 1e10), row("mine", BASE, 1e10))
+    assert describe_kinds(small, "mine").startswith("mine at 1.0e12 FLOPs: better than causal in")
+
+
+@pytest.mark.parametrize("count, budgets", [(10, 2), (10, 3), (14, 2), (40, 1)])
+def test_the_screen_fits_or_shows_the_largest_budget(count: int, budgets: int) -> None:
+    names = ["causal", *(f"objective_with_a_long_name_{i}" for i in range(1, count))]
+    flag = [Finding("untrained", FLAG, "x", "balanced"), Finding("untrained", FLAG, "x", "left")]
+    sizes = [10.0 ** (10 + i) for i in range(budgets)]
+    entries = [row(n, MINE, b, flag if n == names[3] else ()) for b in sizes for n in names]
+    lines = terminal_text(league(*entries), [Path("L/report/standings.txt")]).splitlines()
+    assert max(map(len, lines)) <= SCREEN[1]
+    shown = [line for line in lines if line.startswith(("causal", "objective_"))]
+    whole = count * budgets <= 20
+    assert len(shown) == (count * budgets if whole else count)
+    assert len(lines) <= SCREEN[0] or count > SCREEN[0]
+    assert whole or budgets == 1 or lines[-1].startswith("1.0e10")
+    assert any("L/report" in line for line in lines)
+
+
+def test_tables_have_the_verdict_of_each_kind() -> None:
+    standings = league(row("causal", BASE), row("mine", MINE))
+    table = kinds_table(standings)
+    assert table is not None and len(table.rows) == 2 * len(KINDS)
+    verdicts = {(r[1].text, r[2].text): r[-1].text for r in table.rows}
+    assert verdicts["mine", "left"].startswith("worse") and verdicts["causal", "left"] == "baseline"
+    lines = list(csv.DictReader(io.StringIO(to_csv(standings_table(standings)))))
+    (mine,) = [line for line in lines if line["objective"] == "mine"]
+    assert mine["right_verdict"] == "better" and float(mine["right_difference"]) > 0.3
+    plain = replace(standings, kinds=()).decided()
+    assert kinds_table(plain) is None and "right_verdict" not in to_csv(standings_table(plain))
