@@ -40,9 +40,10 @@ def forecast(runner: Runner, contents: Contents) -> str:
         estimate = estimate_update(runner, objective)
         prices[objective.name] = estimate.flops
         rates[objective.name] = seconds_of_update(estimate) / estimate.flops
-        most = int(max(runner.budgets(objective)) // estimate.flops)
-        config = with_updates(estimate.parts.config, max(most, 1))
-        conditions.append(conditions_before(config, estimate))
+        most = max(runner.budgets(objective))
+        config = with_updates(estimate.parts.config, max(1, int(most // estimate.flops)))
+        trainer = replace(config.trainer, max_flops=most)
+        conditions.append(conditions_before(replace(config, trainer=trainer), estimate))
     excluded = runner.excluded(prices)
     runner = runner.with_prices(prices)
     request = runner.request
