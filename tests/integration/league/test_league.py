@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from league_plans import SMALL, in_process, plan_with, write_plan
+from league_plans import LARGE, PLAN, SMALL, in_process, plan_with, write_plan
 from real_runs import Started
 from sweeping import states_of, wait_until
 
@@ -374,7 +374,8 @@ def test_an_archive_beside_the_plan_stands_in_for_its_runs(
 def test_a_dry_run_says_what_it_takes_and_leaves_nothing(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = write_plan(tmp_path / "plan.yaml", moons, seeds=list(range(1, 9)))
+    decay = [*PLAN["options"], "schedule=linear"]
+    plan = write_plan(tmp_path / "plan.yaml", moons, seeds=list(range(1, 9)), options=decay)
     trained = in_process(monkeypatch)
     assert main(["sweep", "--plan", str(plan)]) == 0
     by_sweep = capsys.readouterr().out
@@ -385,6 +386,8 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(
     assert re.search(r"final +16 runs +4\.8e8 FLOPs", shown)
     assert re.search(r"all +24 runs", shown) and "80 % power" in shown
     assert not trained and not (tmp_path / "L").exists()
+    assert league(plan, "--budgets", f"{SMALL},{LARGE}", "--dry-run") == 0
+    assert "learning rate" not in capsys.readouterr().out  # each run reaches its last one
 
 
 WRONG = {
