@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from metaseq_lm.evaluation.grouping import STRICT
-from metaseq_lm.league.control_gates import levels_of
+from metaseq_lm.league.control_gates import exact_of, levels_of
 from metaseq_lm.league.differences import side
 from metaseq_lm.league.loss_gates import is_trained, number, unmasked_share
 from metaseq_lm.league.score_gates import ACCURACY, parts_of, sibling
@@ -48,8 +48,8 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
 def reader_of(run: Run, metric: str) -> tuple[float, int] | None:
     """Return the accuracy of the exact reader of what a run's model sees, and the items' number.
 
-    None where it is not known. Results that do not say what the model sees have the reader of both
-    sides. A group of all items has the references of all, such as a layer of a probe.
+    None where it is not known. A group of all items has the references of all, such as a layer of a
+    probe.
     """
     suite, name = run.suite_of(metric), metric.rpartition(".")[2]
     match, count = ACCURACY.fullmatch(name), run.metrics.get(sibling(metric, "n"))
@@ -58,9 +58,7 @@ def reader_of(run: Run, metric: str) -> tuple[float, int] | None:
     levels: Mapping[str, float] = levels_of(suite, metric.partition(".")[2])
     if not levels and count == suite.groups[OVERALL]["n"]:
         levels = suite.references.get(name.removeprefix(STRICT), {})
-    exact = levels.get("bayes")
-    if suite.facts.get("reach") == "causal":
-        exact = levels.get("bayes_left", exact)
+    exact = exact_of(run, suite, levels)
     return None if exact is None else (exact, int(count))
 
 

@@ -61,7 +61,11 @@ def ceiling_of_run(run: Run, metric: str) -> float | None:
         tops = [ceiling_of_run(run, part) for part in run.means[metric]]
         known = [top for top in tops if top is not None]
         return math.fsum(known) / len(known) if len(known) == len(tops) > 0 else None
-    suite, levels = run.suite_of(metric), references_of_run(run, metric)
+    return exact_of(run, run.suite_of(metric), references_of_run(run, metric))
+
+
+def exact_of(run: Run, suite: SuiteResults | None, levels: Mapping[str, float]) -> float | None:
+    """Return which of the references of a suite's metric is the exact reader of a run's reach."""
     reach = suite.facts.get("reach") if suite else None
     if reach is None and run.values.get("task._name") == "causal_lm":
         reach = "causal"  # results of earlier versions do not say what the states of a suite see
