@@ -238,8 +238,11 @@ def go_on(folder: Path, **rules: Any) -> list[Any]:
     return studies.trials("a")
 
 
-def test_a_search_cut_at_every_byte_goes_on(tmp_path: Path) -> None:
-    """Each change of the account is a line, so what is left is the search at some time before."""
+def test_a_search_cut_anywhere_goes_on(tmp_path: Path) -> None:
+    """Each change of the account is a line, so what is left is the search at some time before.
+
+    Every byte of the last line is an end, and some of those before.
+    """
     rules = {"flops": 150.0, "sampler": "random"}
     (tmp_path / "whole").mkdir()
     whole = go_on(tmp_path / "whole", **rules)
@@ -248,11 +251,14 @@ def test_a_search_cut_at_every_byte_goes_on(tmp_path: Path) -> None:
     assert [line["line"] for line in lines] == list(range(1, len(lines) + 1))
     file = tmp_path / "journal.jsonl"
     breaks = {i for i, byte in enumerate(content) if byte == 10}
-    for size in range(len(content) + 1):
+    last = content[:-1].rindex(b"\n")
+    some = sorted(breaks)[::5]
+    goes_on = {0, *some, *(size + 1 for size in some), *range(0, len(content), 997)}
+    for size in sorted(goes_on | set(range(last, len(content) + 1))):
         file.write_bytes(content[:size])
         search = studies_in(tmp_path / "whole", **rules).search
         read = Studies(tmp_path, search)
-        if size - 1 in breaks or size in breaks or size % 97 == 0:
+        if size in goes_on:
             kept = content[:size].count(b"\n") + (size in breaks)
             assert len(read.journal.records) == sum(len(row["records"]) for row in lines[:kept])
             trials = go_on(tmp_path, **rules)
