@@ -20,7 +20,7 @@ from metaseq_lm.core.overrides import format_value
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.data.worlds.base import build_world
-from metaseq_lm.league.plan import read_plan
+from metaseq_lm.league.plan_files import read_plan
 from metaseq_lm.tasks.protocols import PricedByRule
 from metaseq_lm.training.parts import build_task, prepare_config
 

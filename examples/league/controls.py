@@ -22,7 +22,7 @@ from metaseq_lm.league.assembly import LeagueRuns, read_league
 from metaseq_lm.league.control_gates import references
 from metaseq_lm.league.differences import compare
 from metaseq_lm.league.gains import Gain, gain_contrast
-from metaseq_lm.league.plan import named_plan
+from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.league.standings import Row, metric_of, seed_scores
 from metaseq_lm.league.verdict import detectable, difference_of, pooled_sd
 from metaseq_lm.reporting.formats import to_text

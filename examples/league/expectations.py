@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from metaseq_lm.core.errors import run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
-from metaseq_lm.league.plan import LAPTOP, OBJECTIVES, named_plan, read_plan
+from metaseq_lm.league.plan_files import LAPTOP, OBJECTIVES, named_plan, read_plan
 from metaseq_lm.league.verdict import BETTER, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.numbers import Metric, flops_text, p_text, summarise

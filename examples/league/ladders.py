@@ -48,7 +48,7 @@ from metaseq_lm.league.ladder_tables import (
     ladder_tables,
 )
 from metaseq_lm.league.ladders import Ladder, crossover, draw_means, equal_score, interval
-from metaseq_lm.league.plan import LAPTOP
+from metaseq_lm.league.plan_files import LAPTOP
 from metaseq_lm.league.rungs import has_number, ladder_of, objectives_of, predict
 from metaseq_lm.league.standings import metric_of
 from metaseq_lm.reporting.formats import to_text

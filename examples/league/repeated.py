@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import LeagueRuns, read_league
-from metaseq_lm.league.plan import EPOCHS, OBJECTIVES, named_plan
+from metaseq_lm.league.plan_files import EPOCHS, OBJECTIVES, named_plan
 from metaseq_lm.league.standings import Row, metric_of
 from metaseq_lm.league.verdict import UNDECIDED, Decision, Rule, decide_all, detectable
 from metaseq_lm.reporting.formats import to_text

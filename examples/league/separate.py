@@ -13,7 +13,7 @@ from itertools import combinations
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
 from metaseq_lm.league.assembly import read_league
-from metaseq_lm.league.plan import named_plan
+from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.league.standings import Row, metric_of
 from metaseq_lm.league.verdict import UNDECIDED, Rule, decide_all
 from metaseq_lm.reporting.formats import to_text

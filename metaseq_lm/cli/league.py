@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a league, report on one, or predict what it will show."""
     options = read_options(LeagueOptions, vars(args))
-    from metaseq_lm.league.plan import named_plan
+    from metaseq_lm.league.plan_files import named_plan
 
     words = [*args.words, *args.overrides]
     if words[:1] == [REPORT]:
@@ -195,7 +195,7 @@ def report(
     get a sentence on kinds of labels, where the plan has them.
     """
     from metaseq_lm.league.assembly import read_league, write_archive, write_report
-    from metaseq_lm.league.plan import LAPTOP
+    from metaseq_lm.league.plan_files import LAPTOP
 
     plan_or_folder = source or LAPTOP
     runs = read_league(plan_or_folder)
@@ -314,8 +314,8 @@ def contents_of(
     """
     from metaseq_lm.league.assembly import with_archived
     from metaseq_lm.league.folder import Contents
-    from metaseq_lm.league.plan import (
-        FILES,
+    from metaseq_lm.league.plan import FILES
+    from metaseq_lm.league.plan_files import (
         LAPTOP,
         SHIPPED,
         TEXT_ARM,

@@ -15,11 +15,11 @@ SIGNS = re.compile(
     r"thread|failed to map segment|unable to mmap|paging file is too small",
     re.IGNORECASE,
 )
-OF_GPU = (
+_OF_GPU = (
     "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N "
     "changes no result), or a smaller task.batch_size"
 )
-OF_HOST = (
+_OF_HOST = (
     "the memory of this machine, or the limit on that of this process, is full; compute fewer rows "
     "at a time (engine.micro_batch_size=N changes no result), take fewer workers and processes, a "
     "smaller model, or more memory (ulimit -v shows the limit)"
@@ -30,14 +30,14 @@ def memory_error(error: BaseException) -> MetaseqError | None:
     """Return the error with a remedy for one that says that memory ran out, None for another."""
     text = (str(error).splitlines() or [""])[0]
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
-        return MetaseqError(f"{OF_GPU}: {text}")
+        return MetaseqError(f"{_OF_GPU}: {text}")
     is_full = isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     )
     is_said = isinstance(error, (RuntimeError, OSError, ImportError)) and SIGNS.search(str(error))
     if isinstance(error, MetaseqError) or not (is_full or is_said):
         return None
-    return MetaseqError(f"{OF_HOST}{f': {text}' * bool(text)}")
+    return MetaseqError(f"{_OF_HOST}{f': {text}' * bool(text)}")
 
 
 @contextmanager

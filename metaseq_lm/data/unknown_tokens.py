@@ -12,7 +12,7 @@ from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Ma
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
-COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
+_COUNTED_BYTES = 64 << 20  # of files of an earlier version, which are counted at the start of a run
 CHUNK = 1 << 21
 # The names of the token files of a split, by the kind of the manifest.
 TOKENS = {CORPUS: ["{}"], LABELLED: ["{}.input*"], SQUAD: ["{}.context", "{}.question"]}
@@ -37,7 +37,7 @@ def _total(count: Any) -> int:
     return sum(parts) if isinstance(count, (dict, list)) else int(count or 0)
 
 
-def unknown_shares(folder: Path, most: int = COUNTED_BYTES) -> dict[str, float | None]:
+def unknown_shares(folder: Path, most: int = _COUNTED_BYTES) -> dict[str, float | None]:
     """Return the share of [UNK] in each split of a data folder; None where it is not known.
 
     Where the manifest is of an earlier version, or there is none, token files of up to `most` bytes

@@ -32,7 +32,8 @@ from metaseq_lm.league.folder import (
 )
 from metaseq_lm.league.gates import examine
 from metaseq_lm.league.page import REPEAT, write_page
-from metaseq_lm.league.plan import Objective, Plan, archive_beside, read_plan, shipped_archive
+from metaseq_lm.league.plan import Objective, Plan
+from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,

@@ -24,7 +24,7 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
     The mean over seeds is of as many items as that of a seed: all are scored with the same ones.
     """
     for metric, part in parts_of(row, context):
-        readers = [reader_of(run, part) for run in row.scored]
+        readers = [_reader_of(run, part) for run in row.scored]
         scores = [run.metrics.get(part, math.nan) for run in row.scored]
         above = [
             f"{number(score)} of seed {run.seed}"
@@ -45,7 +45,7 @@ def above_reader(row: Row, context: Context) -> Iterator[Finding]:
             )
 
 
-def reader_of(run: Run, metric: str) -> tuple[float, int] | None:
+def _reader_of(run: Run, metric: str) -> tuple[float, int] | None:
     """Return the accuracy of the exact reader of what a run's model sees, and the items' number.
 
     None where it is not known. A group of all items has the references of all, such as a layer of a
@@ -79,7 +79,7 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
     Where masking leaves a share of the targets as they are, those may cost nothing.
     """
     exact = context.corpus.exact if context.corpus else None
-    for term, kind in recorded_bounds(row).items() if exact else ():
+    for term, kind in _recorded_bounds(row).items() if exact else ():
         assert exact is not None
         runs = [run for run in row.scored if is_trained(run, term)]
         below = []
@@ -99,7 +99,7 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
             )
 
 
-def recorded_bounds(row: Row) -> dict[str, str]:
+def _recorded_bounds(row: Row) -> dict[str, str]:
     """Return which exact loss bounds a term, for the terms that the runs of a row say so of."""
     bounds: dict[str, str] = {}
     for run in row.scored:

@@ -21,7 +21,7 @@ from metaseq_lm.reporting.significance import POWER
 
 FEWEST = 3  # tuning seeds, with which a choice is an experiment
 MOST = 3  # settings of which final seeds run
-ENUMERATED = 8  # tuning seeds up to which all draws are counted (8 have 6,435 different ones)
+_ENUMERATED = 8  # tuning seeds up to which all draws are counted (8 have 6,435 different ones)
 DRAWS = 10_000  # random ones of more seeds
 # The largest sd of choice of two settings, in sd of a tuning seed over the root of their number.
 # Settings that differ by d are confused with P = Phi(-d / (sd sqrt(2 / T))): d sqrt(P (1 - P)).
@@ -31,7 +31,7 @@ WORST = 0.5438
 @lru_cache(maxsize=8)
 def seed_draws(seeds: int) -> tuple[np.ndarray, np.ndarray]:
     """Return draws with replacement as counts of each seed, (draws, seeds), and probabilities."""
-    if seeds > ENUMERATED:
+    if seeds > _ENUMERATED:
         rng = np.random.default_rng(0)
         return rng.multinomial(seeds, [1 / seeds] * seeds, DRAWS), np.full(DRAWS, 1 / DRAWS)
     drawn = combinations_with_replacement(range(seeds), seeds)

@@ -11,9 +11,9 @@ from metaseq_lm.league.standings import FLAG, Context, Finding, Row, finished
 from metaseq_lm.reporting.runs import Run
 
 RANK = ".last.effective_rank"  # metrics of the suite probe
-FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
-FEWER_ERRORS = 1.64  # standard errors that one in 20 exceeds: of further seeds of a collapsed row
-DEVIATIONS = 5  # median absolute deviations of the losses of a row
+_FEWEST_DIRECTIONS = 0.05  # effective rank of states, as a share of the most possible
+_FEWER_ERRORS = 1.64  # standard errors that one in 20 exceeds: of further seeds of a collapsed row
+_DEVIATIONS = 5  # median absolute deviations of the losses of a row
 LOST = 0.5  # of what the row gained since the first validation
 FEWEST = 4  # seeds whose median is not moved by one of them
 
@@ -25,7 +25,7 @@ def collapse(row: Row, context: Context) -> Iterator[Finding]:
 
     Several are no accident of a seed but what the setting does, so their share is said.
     """
-    narrow, gaps, strayed = narrow_seeds(row), layer_gaps(row), strayed_seeds(row)
+    narrow, gaps, strayed = _narrow_seeds(row), _layer_gaps(row), _strayed_seeds(row)
     collapsed = {*narrow, *gaps, *strayed}
     if not collapsed:
         return
@@ -53,7 +53,7 @@ def named(seeds: Seeds) -> str:
     return ", ".join(map(str, sorted(seeds, key=lambda seed: seed or 0)))
 
 
-def narrow_seeds(row: Row) -> Seeds:
+def _narrow_seeds(row: Row) -> Seeds:
     """Return the rank of the last layer's states of seeds where it is small, see suite `probe`.
 
     Of several probes that with the largest rank counts: means over a text vary less than states.
@@ -61,31 +61,31 @@ def narrow_seeds(row: Row) -> Seeds:
     ranks: Seeds = {}
     for run in row.scored:
         of_run = [run.metrics[name] for name in run.metrics if name.endswith(RANK)]
-        if of_run and max(of_run) < FEWEST_DIRECTIONS:
+        if of_run and max(of_run) < _FEWEST_DIRECTIONS:
             ranks[run.seed] = max(of_run)
     return ranks
 
 
-def layer_gaps(row: Row) -> Seeds:
+def _layer_gaps(row: Row) -> Seeds:
     """Return by how much the last layer of a seed tells less than its embedding, where it does.
 
     Beyond the error of the items, and where the embedding tells more than that of the untrained
     models: a row that has learnt nothing has nothing to lose. In a row with such a seed further
     ones count from a smaller gap on.
     """
-    untrained = [layers[0] for run in finished(row.untrained) if (layers := word_layers(run))]
+    untrained = [layers[0] for run in finished(row.untrained) if (layers := _word_layers(run))]
     gaps, errors = {}, {}
     for run in row.scored:
-        if layers := word_layers(run):
+        if layers := _word_layers(run):
             embedding, last, error = layers
             if not untrained or embedding - float(np.mean(untrained)) > ERRORS * error:
                 gaps[run.seed], errors[run.seed] = embedding - last, error
     if not any(gap > ERRORS * errors[seed] for seed, gap in gaps.items()):
         return {}
-    return {seed: gap for seed, gap in gaps.items() if gap > FEWER_ERRORS * errors[seed]}
+    return {seed: gap for seed, gap in gaps.items() if gap > _FEWER_ERRORS * errors[seed]}
 
 
-def word_layers(run: Run) -> tuple[float, float, float] | None:
+def _word_layers(run: Run) -> tuple[float, float, float] | None:
     """Return the mean accuracy of the embedding and of the last layer, and the difference's error.
 
     Over the probes of labels of words. Those of texts read means over their words: of the embedding
@@ -105,10 +105,10 @@ def word_layers(run: Run) -> tuple[float, float, float] | None:
     return float(np.mean(first)), float(np.mean(last)), error
 
 
-def strayed_seeds(row: Row) -> Seeds:
+def _strayed_seeds(row: Row) -> Seeds:
     """Return how far the last loss of a seed is above the median of all, where it left them.
 
-    That is, by more than DEVIATIONS and by more than LOST of what the row gained: a change of phase
+    That is, by more than _DEVIATIONS and by more than LOST of what the row gained: a change of phase
     that some seeds have made and others not is a smaller gap.
     """
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
@@ -118,6 +118,6 @@ def strayed_seeds(row: Row) -> Seeds:
     median = float(np.median(last))
     usual = float(np.median(np.abs(np.array(last) - median)))
     gained = max(0.0, float(np.median(first)) - median)
-    least = max(DEVIATIONS * usual, LOST * gained)
+    least = max(_DEVIATIONS * usual, LOST * gained)
     gaps = {seed: float(values[-1]) - median for seed, values in curves.items()}
     return {seed: gap for seed, gap in gaps.items() if gap > least}

@@ -69,8 +69,8 @@ def exact_of(run: Run, suite: SuiteResults | None, levels: Mapping[str, float]) 
     reach = suite.facts.get("reach") if suite else None
     if reach is None and run.values.get("task._name") == "causal_lm":
         reach = "causal"  # results of earlier versions do not say what the states of a suite see
-    both = levels.get("bayes")
-    return levels.get("bayes_left", both) if reach == "causal" else both
+    of_both_sides = levels.get("bayes")
+    return levels.get("bayes_left", of_both_sides) if reach == "causal" else of_both_sides
 
 
 def levels_of(suite: SuiteResults, metric: str) -> Mapping[str, float]:

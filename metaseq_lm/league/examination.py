@@ -37,9 +37,9 @@ from metaseq_lm.tasks.protocols import (
 )
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 
-VALID, EOS, NONE, DOCUMENTS, SEGMENTS = "valid", "eos", "none", "documents", "segments"
+VALID, _EOS, NONE, DOCUMENTS, SEGMENTS = "valid", "eos", "none", "documents", "segments"
 LENGTH, FURTHER = 8, 3  # tokens of a row, and more of a longer one
-MASKINGS = 4  # global batches, each with other masks
+_MASKINGS = 4  # global batches, each with other masks
 MOST = 1024  # symbols that are summed over; of larger vocabularies so many
 MULTIPLE = "vocab_multiple"  # option of a model
 TOLERANCE = 1e-7  # of log-probabilities in float64
@@ -62,7 +62,7 @@ def examine(config: RunConfig) -> None:
         return
     engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
     with tempfile.TemporaryDirectory() as room:
-        segments = getattr(config.task, "sample_break_mode", EOS) == SEGMENTS
+        segments = getattr(config.task, "sample_break_mode", _EOS) == SEGMENTS
         rows = make_room(Path(config.data).resolve(), Path(room), length, segments)
         parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
         generator = torch.Generator().manual_seed(1)
@@ -74,10 +74,10 @@ def examine(config: RunConfig) -> None:
         tasks = [*whole_task.tasks.values()] if isinstance(whole_task, HasParts) else [whole_task]
         with parts.evaluation_mode():
             for task in tasks:
-                LossExamination(parts, task, rows).run()
+                _LossExamination(parts, task, rows).run()
             reading = task_read_as(whole_task)
             if isinstance(reading.criterion, ScoresTokens):
-                ScoreExamination(parts, reading, rows).run()
+                _ScoreExamination(parts, reading, rows).run()
 
 
 def make_room(data: Path, room: Path, length: int, segments: bool) -> list[np.ndarray]:
@@ -111,7 +111,7 @@ def make_room(data: Path, room: Path, length: int, segments: bool) -> list[np.nd
     return rows
 
 
-class CrossEntropies(TorchDispatchMode):
+class _CrossEntropies(TorchDispatchMode):
     """Keeps what each cross-entropy is computed of, whoever computes it with torch."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class CrossEntropies(TorchDispatchMode):
 
 
 @dataclass
-class LossExamination:
+class _LossExamination:
     """The predictions of validation: those of a token may change as declared, and not with it.
 
     Attributes:
@@ -145,25 +145,25 @@ class LossExamination:
         if hasattr(self.task.config, "leave_unmasked_prob"):
             # The option declares that these targets are seen.
             self.set_option(leave_unmasked_prob=0.0)
-        mode = getattr(self.task.config, "sample_break_mode", EOS)
+        mode = getattr(self.task.config, "sample_break_mode", _EOS)
         if mode in (NONE, DOCUMENTS):
-            self.set_option(sample_break_mode=EOS)
+            self.set_option(sample_break_mode=_EOS)
         alone = []
         for name, stream in self.task.build_streams(VALID).items():
             if len(stream.lengths) != len(self.rows):
                 continue  # it reads something else than the rows
             self.check_visible(name, stream)
-            for number in range(MASKINGS):
+            for number in range(_MASKINGS):
                 self.check_changes(name, stream, number)
                 self.check_company(name, stream, number)
             for sample in range(len(self.rows)):
-                alone += losses_of(self.predictions(name, stream, 0, [sample]))
+                alone += _losses_of(self.predictions(name, stream, 0, [sample]))
         if mode == DOCUMENTS:
             self.set_option(sample_break_mode=DOCUMENTS)
             packed = []
             for name, stream in self.task.build_streams(VALID).items():
                 for sample in range(len(stream.lengths)):
-                    packed += losses_of(self.predictions(name, stream, 0, [sample]))
+                    packed += _losses_of(self.predictions(name, stream, 0, [sample]))
             self.compare(alone, packed, "the documents packed with it")
 
     def set_option(self, **values: Any) -> None:
@@ -173,7 +173,7 @@ class LossExamination:
     def check_visible(self, name: str, stream: Stream) -> None:
         """Check that terms which claim a bound are cross-entropies that can be examined."""
         has_targets, terms = False, set[str]()
-        for number in range(MASKINGS):
+        for number in range(_MASKINGS):
             has_targets |= any(
                 (x >= 0).any() for _, x in self.predictions(name, stream, number, [0])
             )
@@ -215,10 +215,10 @@ class LossExamination:
     def check_company(self, name: str, stream: Stream, number: int) -> None:
         """Check that losses are the same for a row alone, and padded beside a longer one."""
         pair = [0, len(self.rows) - 1]
-        together = losses_of(self.predictions(name, stream, number, pair))
+        together = _losses_of(self.predictions(name, stream, number, pair))
         alone = []
         for place in range(2):
-            alone += losses_of(self.predictions(name, stream, number, pair, place))
+            alone += _losses_of(self.predictions(name, stream, number, pair, place))
         self.compare(alone, together, "the rows and the padding beside it")
 
     def compare(self, alone: Losses, together: Losses, company: str) -> None:
@@ -236,7 +236,7 @@ class LossExamination:
         rows = np.arange(len(chosen)) if only is None else np.array([only])
         width = int(stream.lengths[chosen[rows]].max())
         batch = stream.micro_batch(number, chosen, rows, width, rows)
-        mode = CrossEntropies()
+        mode = _CrossEntropies()
         passes: Passes = {name: [self.parts.engine.to_device([batch])]}
         with mode:
             scored = self.task.evaluate(self.parts.engine, self.parts.model, passes)
@@ -248,7 +248,7 @@ class LossExamination:
         refuse(self.task, reason)
 
 
-def losses_of(predictions: Predictions) -> Losses:
+def _losses_of(predictions: Predictions) -> Losses:
     """Return each target with its loss."""
     losses: Losses = []
     for log_probs, targets in predictions:
@@ -259,8 +259,8 @@ def losses_of(predictions: Predictions) -> Losses:
 
 
 @dataclass
-class ScoreExamination:
-    """The scores of sentences: attributes as of `LossExamination`, of the task that is read."""
+class _ScoreExamination:
+    """The scores of sentences: attributes as of `_LossExamination`, of the task that is read."""
 
     parts: Parts
     task: Task

@@ -24,7 +24,8 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.league.expansion import PHASES
-from metaseq_lm.league.plan import Objective, Plan, parse_objective, parse_plan
+from metaseq_lm.league.plan import Objective, Plan
+from metaseq_lm.league.plan_files import parse_objective, parse_plan
 from metaseq_lm.reporting.runs import Run, read_run, relative_to_cwd
 from metaseq_lm.runs.plan import PLAN_FILE, read_plan_hash
 

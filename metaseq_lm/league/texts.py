@@ -16,7 +16,8 @@ from metaseq_lm.data.preprocess.hold_out import HoldOut
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE
 from metaseq_lm.data.storage.text_files import TextFile, check_text_file
 from metaseq_lm.data.words.columns import ConlluReader
-from metaseq_lm.league.plan import BENCHMARKS, CONLLU, FILES, FOLDERS, LABELLED, TEXT
+from metaseq_lm.league.plan import BENCHMARKS, FILES, FOLDERS, TEXT
+from metaseq_lm.league.plan_files import CONLLU, LABELLED
 
 HELD_OUT = 50  # every 50th line of the text is held out
 # The probes of a file of dependencies: name, column, scheme of the tags.

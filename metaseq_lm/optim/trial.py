@@ -18,7 +18,7 @@ from metaseq_lm.optim.states import PLAIN, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 
 STEPS = 2  # some make a part of their state at the second
-TRIED = (1, 2, 3, 1000)  # steps of a schedule
+_TRIED = (1, 2, 3, 1000)  # steps of a schedule
 
 
 def check_resumable(config: Any, parameters: NamedParameters, is_sharded: bool) -> None:
@@ -84,8 +84,8 @@ def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
 
 def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
     """Raise UsageError for a schedule whose rate is no number, or not one of the step alone."""
-    first, second = ([schedule(step) for step in TRIED] for _ in range(2))
-    for step, *factors in zip(TRIED, first, second):
+    first, second = ([schedule(step) for step in _TRIED] for _ in range(2))
+    for step, *factors in zip(_TRIED, first, second):
         if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in factors):
             raise UsageError(
                 f"schedule {name}: the factor of step {step} is {factors[0]!r}, not a number from 0"
@@ -105,9 +105,9 @@ def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) ->
         tensors: dict[str, Tensor] = {}
         map_tensors(tensors.__setitem__, slots)
         for key, tensor in tensors.items():
-            place = f"the state {key} of parameter {names[p]}"
-            if tensor.numel() and (owner := owners.setdefault(tensor.data_ptr(), place)) != place:
-                yield f"has {place} in the memory of {owner}"
+            entry = f"the state {key} of parameter {names[p]}"
+            if tensor.numel() and (owner := owners.setdefault(tensor.data_ptr(), entry)) != entry:
+                yield f"has {entry} in the memory of {owner}"
 
 
 def _without_memory(parameter: nn.Parameter) -> nn.Parameter:

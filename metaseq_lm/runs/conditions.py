@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 KEY = "conditions"  # in results.json
 MANY_UNKNOWN = 0.03
-SMALLER = 0.9  # than optimizer.lr by as much is the peak of a decay over a tenth of warm-up
+_SMALLER = 0.9  # than optimizer.lr by as much is the peak of a decay over a tenth of warm-up
 REMEDY = (
     "preprocess with a larger --vocab-size, with --tokenizer byte_bpe, which can write every text, "
     "or with a tokenizer of this language (--tokenizer-from)"
@@ -76,7 +76,7 @@ def _describe_rates(rates: Mapping[str, float]) -> str:
     base, highest, updates = rates["asked"], rates["highest"], rates["updates"]
     parts = []
     # Rounding apart.
-    if highest < SMALLER * base * (1 - 1e-9) or highest > base * (1 + 1e-9):
+    if highest < _SMALLER * base * (1 - 1e-9) or highest > base * (1 + 1e-9):
         at = f"at update {rates['at']:.0f} of {updates:.0f}"
         parts.append(f"at most {highest:.3g}, {at}, not {base:g} (optimizer.lr)")
     if "same_from" in rates:

@@ -43,7 +43,7 @@ class LockFile:
             if current != holder:
                 holder, since = current, time.monotonic()
             waited = time.monotonic() - since
-            if is_dead(current) or (waited > GRACE and not _is_here(current)):
+            if _is_dead(current) or (waited > GRACE and not _is_here(current)):
                 self._remove(current)
                 continue
             if waited > PATIENCE and not is_told:
@@ -94,7 +94,7 @@ def _place() -> str:
         return f"{socket.gethostname()} - -"
 
 
-def is_dead(owner: str) -> bool:
+def _is_dead(owner: str) -> bool:
     """Return whether it is certain that the owner of a lock, a process, is no more."""
     words = owner.split(" ")
     if len(words) != 6 or not words[3].isdecimal() or words[1] == "-":

@@ -30,7 +30,7 @@ from metaseq_lm.distributed import launcher, signals
 START = "from metaseq_lm.cli.jobs import serve; serve(sys.argv[-1])"
 END = "end"  # the last request; a command that died has sent none
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
-SAVING_SECONDS = 30  # between submitit's signal at the time limit and its kill
+_SAVING_SECONDS = 30  # between submitit's signal at the time limit and its kill
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -115,7 +115,7 @@ class ForkExecutor(LocalExecutor):
             "SUBMITIT_LOCAL_JOB_NUM_NODES": 1,
             "SUBMITIT_LOCAL_NODEID": 0,
             "SUBMITIT_LOCAL_NTASKS": 1,
-            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": SAVING_SECONDS,
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": _SAVING_SECONDS,
             "SUBMITIT_LOCAL_TIMEOUT_S": 60 * self.parameters["timeout_min"],
             "SUBMITIT_LOCAL_WITH_SHELL": "",
             "SUBMITIT_STDERR_TO_STDOUT": "",

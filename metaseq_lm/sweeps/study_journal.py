@@ -26,7 +26,7 @@ COUNT = range(1 << 31)
 # Names of settings are those of folders.
 NAME = re.compile(r"\w[\w.,=+@-]*")
 # The form of each attribute of studies and trials, and of each record by its op_code.
-ATTRIBUTES: dict[str, Any] = {
+_ATTRIBUTES: dict[str, Any] = {
     "values": dict,
     "run_flops": NUMBER,
     "tries_from": COUNT,
@@ -38,12 +38,12 @@ ATTRIBUTES: dict[str, Any] = {
     "message": str,
 }
 SCORES = {"intermediate_value", "values"}
-STUDY, TRIAL = {"study_id": COUNT}, {"trial_id": COUNT}
+_STUDY, TRIAL = {"study_id": COUNT}, {"trial_id": COUNT}
 RECORDS: dict[int, dict[str, Any]] = {
     0: {"study_name": NAME, "directions": [range(1, 3)]},
-    2: {**STUDY, "user_attr": dict},
-    3: {**STUDY, "system_attr": {"*": NUMBER}},
-    4: {**STUDY, "datetime_start": str},
+    2: {**_STUDY, "user_attr": dict},
+    3: {**_STUDY, "system_attr": {"*": NUMBER}},
+    4: {**_STUDY, "datetime_start": str},
     5: {**TRIAL, "param_name": str, "param_value_internal": NUMBER, "distribution": str},
     6: {**TRIAL, "state": range(5), "values?": [NUMBER], "datetime_complete?": str},
     7: {**TRIAL, "step": COUNT, "intermediate_value": NUMBER},
@@ -185,12 +185,12 @@ def _problem_of_attribute(record: dict[str, Any]) -> str:
         if key.startswith("completed_rung") and isinstance(value, str):
             return f"{key} is {value[:40]!r}, not a number"
     attribute = record.get("user_attr", {"message": ""})
-    if len(attribute) != 1 or not attribute.keys() <= ATTRIBUTES.keys():
+    if len(attribute) != 1 or not attribute.keys() <= _ATTRIBUTES.keys():
         return f"user_attr has the keys {', '.join(attribute)[:60] or 'none'}"
     ((key, value),) = attribute.items()
-    if problem := schema_error(value, ATTRIBUTES[key], key):
+    if problem := schema_error(value, _ATTRIBUTES[key], key):
         return problem
-    if ATTRIBUTES[key] is NUMBER and value < 0:
+    if _ATTRIBUTES[key] is NUMBER and value < 0:
         return f"{key} is {value}, less than 0"
     # The values of a setting become arguments of runs; `user_dir` is code.
     names = value if key == "values" else ()

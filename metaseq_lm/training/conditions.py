@@ -21,7 +21,7 @@ from metaseq_lm.training.checkpointing import check_produced
 from metaseq_lm.training.parts import Parts, evaluate_split
 
 GRID = 2000  # updates of a long run at which its schedule is looked at, in each of three ways
-USUAL_METRIC = "loss"  # of nearly every validation, so that no pass at the start looks for it
+_USUAL_METRIC = "loss"  # of nearly every validation, so that no pass at the start looks for it
 LIMITS = ("max_query_length", "tokens_per_sample")  # options of tasks that cut rows
 
 
@@ -147,7 +147,7 @@ def check_best_metric(parts: Parts, known: Mapping[str, float]) -> None:
     if not (metric and options.valid_split):
         return
     metrics = dict(known)
-    for most in (1, None) if metric != USUAL_METRIC else ():
+    for most in (1, None) if metric != _USUAL_METRIC else ():
         if metric not in metrics:
             metrics = evaluate_split(parts, options.valid_split, most).metrics
     check_produced(metric, metrics)

@@ -92,15 +92,15 @@ def test_cut_at_every_byte(name: str, tmp_path: Path, capsys: pytest.CaptureFixt
     for size in range(len(content) + 1):
         for tail in (b"", b"\0" * 9) if size % 40 == 0 else (b"",):
             file.write_bytes(content[:size] + tail)
-            kept = values[: (size >= first) + (size >= len(content) - 1)]
+            complete = values[: (size >= first) + (size >= len(content) - 1)]
             torn = bool(tail) or size not in (0, first, first + 1, len(content) - 1, len(content))
             capsys.readouterr()
-            assert read(tmp_path) == kept
+            assert read(tmp_path) == complete
             if size % 9 == 0 or not torn:
                 write(tmp_path, 3)
                 warnings = capsys.readouterr().err.count("the last line is incomplete")
                 assert bool(warnings) == torn
-                assert len(read(tmp_path)) == len(kept) + 1 and file.read_bytes()[-1:] == b"\n"
+                assert len(read(tmp_path)) == len(complete) + 1 and file.read_bytes()[-1:] == b"\n"
 
 
 @kinds

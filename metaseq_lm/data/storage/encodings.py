@@ -10,16 +10,16 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FITTING = 0.95  # of the words with letters outside ASCII, or of the characters without words
-FEW_WORDS = 0.1  # of the words, if names and borrowed words alone have such letters
+_FITTING = 0.95  # of the words with letters outside ASCII, or of the characters without words
+_FEW_WORDS = 0.1  # of the words, if names and borrowed words alone have such letters
 # Encodings of seven bits, and what other characters than ASCII begin with.
-SEVEN_BITS = {
+_SEVEN_BITS = {
     "iso2022_jp": re.compile(rb"\x1b\$[@B]"),
     "iso2022_kr": re.compile(rb"\x1b\$\)C"),
     "hz": re.compile(rb"~\{(?:[!-w][!-~])+~\}"),
     "utf-7": re.compile(rb"\+[A-Za-z0-9/]{3,}"),
 }
-EBCDIC = ("cp037", "cp500", "cp273")  # not even their ASCII is ASCII
+_EBCDIC = ("cp037", "cp500", "cp273")  # not even their ASCII is ASCII
 # Signs around words and between them; any other sign in a word tells a wrong encoding.
 _EDGES = "“”‘’«»„‚‹›…–—¿¡°€£§™®©•·¶²³ªº\N{NO-BREAK SPACE}"
 _BETWEEN = re.compile(
@@ -52,12 +52,12 @@ class Language:
         return character.lower()[0] in self.alphabet or unicodedata.combining(character) > 0
 
 
-_WESTERN = ("latin-1", "cp1252", "mac-roman", "cp850", *EBCDIC)
+_WESTERN = ("latin-1", "cp1252", "mac-roman", "cp850", *_EBCDIC)
 _CENTRAL = ("cp1250", "iso8859-2", "cp852", "mac-latin2")
 _BALTIC = ("cp1257", "iso8859-13", "iso8859-4")
 _CYRILLIC = ("cp1251", "koi8-r", "koi8-u", "iso8859-5", "cp866", "mac-cyrillic")
 # Hebrew is before Cyrillic, in whose encodings it can look like words, which the reverse cannot.
-WESTERN = tuple(
+_WESTERN_LANGUAGES = tuple(
     Language(_WESTERN, alphabet)
     for alphabet in (
         "àâæçéèêëîïôœùûüÿ",  # French
@@ -145,7 +145,7 @@ def guess_encodings(sample: bytes) -> list[str]:
         text = _decoded(sample, encoding)
         if text is not None and _borrows(text):
             candidates.setdefault(text, encoding)
-    for language in (*WESTERN, *OTHERS):
+    for language in (*_WESTERN_LANGUAGES, *OTHERS):
         for encoding in language.encodings:
             text = _decoded(sample, encoding)
             if text is not None and text not in candidates and _fits(text, language, encoding):
@@ -155,13 +155,17 @@ def guess_encodings(sample: bytes) -> list[str]:
 
 def guess_seven_bits(head: bytes) -> str:
     """Return the encoding of ASCII that stands for other characters, "" if it stands for itself."""
-    for encoding, sign in SEVEN_BITS.items():
+    for encoding, sign in _SEVEN_BITS.items():
         marks = sign.findall(head)
         if marks and encoding.startswith("iso2022"):  # an escape tells it
             return encoding
         # A single "~" is ASCII in damaged HZ; that of UTF-7 is plausible in its words only.
         text = _decoded(b" ".join(marks) if encoding == "hz" else head, encoding)
-        if marks and text and any(_fits(text, language) for language in (*WESTERN, *OTHERS)):
+        if (
+            marks
+            and text
+            and any(_fits(text, language) for language in (*_WESTERN_LANGUAGES, *OTHERS))
+        ):
             return encoding
     return ""
 
@@ -188,13 +192,13 @@ def _fits(text: str, language: Language, encoding: str = "") -> bool:
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
     if not foreign:
-        return encoding in EBCDIC and _is_ascii_text(text)
+        return encoding in _EBCDIC and _is_ascii_text(text)
     good = [word for word in foreign if _is_word(word, language)]
     if 2 * sum(map(str.isupper, foreign)) > len(foreign):
         return False  # as text in KOI8-R looks in cp1251
     letters = [c for word in foreign for c in word.lower() if not c.isascii()]
     frequent = sum(c in language.frequent for c in letters)
-    return len(good) >= FITTING * len(foreign) and frequent >= language.share * len(letters)
+    return len(good) >= _FITTING * len(foreign) and frequent >= language.share * len(letters)
 
 
 def _is_ascii_text(text: str) -> bool:
@@ -218,6 +222,6 @@ def _borrows(text: str) -> bool:
     """Return whether text is of ASCII but for signs and for few words of any Western language."""
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
-    good = [word for word in foreign if any(_is_word(word, one) for one in WESTERN)]
-    few = len(foreign) <= FEW_WORDS * len(words)
-    return few and len(good) >= FITTING * len(foreign) and any(map(str.isascii, words))
+    good = [word for word in foreign if any(_is_word(word, one) for one in _WESTERN_LANGUAGES)]
+    few = len(foreign) <= _FEW_WORDS * len(words)
+    return few and len(good) >= _FITTING * len(foreign) and any(map(str.isascii, words))

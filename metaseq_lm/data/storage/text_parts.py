@@ -9,10 +9,10 @@ import numpy as np
 
 from metaseq_lm.data.storage.text_files import TextFile, joined
 
-FEWEST_WRAPPED = 20  # lines that tell whether a text is wrapped
+_FEWEST_WRAPPED = 20  # lines that tell whether a text is wrapped
 WIDTHS = range(20, 201)  # characters at which text is wrapped
-NEAR_WIDTH, MOST_WRAPPED, MOST_ENDS = 0.8, 0.75, 0.4
-ENDS_SENTENCE = re.compile(r"[.!?:;…。！？।؟]['\"’”»)\]]*$")
+_NEAR_WIDTH, _MOST_WRAPPED, _MOST_ENDS = 0.8, 0.75, 0.4
+_ENDS_SENTENCE = re.compile(r"[.!?:;…。！？।؟]['\"’”»)\]]*$")
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ def wrapped_width(lines: Sequence[str]) -> int:
     """
     lines = [line.rstrip() for line in lines]
     inside = [line for line, after in pairwise(lines) if line.strip() and after.strip()]
-    if len(inside) < FEWEST_WRAPPED:
+    if len(inside) < _FEWEST_WRAPPED:
         return 0
     width = sorted(map(len, inside))[int(0.98 * (len(inside) - 1))]
-    near = sum(len(line) > NEAR_WIDTH * width for line in inside)
-    ends = sum(ENDS_SENTENCE.search(line) is not None for line in inside)
-    is_wrapped = near >= MOST_WRAPPED * len(inside) and ends <= MOST_ENDS * len(inside)
+    near = sum(len(line) > _NEAR_WIDTH * width for line in inside)
+    ends = sum(_ENDS_SENTENCE.search(line) is not None for line in inside)
+    is_wrapped = near >= _MOST_WRAPPED * len(inside) and ends <= _MOST_ENDS * len(inside)
     # Lines of one form, such as records, are of one length, too.
     is_varied = len({line.split()[0] for line in inside}) > 0.1 * len(inside)
     return width if width in WIDTHS and is_wrapped and is_varied else 0

@@ -139,8 +139,8 @@ class ColumnReader(SentenceReader):
             for number, row in rows:
                 self._tags.add(row[-1])
                 if row[0] == "#":
-                    place = f"{self.file}:{number}: {' '.join(row)[:40]!r}"
-                    inside.setdefault(row[-1], place)
+                    line = f"{self.file}:{number}: {' '.join(row)[:40]!r}"
+                    inside.setdefault(row[-1], line)
                 else:
                     others.add(row[-1])
             if opener := next((row for row in marked if len(row) == len(lines[-1])), None):

@@ -56,15 +56,15 @@ MIRROR = {
     "VP": "PV",
     "NPost": "PreN",
 }
-INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
+_INSERTED = (("mod", 0.7), ("S", 0.3))  # what stands between a cue and the word that it decides
 LONGER = 0.45  # the probability of one more of these
-CLOSE = 0.3  # that of none
+_CLOSE = 0.3  # that of none
 TAGGED = 0.3  # the probability of one more tag of its kind behind (mirrored: before) such a word
 SIDES = (0.4, 0.25, 0.25, 0.1)  # of cues of both sides: of kinds 1 1, 1 2, 2 1 and 2 2
 
 WORDS = 300
 # Words of kind 1 or 2 only, homonyms of both, and the share of homonyms in what is said.
-LEXICON = {
+_LEXICON = {
     "open": (6, 4, 0.1),
     "late": (8, 20, 0.5),
     "inner": (8, 20, 0.5),
@@ -82,10 +82,10 @@ SETS = {
     "attachment_right": "pre",
     "attachment_both": "link",
 }
-AT_END = "_end"
+_AT_END = "_end"
 SENTENCES = 128  # whose sums are computed at once
 # Where nothing tells the kind, the posterior is 1/2: the order of a sum must not break the tie.
-EXACT_DIGITS = 12
+_EXACT_DIGITS = 12
 
 
 @dataclass
@@ -117,23 +117,23 @@ def _rules() -> dict[tuple[str, str, str], float]:
 
     add("S", "S", "S", 1.5)
     for kind in "12":
-        add("S", f"open{kind}", f"late{kind}", CLOSE, True)
-        add("S", f"open{kind}", f"Rest{kind}", 1 - CLOSE, True)
+        add("S", f"open{kind}", f"late{kind}", _CLOSE, True)
+        add("S", f"open{kind}", f"Rest{kind}", 1 - _CLOSE, True)
         add(f"Rest{kind}", f"Rest{kind}", f"tag{kind}", TAGGED, True)
         for phrase in (f"Core{kind}", f"Link{kind}"):
             add(phrase, phrase, f"tag{kind}", TAGGED / 3, True)
         words = ("Rest", "late"), ("Core", "inner"), ("Link", "link")
-        for (item, share), (phrase, word) in product(INSERTED, words):
+        for (item, share), (phrase, word) in product(_INSERTED, words):
             once, again = (share * (1 - TAGGED) * p for p in (1 - LONGER, LONGER))
             add(f"{phrase}{kind}", item, f"{word}{kind}", once, True)
             add(f"{phrase}{kind}", item, f"{phrase}{kind}", again, True)
-    for item, share in INSERTED:
+    for item, share in _INSERTED:
         add("NP", item, "noun", share * (1 - LONGER), True)
         add("NP", item, "NP", share * LONGER, True)
-    for noun, weight in (("noun", CLOSE), ("NP", 1 - CLOSE)):
+    for noun, weight in (("noun", _CLOSE), ("NP", 1 - _CLOSE)):
         add("VP", "verb1", noun, weight, True)
         add("NPost", noun, "post2", weight, True)
-    for kind, (link, weight) in product("12", (("link", CLOSE), ("Link", 1 - CLOSE))):
+    for kind, (link, weight) in product("12", (("link", _CLOSE), ("Link", 1 - _CLOSE))):
         add(f"VLink{kind}", f"verb{kind}", f"{link}1", weight)
         add(f"LinkV{kind}", f"{link}2", f"final{kind}", weight)
     add("NPost", "NPost", "tag2", TAGGED * 1.5, True)
@@ -146,15 +146,15 @@ def _rules() -> dict[tuple[str, str, str], float]:
             add("S", f"VLink{left}", f"final{right}", 2 * weight)
         else:
             add("S", f"verb{left}", f"LinkV{right}", 2 * weight)
-        add(f"Frame{left}", f"inner{kind}", f"close{right}", CLOSE * weight)
-        add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - CLOSE) * weight)
+        add(f"Frame{left}", f"inner{kind}", f"close{right}", _CLOSE * weight)
+        add(f"Frame{left}", f"Core{kind}", f"close{right}", (1 - _CLOSE) * weight)
     sums: dict[str, float] = {}
     for (parent, _, _), weight in weights.items():
         sums[parent] = sums.get(parent, 0) + weight
     return {rule: weight / sums[rule[0]] for rule, weight in weights.items()}
 
 
-class Lexicon:
+class _Lexicon:
     """The words in blocks, and the probability of each by preterminal.
 
     Args:
@@ -173,7 +173,7 @@ class Lexicon:
         self.blocks: dict[str, np.ndarray] = {}
         self._config = config
         shares = {}
-        for name, (of_one_kind, homonyms, share) in LEXICON.items():
+        for name, (of_one_kind, homonyms, share) in _LEXICON.items():
             for stem in dict.fromkeys((name, mirrored(name))):
                 self._add(stem, homonyms)
                 for kind in "12":
@@ -211,10 +211,10 @@ class Garden(World):
             )
         self.grammar = Grammar(_rules(), config.shortest, config.longest)
         self._reversed = self.grammar.reversed()
-        lexicon = Lexicon(self.grammar.preterminals, config)
+        lexicon = _Lexicon(self.grammar.preterminals, config)
         self.symbols, self.blocks, self.probs = lexicon.symbols, lexicon.blocks, lexicon.probs
         self.longest = config.sentences * (config.longest + 1)
-        self.asked_later = {name + AT_END: name for name in SETS}
+        self.asked_later = {name + _AT_END: name for name in SETS}
         self._preterminals = {
             name: [self.grammar.preterminals.index(f"{stem}{kind}") for kind in "12"]
             for name, stem in SETS.items()
@@ -222,7 +222,7 @@ class Garden(World):
         senses, attachments = ("kind1", "kind2"), ("verb", "noun")
         classes = {name: senses if "sense" in name else attachments for name in SETS}
         classes["attachment_both"] = ("before", "behind")
-        self.label_sets = classes | {name + AT_END: classes[name] for name in SETS}
+        self.label_sets = classes | {name + _AT_END: classes[name] for name in SETS}
         self._words = Categorical([row[row > 0] for row in self.probs])
         self._word_numbers = np.nonzero(self.probs)[1]
         lengths = self.grammar.of_length[config.shortest :, 0]
@@ -249,7 +249,7 @@ class Garden(World):
             labels[name] = values = np.full(shape, NO_LABEL)
             for label, preterminal in enumerate(preterminals):
                 values[self._is_homonym(name, tokens) & (leaves == preterminal)] = label
-            at_end = labels[name + AT_END] = np.full(shape, NO_LABEL)
+            at_end = labels[name + _AT_END] = np.full(shape, NO_LABEL)
             first = np.take_along_axis(
                 values, (values != NO_LABEL).argmax(axis=2)[..., None], axis=2
             )
@@ -355,7 +355,7 @@ class Garden(World):
             row, first = np.unique(row, return_index=True)
             column = column[first]
         with np.errstate(divide="ignore"):
-            values = normalised(np.log(joint[row, column])).round(EXACT_DIGITS)
+            values = normalised(np.log(joint[row, column])).round(_EXACT_DIGITS)
         document, number = np.divmod(rows[row], self.config.sentences)
         if at_end:
             column = (flat[rows[row]] != NO_TOKEN).sum(axis=1)

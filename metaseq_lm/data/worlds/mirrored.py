@@ -40,12 +40,12 @@ from metaseq_lm.data.worlds.quad import (
 )
 
 BLANK = "?"
-AHEAD, BEHIND, AROUND = "ahead", "behind", "around"
-PHRASES = {f"phrases_{place}": place for place in (AHEAD, BEHIND, AROUND)}
-PAIRS = {f"pairs_{place}": place for place in (AHEAD, BEHIND)}
+AHEAD, _BEHIND, _AROUND = "ahead", "behind", "around"
+PHRASES = {f"phrases_{place}": place for place in (AHEAD, _BEHIND, _AROUND)}
+PAIRS = {f"pairs_{place}": place for place in (AHEAD, _BEHIND)}
 KIND = "pairs_around"
 LAST = "pairs_behind"  # of the first closing bracket the label is 0
-END_SUFFIX = "_end"
+_END_SUFFIX = "_end"
 
 
 @dataclass
@@ -72,10 +72,10 @@ class Mirrored(Quad):
         of_words |= dict.fromkeys(PAIRS, counts[: config.pairs])
         of_words[KIND] = counts[: config.pairs + 1]
         of_words |= {name: self.label_sets[name] for name in (STATE, DEPTH, HEAD)}
-        at_end = {name + END_SUFFIX: classes for name, classes in of_words.items()}
+        at_end = {name + _END_SUFFIX: classes for name, classes in of_words.items()}
         of_documents = {name: self.label_sets[name] for name in (TOPIC, HALF)}
         self.label_sets = {**of_documents, **of_words, **at_end}
-        self.asked_later = {name + END_SUFFIX: name for name in of_words}
+        self.asked_later = {name + _END_SUFFIX: name for name in of_words}
 
     def sample(self, keys: np.ndarray) -> Documents:
         documents = super().sample(keys)
@@ -143,7 +143,7 @@ class Mirrored(Quad):
         phrases = self.agreement.parse(clauses)[1][:, None]
         columns, verbs = np.arange(clauses.shape[1]), 2 * phrases + 1
         inside = (columns > 0) & (columns < verbs)
-        is_labelled = {AHEAD: columns == 0, BEHIND: columns == verbs, AROUND: inside}[place]
+        is_labelled = {AHEAD: columns == 0, _BEHIND: columns == verbs, _AROUND: inside}[place]
         labels = np.where(is_labelled & (phrases >= 0), phrases, NO_LABEL)
         certain = one_hot(labels, len(self.agreement.phrase_probs))
         if sees == BOTH:
@@ -201,7 +201,7 @@ class Mirrored(Quad):
     def _prior(self, name: str) -> np.ndarray:
         """Return the probability of each class, (K,), of the label that X_end asks for."""
         if name in PHRASES:
-            least = int(PHRASES[name] == AROUND and self.config.phrases > 0)
+            least = int(PHRASES[name] == _AROUND and self.config.phrases > 0)
             return np.asarray(self._phrase_tails[least])
         pairs = self.config.pairs
         if name in PAIRS:

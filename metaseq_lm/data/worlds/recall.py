@@ -41,10 +41,10 @@ from metaseq_lm.data.worlds.base import (
 from metaseq_lm.data.worlds.clauses import Symbols, whole
 
 END, HIDDEN = ".", "?"
-END_TOKEN, HIDDEN_TOKEN = 0, 1
-UNIT = 3  # tokens
-COLOUR, PAIR, MATCH = "colour", "pair", "match"  # what is asked of a key
-NOWHERE, BEFORE, AFTER = 0, 1, 2  # on which side alone a hidden value is shown
+_END_TOKEN, _HIDDEN_TOKEN = 0, 1
+_UNIT = 3  # tokens
+_COLOUR, PAIR, _MATCH = "colour", "pair", "match"  # what is asked of a key
+_NOWHERE, BEFORE, AFTER = 0, 1, 2  # on which side alone a hidden value is shown
 PLACES = {"before": (BEFORE, BEFORE), "after": (AFTER, AFTER), "across": (BEFORE, AFTER)}
 OF_KEYS = (
     "colour_before",
@@ -54,8 +54,8 @@ OF_KEYS = (
     "pair_across",
     "match_across",
 )
-FACT, LATER = "fact", "_end"
-FACTS, RECALL = "facts", {"recall_left": BEFORE, "recall_right": AFTER}
+_FACT, _LATER = "fact", "_end"
+FACTS, _RECALL = "facts", {"recall_left": BEFORE, "recall_right": AFTER}
 GROUPS = {"train": (0, 2), "valid": (1,), "test": (3,)}  # ranks modulo 4 of a split's entities
 
 
@@ -121,14 +121,14 @@ class Units:
     def _sides(self, of_units: np.ndarray) -> np.ndarray:
         unit = np.arange(self.keys.shape[1])
         before, after = self.of_key(self.first) < unit, self.of_key(self.last) > unit
-        return np.where(of_units & (before != after), np.where(before, BEFORE, AFTER), NOWHERE)
+        return np.where(of_units & (before != after), np.where(before, BEFORE, AFTER), _NOWHERE)
 
 
 @register_world("recall", dataclass=RecallConfig)
 class Recall(World):
     """Values of keys that the document tells before or after, and facts that the corpus tells."""
 
-    pair_kinds = (FACTS, *RECALL)
+    pair_kinds = (FACTS, *_RECALL)
     config: RecallConfig
 
     def __init__(self, config: RecallConfig, seed: int = 0) -> None:
@@ -147,7 +147,7 @@ class Recall(World):
         forms = tuple(_numbered("_", config.fact_values))
         self.value_words = block(_numbered("value", config.attributes), forms)
         self.symbols = words
-        self.width = UNIT * config.units + 1  # of a section
+        self.width = _UNIT * config.units + 1  # of a section
         self.longest = config.sections * self.width
         weights = np.arange(1, config.entities + 1.0) ** -config.zipf
         self.frequencies = weights / weights.sum()
@@ -157,13 +157,13 @@ class Recall(World):
         uniforms = random_streams.uniforms(keys, 0, config.attributes)
         self.facts = whole(uniforms, config.fact_values)
         classes = {
-            COLOUR: words[self.shown_words[0].first :][: config.values],
+            _COLOUR: words[self.shown_words[0].first :][: config.values],
             PAIR: ["low-low", "low-high", "high-low", "high-high"],
-            MATCH: ["differ", "same"],
-            FACT: words[self.value_words.first :][: config.fact_values],
+            _MATCH: ["differ", "same"],
+            _FACT: words[self.value_words.first :][: config.fact_values],
         }
-        of_words = {name: classes[name.partition("_")[0]] for name in (*OF_KEYS, FACT)}
-        self.asked_later = {name + LATER: name for name in of_words}
+        of_words = {name: classes[name.partition("_")[0]] for name in (*OF_KEYS, _FACT)}
+        self.asked_later = {name + _LATER: name for name in of_words}
         later = {name: of_words[word] for name, word in self.asked_later.items()}
         self.label_sets = {**of_words, **later}
 
@@ -183,7 +183,7 @@ class Recall(World):
         tokens = self._draw(keys)
         units = self.parse(tokens)
         labels = self._labels(units, name)
-        if name.startswith(FACT):
+        if name.startswith(_FACT):
             rows, numbers, columns = self._labelled(units, name)
             other = ~np.isin(units.entities[rows, numbers] % 4, GROUPS[split])
             labels[rows[other], columns[other]] = NO_LABEL
@@ -208,7 +208,7 @@ class Recall(World):
         words = [self.key_words.token(key)]
         for slot, (symbols, uniform) in enumerate(zip(self.shown_words, (first, second))):
             is_shown = uniform < config.shown
-            words.append(np.where(is_shown, symbols.token(bound[rows, slot, key]), HIDDEN_TOKEN))
+            words.append(np.where(is_shown, symbols.token(bound[rows, slot, key]), _HIDDEN_TOKEN))
         entity = np.searchsorted(self.frequencies.cumsum(), item, side="right")
         entity = np.minimum(entity, config.entities - 1)  # sums of rounded numbers may miss 1
         attribute = whole(first, config.attributes)
@@ -218,7 +218,7 @@ class Recall(World):
             self.value_words.token(attribute, self.facts[entity, attribute]),
         ]
         units = np.where(is_fact[..., None], np.stack(fact, axis=-1), np.stack(words, axis=-1))
-        tokens = np.full((len(keys), config.sections, self.width), END_TOKEN)
+        tokens = np.full((len(keys), config.sections, self.width), _END_TOKEN)
         tokens[:, :, :-1] = units.reshape(len(keys), config.sections, -1)
         return tokens.reshape(len(keys), -1)
 
@@ -247,9 +247,9 @@ class Recall(World):
         padded = np.full((count, max(self.longest, tokens.shape[1])), NO_TOKEN)
         padded[:, : tokens.shape[1]] = tokens
         sections = padded[:, : self.longest].reshape(count, config.sections, self.width)
-        good = (sections[:, :, -1] == END_TOKEN).all(axis=1)
+        good = (sections[:, :, -1] == _END_TOKEN).all(axis=1)
         good &= (padded[:, self.longest :] == NO_TOKEN).all(axis=1)
-        words = np.moveaxis(sections[:, :, :-1].reshape(count, -1, UNIT), 2, 0)
+        words = np.moveaxis(sections[:, :, :-1].reshape(count, -1, _UNIT), 2, 0)
 
         def numbers(block: Symbols, column: int) -> np.ndarray:
             return np.where(block.contains(words[column]), words[column] - block.first, NO_TOKEN)
@@ -257,7 +257,7 @@ class Recall(World):
         keys, entities = numbers(self.key_words, 0), numbers(self.entity_words, 0)
         shown = np.stack([numbers(block, 1 + slot) for slot, block in enumerate(self.shown_words)])
         attributes, values = numbers(self.attribute_words, 1), numbers(self.value_words, 2)
-        of_key = ((shown != NO_TOKEN) | (words[1:] == HIDDEN_TOKEN)).all(axis=0)
+        of_key = ((shown != NO_TOKEN) | (words[1:] == _HIDDEN_TOKEN)).all(axis=0)
         of_entity = (attributes != NO_TOKEN) & (values != NO_TOKEN)
         of_entity &= values // config.fact_values == attributes
         good &= (((keys != NO_TOKEN) & of_key) | ((entities != NO_TOKEN) & of_entity)).all(axis=1)
@@ -302,13 +302,13 @@ class Recall(World):
         other = np.flatnonzero(~possible)
         probs[other] = super().cloze(tokens, rows[other], positions[other])
         section, column = np.divmod(positions, self.width)
-        place = np.where(column == self.width - 1, UNIT, column % UNIT)
-        probs[possible & (place == UNIT), END_TOKEN] = 1
-        unit = section * self.config.units + column // UNIT
+        offset = np.where(column == self.width - 1, _UNIT, column % _UNIT)
+        probs[possible & (offset == _UNIT), _END_TOKEN] = 1
+        unit = section * self.config.units + column // _UNIT
         units = self.parse(tokens)
         is_key = units.keys[rows, np.minimum(unit, units.keys.shape[1] - 1)] != NO_TOKEN
-        for number in range(UNIT):
-            inside = possible & (place == number)
+        for number in range(_UNIT):
+            inside = possible & (offset == number)
             gaps = np.flatnonzero(inside & ~is_key)
             probs[gaps] = self._fact_cloze(units, rows[gaps], unit[gaps], number)
             gaps = np.flatnonzero(inside & is_key)
@@ -316,22 +316,22 @@ class Recall(World):
         return probs
 
     def _fact_cloze(
-        self, units: Units, rows: np.ndarray, unit: np.ndarray, place: int
+        self, units: Units, rows: np.ndarray, unit: np.ndarray, offset: int
     ) -> np.ndarray:
         """Return the probability of each symbol at a place of units that are facts, (M, V)."""
         probs = np.zeros((len(rows), len(self.symbols)))
         attribute, value = units.attributes[rows, unit], units.values[rows, unit]
-        if place == 0:
+        if offset == 0:
             weights = self.frequencies * (self.facts[:, attribute].T == value[:, None])
             probs[:, self.entity_words.first :][:, : self.config.entities] = weights
             return np.asarray(probs / weights.sum(axis=1, keepdims=True))
         # The value's word tells the attribute.
         words = (self.attribute_words.token(attribute), self.value_words.token(attribute, value))
-        probs[np.arange(len(rows)), words[place - 1]] = 1
+        probs[np.arange(len(rows)), words[offset - 1]] = 1
         return probs
 
     def _key_cloze(
-        self, units: Units, rows: np.ndarray, unit: np.ndarray, place: int
+        self, units: Units, rows: np.ndarray, unit: np.ndarray, offset: int
     ) -> np.ndarray:
         """Return the probability of each symbol at a place of units of keys, (M, V)."""
         config, probs = self.config, np.zeros((len(rows), len(self.symbols)))
@@ -341,16 +341,16 @@ class Recall(World):
         alone = (units.first == units.last)[:, rows, key] & (shown != NO_TOKEN)
         bound = units.bound[:, rows].copy()
         bound[:, count, key] = np.where(alone, NO_TOKEN, bound[:, count, key])
-        if place == 0:
+        if offset == 0:
             fits = np.where(bound == NO_TOKEN, 1 / config.values, bound == shown[..., None])
             weights = np.where((shown == NO_TOKEN)[..., None], 1, fits).prod(axis=0)
             for others in (self._keys_before(units.keys), self._keys_after(units.keys)):
                 weights *= self._steps(np.arange(config.keys), others[rows, unit][:, None])
             probs[:, self.key_words.first :][:, : config.keys] = weights
             return np.asarray(probs / weights.sum(axis=1, keepdims=True))
-        probs[:, HIDDEN_TOKEN] = 1 - config.shown
-        values = self._certain(bound[place - 1, count, key])
-        block = self.shown_words[place - 1]
+        probs[:, _HIDDEN_TOKEN] = 1 - config.shown
+        values = self._certain(bound[offset - 1, count, key])
+        block = self.shown_words[offset - 1]
         probs[:, block.first : block.first + config.values] = config.shown * values
         return probs
 
@@ -363,14 +363,14 @@ class Recall(World):
 
     def _questions(self, units: Units, word: str, place: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the units that a set might ask about, and those that it has labels of, (N, U)."""
-        if word == FACT:
+        if word == _FACT:
             is_fact = units.entities != NO_TOKEN
             is_stated = self._stated(units.entities, units.attributes == 0)
             stated = np.take_along_axis(is_stated, np.maximum(units.entities, 0), axis=1)
             return is_fact, is_fact & (units.attributes > 0) & ~stated
         is_hidden = (units.keys != NO_TOKEN) & (units.shown == NO_TOKEN)
         (one, other), (colours, sizes) = PLACES[place], units.hidden_sides
-        if word == COLOUR:
+        if word == _COLOUR:
             return is_hidden[0], colours == one
         fits = ((colours == one) & (sizes == other)) | ((colours == other) & (sizes == one))
         return is_hidden.all(axis=0), fits
@@ -389,7 +389,7 @@ class Recall(World):
         about has a label, and this is told before the section ends.
         """
         config, later = self.config, name in self.asked_later
-        word, _, place = name.removesuffix(LATER).partition("_")
+        word, _, place = name.removesuffix(_LATER).partition("_")
         candidates, has_label = self._questions(units, word, place)
         has_label = has_label & units.good[:, None]
         if later:
@@ -398,11 +398,11 @@ class Recall(World):
             has_label &= candidates & (counts == 1)
         row, unit = np.nonzero(has_label)
         section, inside = np.divmod(unit, config.units)
-        if later and word != FACT:
-            told = units.first[:, row, units.keys[row, unit]] < (section + 1) * config.units
-            is_told = told[0] if word == COLOUR else told.all(axis=0)
+        if later and word != _FACT:
+            in_time = units.first[:, row, units.keys[row, unit]] < (section + 1) * config.units
+            is_told = in_time[0] if word == _COLOUR else in_time.all(axis=0)
             row, unit, section = row[is_told], unit[is_told], section[is_told]
-        column = np.full_like(section, self.width - 1) if later else UNIT * inside
+        column = np.full_like(section, self.width - 1) if later else _UNIT * inside
         return row, unit, section * self.width + column
 
     def _labels(self, units: Units, name: str) -> np.ndarray:
@@ -433,7 +433,7 @@ class Recall(World):
     ) -> np.ndarray:
         """Return the probability of each class for units that a reader sees, (M, C)."""
         word, (row, unit) = name.partition("_")[0], of_units
-        if word == FACT:
+        if word == _FACT:
             facts = self.facts[units.entities[row, unit], 0]
             return np.asarray(np.eye(self.config.fact_values)[facts])
         bound = units.of_key(units.bound)[:, row, unit]
@@ -444,7 +444,7 @@ class Recall(World):
 
     def _classes(self, word: str, values: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (..., C), of that of values, (2, ..., V)."""
-        if word == COLOUR:
+        if word == _COLOUR:
             return np.asarray(values[0])
         is_high = 2 * np.arange(self.config.values) >= self.config.values
         colours, sizes = values @ np.stack([~is_high, is_high], axis=1)
@@ -462,8 +462,8 @@ class Recall(World):
         The reader does not know which key or entity is asked about; all keys are alike.
         """
         config, ends = self.config, (sections + 1) * self.config.units
-        word, _, place = name.removesuffix(LATER).partition("_")
-        if word == FACT:
+        word, _, place = name.removesuffix(_LATER).partition("_")
+        if word == _FACT:
             follows = np.arange(units.keys.shape[1]) >= ends[:, None]
             stated = self._stated(units.entities[rows], follows & (units.attributes[rows] == 0))
             weights = self._fact_weights()[sections] * ~stated
@@ -476,7 +476,7 @@ class Recall(World):
         for order in sorted(orders):
             # What follows shows no colour or size that only what precedes the word tells.
             excluded = follows & (np.array(order) == BEFORE)[:, None, None]
-            weights = ~(excluded[0] if word == COLOUR else excluded.any(axis=0))
+            weights = ~(excluded[0] if word == _COLOUR else excluded.any(axis=0))
             total += (weights[..., None] * self._classes(word, values)).sum(axis=1)
         return np.asarray(total / total.sum(axis=1, keepdims=True))
 
@@ -508,7 +508,7 @@ class Recall(World):
             choices = (units.values != NO_TOKEN)[:, :, None]
             size, values = self.config.fact_values, units.values[:, :, None]
         else:
-            choices = np.moveaxis(units.shown_sides == RECALL[kind], 0, 2)
+            choices = np.moveaxis(units.shown_sides == _RECALL[kind], 0, 2)
             size, values = self.config.values, np.moveaxis(units.shown, 0, 2)
         flat = choices.reshape(len(keys), -1)
         counts = flat.sum(axis=1)
@@ -517,8 +517,8 @@ class Recall(World):
         ).argmax(1)
         unit, slot = np.divmod(chosen, choices.shape[2])
         section, inside = np.divmod(unit, self.config.units)
-        place = 2 if kind == FACTS else 1 + slot
-        column = section * self.width + UNIT * inside + place
+        offset = 2 if kind == FACTS else 1 + slot
+        column = section * self.width + _UNIT * inside + offset
         value = values[rows, unit, slot]
         other = (value + 1 + whole(uniforms[:, 1], size - 1)) % size
         bad = tokens.copy()

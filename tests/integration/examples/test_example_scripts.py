@@ -20,7 +20,7 @@ from imported import imported
 from sweeping import wait_until
 
 from metaseq_lm.core.errors import NO_HINTS
-from metaseq_lm.league.plan import BALANCED, read_plan
+from metaseq_lm.league.plan_files import BALANCED, read_plan
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PYTHON = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" $\'\\036\' >> "$CALLS"\n'

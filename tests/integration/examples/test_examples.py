@@ -11,7 +11,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import TASKS
-from metaseq_lm.league.plan import read_plan
+from metaseq_lm.league.plan_files import read_plan
 from metaseq_lm.tasks import check_pair
 from metaseq_lm.tasks.protocols import Prepares
 

@@ -10,7 +10,7 @@ from markdown_blocks import ROOT
 
 from metaseq_lm.league.assembly import LeagueRuns
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import parse_plan
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.reporting.formats import to_text
 from metaseq_lm.reporting.runs import Run
 

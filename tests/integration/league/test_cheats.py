@@ -15,7 +15,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.league.assembly import LeagueRuns, read_league, write_archive
 from metaseq_lm.league.gates import findings_of
-from metaseq_lm.league.plan import OBJECTIVES
+from metaseq_lm.league.plan_files import OBJECTIVES
 from metaseq_lm.league.standings import Finding
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.runs.suite_results import SuiteResults
@@ -137,8 +137,8 @@ def test_raised_accuracies_with_a_fresh_checksum_are_void(
     assert main(["league", "report", str(place), "--out", str(out), "--budgets", "2.5e11"]) == 0
     assert "warning" not in capsys.readouterr().err  # the checksum is right
     with open(out / "standings.csv", newline="") as file:
-        found = {row["objective"]: row["findings"] for row in csv.DictReader(file)}
-    assert [name for name, text in found.items() if "void bound" in text] == [CHEAT]
+        findings = {row["objective"]: row["findings"] for row in csv.DictReader(file)}
+    assert [name for name, text in findings.items() if "void bound" in text] == [CHEAT]
 
 
 def test_an_edited_plan_does_not_get_the_runs_of_the_old_one(

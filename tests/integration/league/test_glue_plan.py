@@ -11,7 +11,7 @@ from league_plans import in_process
 
 from metaseq_lm.cli import main
 from metaseq_lm.league.folder import LeagueFolder
-from metaseq_lm.league.plan import read_plan
+from metaseq_lm.league.plan_files import read_plan
 
 PLAN = Path(__file__).resolve().parents[3] / "examples" / "league" / "glue.yaml"
 

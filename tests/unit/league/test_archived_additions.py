@@ -18,7 +18,7 @@ from metaseq_lm.league.assembly import (
     write_archive,
 )
 from metaseq_lm.league.folder import Added, Contents, LeagueFolder
-from metaseq_lm.league.plan import parse_plan
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run
 

@@ -14,7 +14,7 @@ from metaseq_lm.league.assembly import (
     write_archive,
 )
 from metaseq_lm.league.folder import Contents, LeagueFolder
-from metaseq_lm.league.plan import parse_plan
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.prices import possible
 from metaseq_lm.reporting.runs import Run
 

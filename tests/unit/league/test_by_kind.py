@@ -11,7 +11,7 @@ from league_plans import plan_with
 from metaseq_lm.league.by_kind import describe_kinds, kind_mark, kinds_table
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.page import standings_table
-from metaseq_lm.league.plan import BALANCED, parse_plan, read_plan
+from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, Finding
 from metaseq_lm.league.terminal import SCREEN, terminal_text
 from metaseq_lm.league.verdict import Rule, decide_all

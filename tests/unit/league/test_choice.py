@@ -21,7 +21,8 @@ from metaseq_lm.league.choice import (
     tuning_seeds_needed,
 )
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.plan import Objective, parse_plan
+from metaseq_lm.league.plan import Objective
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing, item_variance
 from metaseq_lm.league.tuning import Trials, widened
 from metaseq_lm.league.verdict import Error, Rule, contrast, decide_all

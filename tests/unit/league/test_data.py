@@ -10,7 +10,8 @@ from league_plans import plan_with
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.league import data
-from metaseq_lm.league.plan import Plan, parse_plan
+from metaseq_lm.league.plan import Plan
+from metaseq_lm.league.plan_files import parse_plan
 
 WORLD = {"world": "quad", "world_documents": 20, "world_held_out": 8, "world_labelled": 8}
 SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_

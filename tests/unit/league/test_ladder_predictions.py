@@ -37,7 +37,7 @@ from metaseq_lm.league.ladder_tables import (
     predictions_table,
 )
 from metaseq_lm.league.page import write_page
-from metaseq_lm.league.plan import parse_plan
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.predictions import (
     FILE,
     Outcome,

@@ -21,7 +21,7 @@ from metaseq_lm.league.page import (
     summaries,
     write_page,
 )
-from metaseq_lm.league.plan import LAPTOP, read_plan
+from metaseq_lm.league.plan_files import LAPTOP, read_plan
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID, Finding
 from metaseq_lm.league.terminal import terminal_text
 from metaseq_lm.league.verdict import BETTER, EQUIVALENT, WORSE, Rule

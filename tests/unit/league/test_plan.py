@@ -10,13 +10,13 @@ from league_plans import LARGE, SMALL, plan_with
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.folder import Contents
-from metaseq_lm.league.plan import (
+from metaseq_lm.league.plan import budget_text
+from metaseq_lm.league.plan_files import (
     BALANCED,
     LAPTOP,
     OBJECTIVES,
     SHIPPED,
     archive_beside,
-    budget_text,
     named_plan,
     parse_plan,
     read_plan,

@@ -9,7 +9,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.league.plan import TEXT_ARM, read_plan
+from metaseq_lm.league.plan_files import TEXT_ARM, read_plan
 from metaseq_lm.league.texts import HELD_OUT, has_text, make_text
 
 SENTENCE = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_

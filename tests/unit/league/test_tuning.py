@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from league_plans import LARGE, SMALL, plan_with
 
-from metaseq_lm.league.plan import Objective, Plan, parse_plan
+from metaseq_lm.league.plan import Objective, Plan
+from metaseq_lm.league.plan_files import parse_plan
 from metaseq_lm.league.tuning import (
     Trials,
     beyond,
