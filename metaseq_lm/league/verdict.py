@@ -16,7 +16,6 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from metaseq_lm.reporting.numbers import p_text
 from metaseq_lm.reporting.significance import LEVEL, POWER, holm, rounding_error
 
 BETTER, EQUIVALENT, WORSE, UNDECIDED = "better", "equivalent", "worse", "undecided"
@@ -131,11 +130,6 @@ class Decision(Contrast):
         return float(norm.isf(self.rule.level)) * error < self.rule.smallest_effect
 
     @property
-    def can_differ(self) -> bool:
-        """Whether any scores of so many seeds could have been called better or worse."""
-        return least_p(*self.sizes) * self.rule.comparisons < self.rule.level
-
-    @property
     def seeds(self) -> int | None:
         """The seeds of each side that would decide, see `seeds_to_decide`.
 
@@ -175,11 +169,6 @@ class Decision(Contrast):
         if self.is_large:
             return f"{seeds} seeds each would show a difference as large as this"
         return f"{seeds} seeds each would decide"
-
-    @property
-    def p_texts(self) -> tuple[str, str]:
-        """The texts of `p` and `corrected`."""
-        return p_text(self.p), p_text(self.corrected)
 
 
 def decide_all(
