@@ -108,8 +108,8 @@ def _word_layers(run: Run) -> tuple[float, float, float] | None:
 def _strayed_seeds(row: Row) -> Seeds:
     """Return how far the last loss of a seed is above the median of all, where it left them.
 
-    That is, by more than _DEVIATIONS and by more than LOST of what the row gained: a change of phase
-    that some seeds have made and others not is a smaller gap.
+    That is, by more than _DEVIATIONS and by more than LOST of what the row gained: a change of
+    phase that some seeds have made and others not is a smaller gap.
     """
     curves = {run.seed: values for run in row.scored if len(values := curve(run)[1]) > 1}
     if len(curves) < FEWEST:

@@ -305,11 +305,6 @@ def assignments(n: int, m: int) -> np.ndarray:
     return ways
 
 
-def least_p(n: int, m: int) -> float:
-    """Return the smallest two-sided p that `n` against `m` scores can have."""
-    return min(1.0, 2 / min(math.comb(n + m, n), ASSIGNMENTS + 1))
-
-
 def welch_error(*samples: np.ndarray, errors: Errors = ()) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of sums or differences of means, and its degrees of freedom.
 
