@@ -320,7 +320,9 @@ def draw_tuned(
     chosen = plausible_settings(shares, PLAUSIBLE)
     weights = shares[chosen] / shares[chosen].sum()
     sd = sd_of_choice(finals[chosen].mean(axis=1).tolist(), weights.tolist())
-    return Entry(name, 1.0, {"score": (weights @ finals[chosen]).tolist()}, sd_of_choice=sd)
+    return Entry(
+        name, 1.0, {"score": (weights @ finals[chosen]).tolist()}, sds_of_choice={"score": sd}
+    )
 
 
 def simulate_tuned(condition: Tuned, leagues: int) -> dict[str, Any]:

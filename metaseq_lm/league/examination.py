@@ -57,13 +57,15 @@ def examine(config: RunConfig) -> None:
     """
     config = prepare_config(config)
     config = config if config.trainer.max_update else with_updates(config, 1)
-    length = min(LENGTH, getattr(config.task, "tokens_per_sample", 0) - 2)
-    if length < 3 or not all(Path(config.data, name).exists() for name in (DICT_FILE, "valid.idx")):
+    longest = min(LENGTH + FURTHER, getattr(config.task, "tokens_per_sample", 0) - 2)
+    if longest < 4 or not all(
+        Path(config.data, name).exists() for name in (DICT_FILE, "valid.idx")
+    ):
         return
     engine = replace(config.engine, precision="fp64", device="cpu", compile=False)
     with tempfile.TemporaryDirectory() as room:
         segments = getattr(config.task, "sample_break_mode", _EOS) == SEGMENTS
-        rows = make_room(Path(config.data).resolve(), Path(room), length, segments)
+        rows = make_room(Path(config.data).resolve(), Path(room), longest, segments)
         parts = build_parts(replace(config, engine=engine, data=room), dry_run=True)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -80,10 +82,10 @@ def examine(config: RunConfig) -> None:
                 _ScoreExamination(parts, reading, rows).run()
 
 
-def make_room(data: Path, room: Path, length: int, segments: bool) -> list[np.ndarray]:
+def make_room(data: Path, room: Path, longest: int, segments: bool) -> list[np.ndarray]:
     """Make a data folder like another, but for its valid split; return the rows of that.
 
-    They are one of `length` tokens, the same with each token changed in turn, and a longer one.
+    They are one, the same with each token changed in turn, and a longer one of `longest` tokens.
     Each is a document, of two sequences if it has to be cut into `segments`.
     """
     for file in data.iterdir():
@@ -92,13 +94,14 @@ def make_room(data: Path, room: Path, length: int, segments: bool) -> list[np.nd
     vocabulary = Vocabulary.load(data / DICT_FILE)
     draw = np.random.default_rng(1)
     symbols = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
+    length = min(LENGTH, longest - 1)
     first: np.ndarray = draw.choice(symbols, length)
     rows = [first]
     for place in range(length):
         changed = first.copy()
         changed[place] = draw.choice(symbols[symbols != first[place]])
         rows.append(changed)
-    rows.append(draw.choice(symbols, length + FURTHER))
+    rows.append(draw.choice(symbols, longest))
     with (
         IndexedWriter(room / VALID, np.int32, documents=True) as writer,
         WordStartsWriter(room / VALID) as words,
@@ -289,7 +292,10 @@ class _ScoreExamination:
                 self.check_sum(place)
 
     def check_sum(self, place: int) -> None:
-        """Check that the probabilities of all symbols at a place sum to one, or a part to less."""
+        """Check that the probabilities of all symbols at a place sum to one, or a part to less.
+
+        A score of 0 whatever the symbol is that of a token that is not predicted.
+        """
         vocabulary = Vocabulary.load(Path(self.parts.config.data, DICT_FILE))
         symbols = np.arange(len(vocabulary))
         # A model with more outputs than symbols gives those that stand for none a share.
@@ -299,6 +305,8 @@ class _ScoreExamination:
         rows = np.repeat(self.rows[0][None], len(symbols), axis=0)
         rows[:, place] = symbols
         scores = [score[place] for score in self.scores(list(rows), place)]
+        if not any(scores):
+            return
         total = float(np.exp(scores).sum())
         if total > 1 + TOLERANCE or (is_whole and total < 1 - TOLERANCE):
             refuse(

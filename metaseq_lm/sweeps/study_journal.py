@@ -143,8 +143,10 @@ class StudyJournal(BaseJournalBackend):  # type: ignore[misc]
             is_same = json_to_distribution(record["distribution"]) == distribution
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             is_same = False
-        if distribution is None or not is_same:
-            return f"param_name is {name[:60]!r}, which has another range in this search"
+        if distribution is None:
+            return f"param_name is {name[:60]!r}, which this search does not try"
+        if not is_same:
+            return f"distribution of {name[:60]!r} is not its range in this search"
         if isinstance(distribution, CategoricalDistribution):
             low, high = 0, len(distribution.choices) - 1
         else:
@@ -165,7 +167,8 @@ def _find_infinite(record: dict[str, Any]) -> str:
     """Return which number is not finite; scores of a trial that diverged are infinite."""
     for key, value in record.items():
         if "NaN" in str(as_text(value)) if key in SCORES else as_text(value) != value:
-            return f"{key} has a number that is not finite"
+            name = next(iter(value)) if key == "user_attr" and value else key
+            return f"{name} has a number that is not finite"
     return ""
 
 

@@ -53,7 +53,10 @@ class MirroredConfig(QuadConfig):
     """The size of the language, and how much of the hidden chain is not shown."""
 
     hidden: float = option(
-        1 / 3, "probability that a word of the hidden chain is shown as ?", above=0, below=1
+        0.3333333333333333,
+        "probability that a word of the hidden chain is shown as ?",
+        above=0,
+        below=1,
     )
 
 
