@@ -19,7 +19,7 @@ The page of a sweep while it runs; it reloads itself:
 import argparse
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from metaseq_lm.reporting.formats import WRITERS, to_document
 from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, title_of
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.page import Page, render
+from metaseq_lm.reporting.pairs import pair_table
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_costs,
@@ -52,7 +53,7 @@ from metaseq_lm.reporting.plots import (
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, describe, group, remedy, scored_functions, where
 from metaseq_lm.reporting.significance import FEWEST, LEVEL, POWER, TESTS, compare
-from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
+from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
 from metaseq_lm.reporting.watch import follow, runs_go_on
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
@@ -92,6 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="test whether settings are better than the one with this label or config value, "
         "all other keys of the table being equal (default: no test)",
+    )
+    add(
+        "--pairs",
+        nargs="?",
+        const="label",
+        metavar="KEY",
+        help="in place of the table: all pairs of settings that differ in this key alone, tested "
+        "two-sided (default: no test; KEY: label)",
     )
     add(
         "--test",
@@ -236,6 +245,10 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         raise UsageError(
             "--baseline compares the settings of the plain table: leave --rows and --columns out."
         )
+    if args.pairs and (args.baseline or args.rows or args.columns or args.json):
+        raise UsageError(
+            "--pairs is a table of its own: leave --baseline, --rows, --columns and --json out."
+        )
     if args.detectable and not args.baseline:
         raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
     if args.seeds is not None and not args.detectable:
@@ -261,7 +274,11 @@ def report(args: argparse.Namespace, reload: int = 0) -> int:
         planned = [*chosen, *planned]
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
-    settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
+    settings = group(runs, [key for key in (args.x, args.columns, args.rows, args.pairs) if key])
+    if args.pairs:
+        table = pair_table(settings, metric, args.pairs, args.test, args.spread)
+        table = replace(table, notes=[*table.notes, *planned])
+        return write_table(table, "pairs", args.out, output_formats)
     controls = choose_controls(settings, args.control)
     compared = None
     if args.rows or args.columns:
@@ -345,6 +362,18 @@ def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequenc
     scores = [score for curve in curves for score in curve.scores]
     metric = Metric.of(name, scores, "lower" if lower else "higher")
     table = tuning_table(curves, metric)
+    drawn = partial(draw_tuning, curves, metric) if scores else None
+    return write_table(table, "expected_best", out, output_formats, drawn)
+
+
+def write_table(
+    table: Table,
+    name: str,
+    out: Path | None,
+    output_formats: Sequence[str],
+    draw_picture: Callable[[Path], None] | None = None,
+) -> int:
+    """Print a table; write it and its picture, if any, under a name into `out`, if any."""
     for form in ["text"] if out else output_formats:
         show(WRITERS[form][1](table), end="")
     if out is None:
@@ -353,11 +382,11 @@ def report_tuning(runs: Sequence[Run], out: Path | None, output_formats: Sequenc
     paths = []
     for form in [form for form in output_formats if form in WRITERS]:
         file, write = WRITERS[form]
-        paths.append(out / f"expected_best{Path(file).suffix}")
+        paths.append(out / f"{name}{Path(file).suffix}")
         write_atomic(paths[-1], write(table).encode())
-    if "png" in output_formats and scores:
-        paths.append(out / "expected_best.png")
-        draw_tuning(curves, metric, paths[-1])
+    if "png" in output_formats and draw_picture:
+        paths.append(out / f"{name}.png")
+        draw_picture(paths[-1])
     show(written_list(paths))
     return 0
 

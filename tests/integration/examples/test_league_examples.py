@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from imported import imported
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.verdict import difference_p
 
 LEAGUE = Path(__file__).resolve().parents[3] / "examples" / "league"
@@ -187,6 +188,30 @@ def test_a_metric_leaves_its_control_or_does_not(
     scores = np.random.default_rng(0).normal(scale=0.01876, size=(600, 2, 6))
     seen = [difference_p(x + 0.0346, y) < 0.05 for x, y in scores]
     assert sum(seen) / len(seen) == pytest.approx(0.8, abs=0.05)
+
+
+def test_all_pairs_of_objectives(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    module = imported(LEAGUE / "pairs.py")
+    monkeypatch.setattr(sys, "argv", ["pairs.py", "laptop", "1e12", "rtd", "replaced", "electric"])
+    module.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    # 8 against 8 seeds that do not overlap: 2 of 12,870 assignments; three pairs.
+    assert ["replaced", "rtd", "14.2", "(12.1", "to", "16.4)", "0.0002", "0.0005"] in lines
+    assert [line[:2] for line in lines[-3:]] == [
+        ["replaced", "electric"],
+        ["replaced", "rtd"],
+        ["electric", "rtd"],
+    ]
+    for words, told in (
+        (["laptop"], "give a plan"),
+        (["laptop", "much"], "no number of FLOPs"),
+        (["laptop", "1e12", "mine"], "no run at 1.0e12 FLOPs of mine"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["pairs.py", *words])
+        with pytest.raises(UsageError, match=told):
+            module.main()
 
 
 # ---------------------------------------------------------------- ladders
