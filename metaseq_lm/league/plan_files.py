@@ -43,6 +43,7 @@ LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
 )
 SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive
 _NAMED = (*SHIPPED, BALANCED)  # a command line may name them
+_KINDS = {"world", "folder", TEXT}  # of data
 CONLLU = (".conllu", ".conllu.gz")
 LABELLED = "labels"  # the set of a table of labelled texts
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
@@ -58,7 +59,7 @@ _SET_BY_LEAGUE = {
 
 
 _KEYS = (
-    *("name", "data", "options", "objectives", "budgets", "usual_budgets", "seeds"),
+    *("base", "name", "data", "options", "objectives", "budgets", "usual_budgets", "seeds"),
     *("tuning", "controls", "comparison"),
 )
 _TUNING_KEYS = ("grid", "budgets", "seeds", "metric", "widen", "plausible", "once", "noise")
@@ -93,17 +94,28 @@ def archive_beside(plan: Path) -> Path | None:
     return next((file for file in files if file.exists()), None)
 
 
-def read_plan(path: Path, files: Mapping[str, str] | None = None) -> tuple[Plan, dict[str, Any]]:
+def read_plan(
+    path: Path, files: Mapping[str, str] | None = None, above: tuple[Path, ...] = ()
+) -> tuple[Plan, dict[str, Any]]:
     """Return the plan of a file, and its content with absolute paths of the data.
+
+    That is the content of its base, another plan, with its own in place of what both have.
 
     Args:
         path: The file.
         files: The files of FILES, for the plan of a text that has none.
+        above: The plans whose base it is.
 
     Raises:
         UsageError: It is wrong; the message names the file.
     """
     content = read_mapping(path, "a plan", _KEYS)
+    if (base := content.pop("base", None)) is not None:
+        word = text_of(base, f"{path}: base")
+        file = next((plan for plan in _NAMED if plan.stem == word), path.parent / word).resolve()
+        if file in (above := (*above, path.resolve())):
+            raise UsageError(f"{path}: base: {file} is a base of itself")
+        content = _merge(read_plan(file, above=above)[1], content)
     if files:
         content = _with_text(content, {k: absolute(file, Path.cwd()) for k, file in files.items()})
     try:
@@ -113,6 +125,22 @@ def read_plan(path: Path, files: Mapping[str, str] | None = None) -> tuple[Plan,
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     return plan, content
+
+
+def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a plan over that of its base.
+
+    Mappings are merged, one level deep; data of another kind, lists and values are replaced. null
+    takes out what the base has.
+    """
+    merged = dict(base)
+    for key, value in content.items():
+        is_replaced = key == "data" and not _KINDS.isdisjoint(value or ())
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and not is_replaced:
+            value = {**base[key], **value}
+            value = {name: part for name, part in value.items() if part is not None}
+        merged[key] = value
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league_plans import LARGE, SMALL, plan_with
+import yaml
+from league_plans import LARGE, PLAN, SMALL, plan_with
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league.assembly import read_archived
@@ -189,6 +190,58 @@ def test_what_a_plan_leaves_out_never_changes_its_meaning() -> None:
         *("means", "bounds", "items"),
     }
     assert not counted & uncounted
+
+
+def test_a_plan_says_what_its_base_does_not(tmp_path: Path) -> None:
+    below = plan_with(data={"folder": "moons"}, controls__shifted_valid=True)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "plan.yaml").write_text(yaml.safe_dump(below))
+    above = {
+        "base": "below/plan.yaml",
+        "name": "above",
+        "objectives": {"dense": None, "sparse": {"options": ["task.mask_prob=0.05"]}},
+        "usual_budgets": None,
+        "seeds": [3],
+        "controls": {"shifted_valid": None, "seeds": [9]},
+        "comparison": {"level": 0.01},
+    }
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(above))
+    plan, content = read_plan(tmp_path / "plan.yaml")
+    same = plan_with(
+        data={"folder": str(tmp_path / "below" / "moons")},
+        name="above",
+        objectives={
+            "masked": PLAN["objectives"]["masked"],
+            "sparse": above["objectives"]["sparse"],
+        },
+        usual_budgets=None,
+        seeds=[3],
+        controls__seeds=[9],
+        comparison__level=0.01,
+    )
+    assert plan.hash == parse_plan(same).hash and content == same
+    # Data of a kind are not merged with those of another.
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**above, "data": {"world": "quad"}}))
+    assert read_plan(tmp_path / "plan.yaml")[0].data == {"world": "quad"}
+    (tmp_path / "on.yaml").write_text("base: plan.yaml\ndata: {world_seed: 3}\n")
+    assert read_plan(tmp_path / "on.yaml")[0].data == {"world": "quad", "world_seed": 3}
+
+
+@pytest.mark.parametrize(
+    "base, message",
+    [
+        ("plan.yaml", "plan.yaml is a base of itself"),
+        ("round.yaml", "plan.yaml is a base of itself"),
+        ("nothing.yaml", "nothing.yaml: there is no such file"),
+        ("[balanced]", "base"),
+        ("balanced", r"plan.yaml: objectives: .*|plan.yaml: comparison.baseline.*'causal'"),
+    ],
+)
+def test_a_base_that_is_no_plan(base: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "round.yaml").write_text("base: plan.yaml\n")
+    (tmp_path / "plan.yaml").write_text(f"base: {base}\nobjectives: {{causal: null}}\n")
+    with pytest.raises(UsageError, match=message):
+        read_plan(tmp_path / "plan.yaml")
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda file: file.stem)
