@@ -244,6 +244,20 @@ def test_a_base_that_is_no_plan(base: str, message: str, tmp_path: Path) -> None
         read_plan(tmp_path / "plan.yaml")
 
 
+def test_few_has_other_documents_and_the_metrics_of_balanced() -> None:
+    whole, _ = read_plan(BALANCED)
+    for name, documents in (("few", 100), ("few_300", 300), ("few_1000", 1000)):
+        plan, _ = read_plan(named_plan(name))
+        assert plan.data == {**whole.data, "world_documents": documents}
+        assert (plan.comparison, plan.tuning, plan.options) == (
+            *(whole.comparison, whole.tuning, whole.options),
+        )
+        names = [objective.name for objective in plan.objectives]
+        assert names[:4] == [objective.name for objective in whole.objectives][:4]
+        assert plan.objective("causal").options == whole.objective("causal").options
+        assert {"causal_stopped", "causal_dropout", "diffusion"} == set(names[4:])
+
+
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda file: file.stem)
 def test_a_plan_that_ships_has_the_hash_of_its_archive(shipped: Path) -> None:
     plan, content = read_plan(shipped)
