@@ -24,6 +24,7 @@ from metaseq_lm.league.plan_files import (
 )
 from metaseq_lm.reporting.archive import read_about
 
+SIDES = "left", "right", "both"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "no data"),
     "no comparison": ({"comparison": None}, "no comparison"),
@@ -256,6 +257,26 @@ def test_few_has_other_documents_and_the_metrics_of_balanced() -> None:
         assert names[:4] == [objective.name for objective in whole.objectives][:4]
         assert plan.objective("causal").options == whole.objective("causal").options
         assert {"causal_stopped", "causal_dropout", "diffusion"} == set(names[4:])
+
+
+def test_garden_asks_every_label_of_its_world_in_each_reading() -> None:
+    plan, _ = read_plan(named_plan("garden"))
+    sets = {f"{label}_{side}" for label in ("sense", "attachment") for side in SIDES}
+    asked = [suite.split()[:2] for suite in plan.comparison.suites]
+    assert sorted(name for kind, name in asked if kind == "probe") == sorted(
+        [*sets, *(f"{name}_end" for name in sets)]
+    )
+    assert {name for kind, name in asked if kind == "adapt"} == sets
+    for side in SIDES:
+        assert set(plan.comparison.parts_of(side)) == {
+            f"{name}.share" for name in sets if name.endswith(side)
+        }
+    # The means that tune read the valid splits of the same sets.
+    parts = plan.comparison.parts_of("balanced")
+    tuned = plan.comparison.parts_of("balanced_valid")
+    assert [part.replace(".share", ".valid_share") for part in parts] == list(tuned)
+    assert plan.tuning_metric(plan.objective("rtd")) == "balanced_valid"
+    assert len(set(parts)) == 12
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda file: file.stem)
