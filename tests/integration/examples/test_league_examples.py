@@ -214,6 +214,32 @@ def test_all_pairs_of_objectives(
             module.main()
 
 
+def test_orders_of_two_leagues_agree_or_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    module = imported(LEAGUE / "agreement.py")
+    rng = np.random.default_rng(3)
+    scores = [rng.normal(i, 0.1, size=5) for i in range(12)]
+    assert module.tau(scores, scores) == pytest.approx(1)
+    assert module.tau(scores, scores[::-1]) == pytest.approx(-1)
+    monkeypatch.setattr(module, "DRAWS", 200)
+    low, high = module.interval(scores, [rng.normal(i, 0.1, size=6) for i in range(12)])
+    assert module.SHOWN < 0.9 < low and high == pytest.approx(1)  # seeds do not change the order
+    orders = [rng.normal(rng.permutation(12)[:, None], 0.1, size=(12, 5)) for _ in range(25)]
+    limits = np.array([module.interval(scores, list(order)) for order in orders])
+    # Of random orders the interval has 0 in about nine of ten, and is rarely above what is shown.
+    assert ((limits[:, 0] <= 0) & (limits[:, 1] >= 0)).mean() > 0.8
+    assert (limits[:, 0] > module.SHOWN).mean() <= 0.05
+    words = ["agreement.py", "laptop", "1e12", str(LEAGUE / "english.yaml"), "4e12"]
+    monkeypatch.setattr(sys, "argv", words)
+    module.main()
+    assert "not shown above 0.3" in capsys.readouterr().out  # four objectives tell nothing
+    for wrong, told in (("much", "no number of FLOPs"), ("1e13", "no runs at 1.0e13 FLOPs")):
+        monkeypatch.setattr(sys, "argv", [*words[:2], wrong, *words[3:]])
+        with pytest.raises(UsageError, match=told):
+            module.main()
+
+
 # ---------------------------------------------------------------- ladders
 
 LADDERS = [json.loads(line) for line in (LEAGUE / "ladders.jsonl").read_text().splitlines()]
