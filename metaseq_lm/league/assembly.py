@@ -252,10 +252,7 @@ class LeagueRuns:
             ):
                 if values:
                     scores[name][metric] = values
-        metric = self.plan.comparison.metric
-        items: list[float | None] = [None, None]
-        if self.plan.comparison.items:
-            items = [item_variance(runs, metric) for runs in (row.runs, row.untrained)]
+        items = [self.items_of(runs) for runs in (row.runs, row.untrained)]
         tops = {name: ceiling(row.scored, name) for name in names}
         chosen = {name: row.sd_of_choice(name) for name in self.judged}
         return entries.Entry(
@@ -272,6 +269,16 @@ class LeagueRuns:
             untrained_items=items[1],
             ceilings={name: top for name, top in tops.items() if top is not None},
         )
+
+    def items_of(self, runs: Sequence[Run]) -> dict[str, float]:
+        """Return the variance for the test items of the metrics with verdicts, if it is asked for.
+
+        Those of which it is not known are left out.
+        """
+        comparison = self.plan.comparison
+        names = (comparison.metric, *comparison.kinds) if comparison.items else ()
+        variances = {name: item_variance(runs, name) for name in names}
+        return {name: value for name, value in variances.items() if value is not None}
 
     def notes(self) -> list[str]:
         """Return sentences on what was assumed or not checked, and on tuning."""

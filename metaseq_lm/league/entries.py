@@ -43,8 +43,8 @@ class Entry:
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
         sds_of_choice: By metric, see `Row.sd_of_choice`; none where nothing was chosen.
-        items: The variance of the primary score for its test items, see `item_variance`; None if
-            the plan does not ask for it, or it is not known.
+        items: By metric, the variance of the score for its test items, see `item_variance`; none
+            if the plan does not ask for it, or where it is not known.
         untrained_items: The same of the untrained model.
         ceilings: The most that can be reached of a metric, where it is known.
         of_kinds: On the means of kinds of labels, by their names, as far as they were tested.
@@ -61,8 +61,8 @@ class Entry:
     decision: Decision | None = None
     gain_decision: Decision | None = None
     sds_of_choice: Mapping[str, float] = field(default_factory=dict)
-    items: float | None = None
-    untrained_items: float | None = None
+    items: Mapping[str, float] = field(default_factory=dict)
+    untrained_items: Mapping[str, float] = field(default_factory=dict)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class Standings:
                 gain, base_gain = entry.gain(name), base.gain(name)
                 if gain and base_gain:
                     gains[i] = gain, base_gain
-                    untrained = [entry.untrained_items or 0.0, base.untrained_items or 0.0]
+                    untrained = [side.untrained_items.get(name, 0.0) for side in (entry, base)]
                     of_gains.append((*errors[i], *map(Error, untrained)))
         judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
         decisions = dict(zip(scores, judged))
@@ -200,9 +200,7 @@ class Standings:
         ]
         tuned = sum(name in entry.sds_of_choice for entry in pair)
         choices = [choice_error(sds, self.tuning_seeds, tuned)] if tuned else []
-        if name != self.primary.name:
-            return tuple(choices)
-        return (*choices, *(Error(entry.items or 0.0) for entry in pair))
+        return (*choices, *(Error(entry.items.get(name, 0.0)) for entry in pair))
 
     @property
     def has_choices(self) -> bool:
@@ -212,7 +210,7 @@ class Standings:
     @property
     def has_items(self) -> bool:
         """Whether the test items are part of the error."""
-        return any(entry.items is not None for entry in self.entries)
+        return any(entry.items for entry in self.entries)
 
     def _decide_kind(self, kind: Metric) -> dict[int, Decision]:
         """Return the decisions on a kind of labels, by the number of the row.
