@@ -103,10 +103,12 @@ class Adapt(Suite[ProbedSet, WordTuning]):
     def score(self, items: ProbedSet, probabilities: WordTuning) -> Results:
         train, chooser, test = self._probe.parts(items, probabilities.longest)
         options = self.options_for(train)
+        hits: dict[float, tuple[int, ...]] = {}
 
         def metrics_at(rate: float) -> dict[str, float]:
             at_rate = options | {"optimizer.lr": rate}
             of_chooser, of_test = probabilities.tune(items.folder, (chooser, test), at_rate)
+            hits[rate] = test.hits(of_test)
             valid = chooser.metrics(of_chooser)[ACCURACY]
             return {**test.metrics(of_test), f"{VALID}_{ACCURACY}": valid}
 
@@ -115,7 +117,7 @@ class Adapt(Suite[ProbedSet, WordTuning]):
         )
         metrics |= share_known(metrics[ACCURACY], exact_labels(items.folder))
         metrics |= {"lr": rate, "rows_trained": len(train.samples)}
-        return {OVERALL: GroupMetrics(len(test.labels), metrics)}
+        return {OVERALL: GroupMetrics(len(test.labels), metrics, hits[rate])}
 
     def options_for(self, train: Part) -> dict[str, Any]:
         """Return the options of the training on a part of train that begins with its first row."""

@@ -40,6 +40,7 @@ from metaseq_lm.evaluation.suites import (
     by_metric,
     exact_labels,
     exact_scores,
+    hits_of,
     register_suite,
     share_known,
 )
@@ -138,6 +139,10 @@ class Part:
             metrics.setdefault(ACCURACY, float((values.argmax(1) == self.labels).mean()))
         return metrics
 
+    def hits(self, values: np.ndarray) -> tuple[int, ...]:
+        """Return the right answers in blocks of the items, see `hits_of`; () of real values."""
+        return hits_of(values.argmax(1) == self.labels) if values.shape[1] > 1 else ()
+
 
 @register_suite("probe", ProbeConfig)
 class Probe(Suite[ProbedSet, HiddenStates]):
@@ -165,11 +170,14 @@ class Probe(Suite[ProbedSet, HiddenStates]):
 
     def score(self, items: ProbedSet, probabilities: HiddenStates) -> Results:
         train, chooser, test = parts = self.parts(items, probabilities.longest)
-        scores, exact = [], exact_labels(items.folder)  # of each layer
+        scores, hits = [], []  # of each layer
+        exact = exact_labels(items.folder)
         for layers in zip(*(part.states(probabilities) for part in parts)):
             inputs = [inputs_of(layer) for layer in layers]
             ridge = Ridge.fit(inputs[0], train.labels, len(classes_of(train.rows)))
-            metrics = test.metrics(ridge.values(inputs[2]))
+            values = ridge.values(inputs[2])
+            metrics = test.metrics(values)
+            hits.append(test.hits(values))
             chosen_by = chooser.metrics(ridge.values(inputs[1]))
             if exact:
                 metrics |= share_known(metrics[ACCURACY], exact)
@@ -180,7 +188,8 @@ class Probe(Suite[ProbedSet, HiddenStates]):
         # A correlation with constant values is nan, and the worst.
         layer = int(np.argmax(np.nan_to_num([score[main] for score in scores], nan=-np.inf)))
         count = len(test.labels)
-        results = {OVERALL: GroupMetrics(count, {**scores[layer], "layer": float(layer)})}
+        overall = {**scores[layer], "layer": float(layer)}
+        results = {OVERALL: GroupMetrics(count, overall, hits[layer])}
         for number, score in enumerate(scores):
             results[f"layer_{number}"] = GroupMetrics(count, score)
         states = layers[2].reshape(-1, layers[2].shape[-1])

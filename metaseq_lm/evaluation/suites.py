@@ -29,6 +29,7 @@ from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.runs.suite_results import COUNT, HITS
 from metaseq_lm.runs.suite_results import OVERALL as OVERALL
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ STATES = "states"
 TUNING = "fine-tuning"
 WORD_TUNING = "fine-tuning for labels of words"
 SHARE = "share"
+BLOCKS = 32  # of items
 CHUNK = 1 << 20
 
 Items = TypeVar("Items")
@@ -48,10 +50,33 @@ Probabilities = TypeVar("Probabilities")
 
 @dataclass(frozen=True)
 class GroupMetrics:
-    """The metrics of a group of items by name, and the number of items `n`."""
+    """The metrics of a group of items by name, and the number of items `n`.
+
+    `hits` are the right answers in each block of the items, see `hits_of`, of an accuracy; else ().
+    """
 
     n: int
     metrics: dict[str, float]
+    hits: tuple[int, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the group as a JSON object."""
+        hits = {HITS: list(self.hits)} if self.hits else {}
+        return {COUNT: self.n, "metrics": self.metrics, **hits}
+
+
+def hits_of(right: np.ndarray) -> tuple[int, ...]:
+    """Return how many items of each of BLOCKS blocks of a list, as equal as can be, are right.
+
+    They tell how far two runs agree on items, which their accuracies do not. () where blocks would
+    have fewer than two items.
+
+    Args:
+        right: Whether an item is right, bool (N,).
+    """
+    if len(right) < 2 * BLOCKS:
+        return ()
+    return tuple(int(block.sum()) for block in np.array_split(right, BLOCKS))
 
 
 # The metrics of each group by its name; those of all items are called OVERALL and come first.

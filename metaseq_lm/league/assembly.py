@@ -31,6 +31,7 @@ from metaseq_lm.league.folder import (
     objective_of,
 )
 from metaseq_lm.league.gates import examine
+from metaseq_lm.league.items import Items, items_of
 from metaseq_lm.league.page import REPEAT, write_page
 from metaseq_lm.league.plan import Objective, Plan
 from metaseq_lm.league.plan_files import archive_beside, read_plan, shipped_archive
@@ -50,7 +51,6 @@ from metaseq_lm.league.standings import (
     Context,
     Row,
     Standing,
-    item_variance,
     metric_of,
     seed_scores,
 )
@@ -252,7 +252,7 @@ class LeagueRuns:
             ):
                 if values:
                     scores[name][metric] = values
-        items = [self.items_of(runs) for runs in (row.runs, row.untrained)]
+        items = [self.test_items(runs) for runs in (row.runs, row.untrained)]
         tops = {name: ceiling(row.scored, name) for name in names}
         chosen = {name: row.sd_of_choice(name) for name in self.judged}
         return entries.Entry(
@@ -270,15 +270,15 @@ class LeagueRuns:
             ceilings={name: top for name, top in tops.items() if top is not None},
         )
 
-    def items_of(self, runs: Sequence[Run]) -> dict[str, float]:
-        """Return the variance for the test items of the metrics with verdicts, if it is asked for.
+    def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
+        """Return the test items of the metrics with verdicts, if their error is asked for.
 
-        Those of which it is not known are left out.
+        Metrics of which they are not known are left out.
         """
         comparison = self.plan.comparison
         names = (comparison.metric, *comparison.kinds) if comparison.items else ()
-        variances = {name: item_variance(runs, name) for name in names}
-        return {name: value for name, value in variances.items() if value is not None}
+        found = {name: items_of(runs, name) for name in names}
+        return {name: items for name, items in found.items() if items is not None}
 
     def notes(self) -> list[str]:
         """Return sentences on what was assumed or not checked, and on tuning."""
@@ -295,9 +295,7 @@ class LeagueRuns:
             )
         if self.plan.comparison.items:
             name = self.plan.comparison.metric
-            missing = [
-                row.objective for row in self.rows() if item_variance(row.runs, name) is None
-            ]
+            missing = [row.objective for row in self.rows() if items_of(row.runs, name) is None]
             if missing:
                 notes.append(
                     f"How many items {name} is a share of is not known of "

@@ -14,7 +14,10 @@ def describe_rule(standings: Standings) -> str:
         f"pooled over the rows of a budget, is part of the error ({standings.tuning_seeds} tuning "
         "seeds)."
     )
-    items = " The binomial error of the test items, as if each row had its own, is part of it, too."
+    items = (
+        " The error of the test items is part of it, too: paired where runs recorded in which blocks "
+        "of items they are right, else binomial."
+    )
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
         f"{rule.level:g} after Holm's correction for {max(rule.comparisons, count)} comparisons. "

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from metaseq_lm.league.choice import choice_error
 from metaseq_lm.league.gains import Gain, decide_gains
+from metaseq_lm.league.items import Items, item_errors
 from metaseq_lm.league.predictions import Outcome
 from metaseq_lm.league.standings import FLAG, REFUSE, VOID, Finding
-from metaseq_lm.league.verdict import WORSE, Decision, Error, Errors, Rule, decide_all
+from metaseq_lm.league.verdict import WORSE, Decision, Errors, Rule, decide_all
 from metaseq_lm.reporting.numbers import Metric, summarise
 
 NOT_RANKED = {VOID: "void", REFUSE: "refused", FLAG: "not ranked"}
@@ -43,8 +44,8 @@ class Entry:
         gain_decision: On the gain over the untrained model, beside that of the baseline; None if
             not tested, or without untrained models of one of the two.
         sds_of_choice: By metric, see `Row.sd_of_choice`; none where nothing was chosen.
-        items: By metric, the variance of the score for its test items, see `item_variance`; none
-            if the plan does not ask for it, or where it is not known.
+        items: By metric, the test items of the score, see `items_of`; none if the plan does not
+            ask for their error, or where they are not known.
         untrained_items: The same of the untrained model.
         ceilings: The most that can be reached of a metric, where it is known.
         of_kinds: On the means of kinds of labels, by their names, as far as they were tested.
@@ -61,8 +62,8 @@ class Entry:
     decision: Decision | None = None
     gain_decision: Decision | None = None
     sds_of_choice: Mapping[str, float] = field(default_factory=dict)
-    items: Mapping[str, float] = field(default_factory=dict)
-    untrained_items: Mapping[str, float] = field(default_factory=dict)
+    items: Mapping[str, Sequence[Items]] = field(default_factory=dict)
+    untrained_items: Mapping[str, Sequence[Items]] = field(default_factory=dict)
     ceilings: Mapping[str, float] = field(default_factory=dict)
     of_kinds: Mapping[str, Decision] = field(default_factory=dict)
 
@@ -166,8 +167,7 @@ class Standings:
                 gain, base_gain = entry.gain(name), base.gain(name)
                 if gain and base_gain:
                     gains[i] = gain, base_gain
-                    untrained = [side.untrained_items.get(name, 0.0) for side in (entry, base)]
-                    of_gains.append((*errors[i], *map(Error, untrained)))
+                    of_gains.append(self.errors(name, entry, base, of_gains=True))
         judged = decide_all(list(scores.values()), self.rule, list(errors.values()))
         decisions = dict(zip(scores, judged))
         on_gains = dict(zip(gains, decide_gains(list(gains.values()), self.rule, of_gains)))
@@ -185,22 +185,25 @@ class Standings:
             )
         return replace(self, entries=entries)
 
-    def errors(self, name: str, *pair: Entry) -> Errors:
+    def errors(self, name: str, entry: Entry, base: Entry, of_gains: bool = False) -> Errors:
         """Return what adds to the variance over seeds of the difference of two rows of a budget.
 
-        The choice of settings, see `choice`, of all rows that are tested there; and the test items,
-        as if the two had items of their own: which items both get right is not recorded.
+        Or, with `of_gains`, of their gains: the choice of settings, see `choice`, of all rows that
+        are tested there, and the test items.
         """
         sds = [
-            entry.sds_of_choice[name]
-            for entry in self.entries
-            if entry.budget == pair[0].budget
-            and entry.is_tested(name)
-            and name in entry.sds_of_choice
+            other.sds_of_choice[name]
+            for other in self.entries
+            if other.budget == entry.budget
+            and other.is_tested(name)
+            and name in other.sds_of_choice
         ]
-        tuned = sum(name in entry.sds_of_choice for entry in pair)
+        tuned = sum(name in side.sds_of_choice for side in (entry, base))
         choices = [choice_error(sds, self.tuning_seeds, tuned)] if tuned else []
-        return (*choices, *(Error(entry.items.get(name, 0.0)) for entry in pair))
+        sides = [(1, entry.items), (-1, base.items)]
+        if of_gains:
+            sides += [(-1, entry.untrained_items), (1, base.untrained_items)]
+        return (*choices, *item_errors(*((sign, items.get(name, ())) for sign, items in sides)))
 
     @property
     def has_choices(self) -> bool:

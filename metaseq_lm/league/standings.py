@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from metaseq_lm.evaluation.suites import SHARE
 from metaseq_lm.league.choice import sd_of_choice
 from metaseq_lm.league.corpus import Corpus
 from metaseq_lm.reporting.numbers import Metric
@@ -233,39 +232,6 @@ def scores_by_seed(runs: Sequence[Run], metric: str) -> dict[Any, float]:
             by_seed.setdefault(run.seed, []).append(run.metrics[metric])
     seeds = sorted(by_seed, key=lambda seed: seed or 0)
     return {seed: math.fsum(by_seed[seed]) / len(by_seed[seed]) for seed in seeds}
-
-
-def item_variance(runs: Sequence[Run], metric: str) -> float | None:
-    """Return the variance that the choice of test items gives a score, None if it is not known.
-
-    That of a share p of n items is p (1 - p) / n, however many seeds were scored by them; that of
-    a mean of parts takes their items as independent. Only scores of all items of a suite, or of a
-    group of them, are such shares, and the parts of what can be known beyond the word (`share`) by
-    the accuracy: no losses, and no accuracies on rows that choose.
-    """
-    if not runs:
-        return None
-    if parts := runs[0].means.get(metric, ()):
-        variances = [item_variance(runs, part) for part in parts]
-        known = [variance for variance in variances if variance is not None]
-        return math.fsum(known) / len(parts) ** 2 if len(known) == len(parts) else None
-    group, _, name = metric.rpartition(".")
-    counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
-    unit: float | None = 1.0
-    if name == SHARE:
-        name, unit = "accuracy", known_beyond_word(runs[0], f"{group}.accuracy")
-    scores = seed_scores(runs, f"{group}.{name}")
-    if not (scores and counts and unit and name.endswith("accuracy")) or name.startswith("valid"):
-        return None
-    share = math.fsum(scores) / len(scores)
-    return share * (1 - share) / min(counts) / unit**2
-
-
-def known_beyond_word(run: Run, metric: str) -> float | None:
-    """Return how much of an accuracy the exact reader of both sides has beyond the word alone."""
-    suite = run.suite_of(metric)
-    levels = suite.references.get("accuracy", {}) if suite else {}
-    return levels["bayes"] - levels["word"] if {"bayes", "word"} <= levels.keys() else None
 
 
 def metric_of(name: str, runs: Sequence[Run]) -> Metric:

@@ -29,7 +29,7 @@ from metaseq_lm.runs import manifests
 FOLDER = "suites"
 FORMAT = "metaseq-lm suite results 1"
 OVERALL = "overall"
-COUNT = "n"
+COUNT, HITS = "n", "hits"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 SPLITS = ("train", "valid", "test")
 # What a file holds, see `schema_error`.
@@ -41,7 +41,7 @@ FORM = {
     "weights": str,
     "data": str,
     "options": dict,
-    "groups": {"*": {COUNT: files.COUNT, "metrics": {"*": NUMBER}}},
+    "groups": {"*": {COUNT: files.COUNT, "metrics": {"*": NUMBER}, f"{HITS}?": [files.COUNT]}},
     "references?": {"*": {"*": NUMBER}},
     "facts?": dict,
 }
@@ -59,8 +59,8 @@ class SuiteResults:
         data: A hash of the files that were read.
         options: What the results depend on besides: the options of the suite, the precision, what
             became of sentences that were too long.
-        groups: For each group of items, the one of all called OVERALL, their number "n" and their
-            "metrics" by name.
+        groups: For each group of items, the one of all called OVERALL, their number "n", their
+            "metrics" by name, and of an accuracy "hits", its right answers by block of items.
         facts: What else is recorded, such as the cost of scoring.
         references: What metrics are compared with: for each, named METRIC or GROUP.METRIC, values
             such as "chance".

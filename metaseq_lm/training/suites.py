@@ -148,7 +148,7 @@ def score_suite(
         weights=manifests.hash_of_weights(manifest),
         data=suite.data_hash(request.folder),
         options=request.options(run.config.engine.precision),
-        groups={name: asdict(group) for name, group in results.items()},
+        groups={name: group.record() for name, group in results.items()},
         facts={
             "folder": request.folder.name,
             "code": code_hash(user_dir),

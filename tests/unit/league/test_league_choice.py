@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from league_plans import plan_with
 from league_rows import BRACKETS, BUDGET, TOPIC
-from league_standings import action_of, of_a_mean, only, standing
+from league_standings import action_of, only, standing
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.league import choice
@@ -23,7 +23,7 @@ from metaseq_lm.league.choice import (
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.plan import Objective
 from metaseq_lm.league.plan_files import parse_plan
-from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing, item_variance
+from metaseq_lm.league.standings import FLAG, NOTE, VOID, Choice, Row, Standing
 from metaseq_lm.league.tuning import Trials, widened
 from metaseq_lm.league.verdict import Error, Rule, contrast, decide_all
 from metaseq_lm.reporting.numbers import Metric
@@ -208,57 +208,6 @@ def test_an_error_that_seeds_do_not_reduce_is_said() -> None:
     assert not decision.is_within_reach and "seeds" in decision.text
     (within,) = decide_all([(near, SIDE)], RULE, [[Error(0.01**2, 4)]])
     assert within.is_within_reach
-
-
-# ---------------------------------------------------------------- items
-
-
-def test_the_variance_of_items_is_binomial_and_that_of_a_mean_of_its_parts() -> None:
-    row = make.make_row("mine", 0.9)
-    p, q = (sum(row.scores(metric)) / 8 for metric in (BRACKETS, TOPIC))
-    first, second = p * (1 - p) / 500, q * (1 - q) / 500
-    assert item_variance(row.runs, BRACKETS) == pytest.approx(first)
-    (both,) = of_a_mean(row)
-    assert item_variance(both.runs, "both") == pytest.approx((first + second) / 4)
-    assert item_variance(row.runs, "valid.mlm") is None
-    assert item_variance(row.runs, "topic.valid_accuracy") is None
-    assert item_variance((), BRACKETS) is None
-    # A mean of a mean has the weights of its parts.
-    nested = [replace(run, means={**run.means, "m": ["both", TOPIC]}) for run in both.runs]
-    assert item_variance(nested, "m") == pytest.approx((first + second) / 16 + second / 4)
-    unknown = [replace(run, means={"m": [TOPIC, "valid.mlm"]}) for run in row.runs]
-    assert item_variance(unknown, "m") is None
-
-
-def test_the_variance_of_a_share_is_that_of_its_accuracy_in_another_unit() -> None:
-    row = make.make_row("mine", 0.9)
-    p = sum(row.scores(TOPIC)) / 8
-    known = [make.with_references(word=0.4, bayes=0.9)(run) for run in row.runs]
-    share = TOPIC.replace("accuracy", "share")
-    assert item_variance(known, share) == pytest.approx(p * (1 - p) / 500 / 0.5**2)
-    assert item_variance(row.runs, share) is None  # nobody says what can be known
-    assert item_variance(known, "topic.valid_share") is None
-
-
-def test_the_error_of_items_is_in_the_interval_of_both_sides() -> None:
-    entries = [
-        Entry(
-            name,
-            1e10,
-            {"a.accuracy": scores, "b": scores},
-            {"a.accuracy": scores[:4]},
-            items={"a.accuracy": variance, "b": 10 * variance},
-            untrained_items={"a.accuracy": 3e-4},
-        )
-        for name, scores, variance in (("row0", SIDE, 1e-4), ("row1", OTHER, 2e-4))
-    ]
-    metric, kind = Metric.of("a.accuracy", [0.5]), Metric.of("b", [0.5])
-    standings = Standings("t", [metric], "row0", RULE, entries, kinds=[kind]).decided()
-    (_, entry) = standings.entries
-    assert entry.decision and entry.gain_decision
-    assert entry.decision.errors == (Error(2e-4), Error(1e-4))
-    assert sum(error.variance for error in entry.gain_decision.errors) == pytest.approx(9e-4)
-    assert entry.of_kinds["b"].errors == (Error(2e-3), Error(1e-3))
 
 
 # ---------------------------------------------------------------- plans

@@ -1,0 +1,106 @@
+"""The error that the choice of test items gives to scores and to their differences.
+
+Where runs recorded their right answers by block of items, the error of a difference is that of its
+values in the blocks: rows that are right and wrong on the same items differ by less than two
+samples would. Else each accuracy has the binomial variance, as if each row had items of its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaseq_lm.evaluation.suites import SHARE
+from metaseq_lm.league.standings import seed_scores
+from metaseq_lm.league.verdict import Error, Errors
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.runs.suite_results import HITS, OVERALL
+
+ACCURACY = "accuracy"
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The test items of a metric, or of a part of a mean, in the unit of the whole.
+
+    Attributes:
+        variance: Of the part, p (1 - p) / n for a share p of n items.
+        blocks: The part in each block of the items, (B,); empty where it is not recorded.
+    """
+
+    variance: float
+    blocks: np.ndarray
+
+
+def items_of(runs: Sequence[Run], metric: str, weight: float = 1.0) -> tuple[Items, ...] | None:
+    """Return the items of a score, times a weight, of each part of a mean; None if not known.
+
+    Only scores of all items of a suite, or of a group of them, are shares of items, and the parts
+    of what can be known beyond the word (`share`) by the accuracy: no losses, and no accuracies on
+    rows that choose. However many seeds were scored by the items, these are the same.
+    """
+    if not runs:
+        return None
+    if parts := runs[0].means.get(metric, ()):
+        known = [items_of(runs, part, weight / len(parts)) for part in parts]
+        return None if None in known else tuple(item for items in known for item in items or ())
+    group, _, name = metric.rpartition(".")
+    counts = [run.metrics[f"{group}.n"] for run in runs if f"{group}.n" in run.metrics]
+    if name == SHARE:
+        name, known_beyond = ACCURACY, _known_beyond_word(runs[0], f"{group}.{ACCURACY}")
+        weight = weight / known_beyond if known_beyond else 0.0
+    scores = seed_scores(runs, f"{group}.{name}")
+    if not (scores and counts and weight and name.endswith(ACCURACY)) or name.startswith("valid"):
+        return None
+    share = math.fsum(scores) / len(scores)
+    variance = share * (1 - share) / min(counts) * weight**2
+    blocks = _blocks_of(runs, group) if name == ACCURACY else np.array([])
+    return (Items(variance, weight * blocks),)
+
+
+def _known_beyond_word(run: Run, metric: str) -> float:
+    """Return how much of an accuracy the exact reader of both sides has beyond the word, or 0."""
+    suite = run.suite_of(metric)
+    levels = suite.references.get(ACCURACY, {}) if suite else {}
+    return levels["bayes"] - levels["word"] if {"bayes", "word"} <= levels.keys() else 0.0
+
+
+def _blocks_of(runs: Sequence[Run], name: str) -> np.ndarray:
+    """Return the accuracy of a suite in blocks of its items, the mean of runs; empty if unknown."""
+    accuracies = []
+    for run in runs:
+        suite = next((suite for suite in run.suites if suite.name == name), None)
+        group = suite.groups[OVERALL] if suite else {}
+        hits = np.array(group.get(HITS, ()), dtype=float)
+        if not len(hits):
+            return hits
+        whole, more = divmod(group["n"], len(hits))
+        accuracies.append(hits / (whole + (np.arange(len(hits)) < more)))
+    if len(set(map(len, accuracies))) > 1:
+        return np.array([])
+    means: np.ndarray = np.mean(accuracies, axis=0)
+    return means
+
+
+def item_errors(*sides: tuple[int, Sequence[Items]]) -> Errors:
+    """Return the errors of a sum of scores, each with its sign, for their items.
+
+    Of parts that all sides have by block, that of the sum in the blocks; else that of each side.
+
+    Args:
+        sides: The sign of a score, 1 or -1, and its items; none if they are not known.
+    """
+    lengths = {len(items) for _, items in sides}
+    if len(lengths) > 1:
+        return [Error(item.variance) for _, items in sides for item in items]
+    errors: list[Error] = []
+    for parts in zip(*(items for _, items in sides)):
+        sizes = {len(part.blocks) for part in parts}
+        if sizes == {0} or len(sizes) > 1:
+            errors += [Error(part.variance) for part in parts]
+            continue
+        (count,) = sizes
+        total = sum(sign * part.blocks for (sign, _), part in zip(sides, parts))
+        errors.append(Error(float(np.var(total, ddof=1)) / count, count - 1))
+    return errors
