@@ -15,8 +15,8 @@ def describe_rule(standings: Standings) -> str:
         "seeds)."
     )
     items = (
-        " The error of the test items is part of it, too: paired where runs recorded in which blocks "
-        "of items they are right, else binomial."
+        " The error of the test items is part of it, too: paired where runs recorded in which "
+        "blocks of items they are right, else binomial."
     )
     return (
         "Better, worse: a permutation test of means and Welch's t test, two-sided, below "
