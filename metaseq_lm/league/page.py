@@ -23,6 +23,7 @@ from metaseq_lm.league.describe import describe_origins, describe_rule
 from metaseq_lm.league.entries import Entry, Standings
 from metaseq_lm.league.figures import draw_ladder, draw_standings
 from metaseq_lm.league.html import league_sections
+from metaseq_lm.league.kind_figures import draw_kinds
 from metaseq_lm.league.ladder_tables import ladder_tables, predictions_table
 from metaseq_lm.league.parts import describe_parts, part_texts, short_name
 from metaseq_lm.league.standings import FLAG, NOTE, REFUSE, VOID
@@ -41,7 +42,7 @@ def write_page(
 ) -> list[Path]:
     """Write standings.txt, .md, .csv, .html and .png, with several budgets ladder.png, too.
 
-    Predictions have a file of their own, predictions.csv.
+    Kinds of labels have a figure kinds.png, predictions a file predictions.csv.
 
     Args:
         standings: Decided ones.
@@ -57,16 +58,19 @@ def write_page(
     others = [kinds_table(standings), gains_table(standings), *ladder_tables(standings)]
     others.append(secondary_table(standings))
     tables = [table, *(other for other in others if other)]
-    pictures = [folder / "standings.png"]
-    ladder = folder / "ladder.png"
-    if len(standings.budgets) > 1:
-        pictures.append(ladder)
-    else:
-        ladder.unlink(missing_ok=True)  # of an earlier page
+    pictures = []
     with collect() as drawings:
-        draw_standings(standings, pictures[0])
-        if ladder in pictures:
-            draw_ladder(standings, ladder)
+        for name, draw, is_drawn in (
+            ("standings", draw_standings, True),
+            ("kinds", draw_kinds, bool(standings.kinds)),
+            ("ladder", draw_ladder, len(standings.budgets) > 1),
+        ):
+            picture = folder / f"{name}.png"
+            if is_drawn:
+                draw(standings, picture)
+                pictures.append(picture)
+            else:
+                picture.unlink(missing_ok=True)  # of an earlier page
     sections = league_sections(standings, tables, drawings, repeat)
     texts = {
         "txt": "\n".join(map(to_text, tables)),

@@ -10,7 +10,7 @@ from league_plans import plan_with
 
 from metaseq_lm.league.by_kind import describe_kinds, kind_mark, kinds_table
 from metaseq_lm.league.entries import Entry, Standings
-from metaseq_lm.league.page import standings_table
+from metaseq_lm.league.page import standings_table, write_page
 from metaseq_lm.league.plan_files import BALANCED, parse_plan, read_plan
 from metaseq_lm.league.standings import FLAG, VOID, Finding
 from metaseq_lm.league.terminal import SCREEN, terminal_text
@@ -123,3 +123,18 @@ def test_tables_have_the_verdict_of_each_kind() -> None:
     assert mine["right_verdict"] == "better" and float(mine["right_difference"]) > 0.3
     plain = replace(standings, kinds=()).decided()
     assert kinds_table(plain) is None and "right_verdict" not in to_csv(standings_table(plain))
+
+
+def test_the_page_has_a_figure_of_the_kinds_with_their_values(tmp_path: Path) -> None:
+    untrained = {kind: [0.1, 0.12] for kind in KINDS}
+    void = Finding("ceiling", VOID, "x", "left")
+    mine = replace(row("mine", MINE, findings=[void]), untrained=untrained)
+    files = write_page(league(row("causal", BASE), mine), tmp_path)
+    assert tmp_path / "kinds.png" in files and (tmp_path / "kinds.png").read_bytes()[1:4] == b"PNG"
+    page = (tmp_path / "standings.html").read_text()
+    assert "mine: 90.00 ± 1.22 at right" in page and "mine: 11.00 ± 1.41 at left, untrained" in page
+    assert "mine: 20.00 ± 1.22 at left" not in page  # a void number
+    # Without kinds there is none, and that of an earlier page is gone.
+    flat = replace(league(row("causal", BASE), row("mine", MINE)), kinds=[])
+    write_page(flat, tmp_path)
+    assert not (tmp_path / "kinds.png").exists()
