@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.exhaustive)])
 def test_damage_is_refused_or_said(tmp_path: Path, count: int) -> None:
     """`python tests/support/fuzz_folders.py --count 500` tries more."""
     counts = fuzz_folders.fuzz(tmp_path / "fuzz", count, seed=1)
@@ -18,7 +18,7 @@ def test_damage_is_refused_or_said(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_odd_values_with_sound_checksums_end_in_a_message(tmp_path: Path, count: int) -> None:
     counts = fuzz_folders.fuzz(tmp_path / "fuzz", count, seed=1, values=True)
     assert counts.mutations == count

@@ -252,8 +252,8 @@ def test_a_search_cut_anywhere_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
     breaks = {i for i, byte in enumerate(content) if byte == 10}
     last = content[:-1].rindex(b"\n")
-    some = sorted(breaks)[::5]
-    goes_on = {0, *some, *(size + 1 for size in some), *range(0, len(content), 997)}
+    some = sorted(breaks)[::11]
+    goes_on = {0, *some, *(size + 1 for size in some), *range(0, len(content), 2999)}
     for size in sorted(goes_on | set(range(last, len(content) + 1))):
         file.write_bytes(content[:size])
         search = studies_in(tmp_path / "whole", **rules).search

@@ -54,6 +54,12 @@ def wing_of(module: str) -> str | None:
     return parts[2] if parts[:2] == ["metaseq_lm", "methods"] and len(parts) > 2 else None
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_core_imports_no_wing_and_no_wing_another() -> None:
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -65,7 +65,11 @@ def recorded(script: Path, out: Path, variables: dict[str, str]) -> list[list[st
     return [call.split("\0")[:-1] for call in calls]
 
 
-@pytest.mark.parametrize("name", sorted(DATA))
+@pytest.mark.parametrize(
+    "name",
+    # That of cvt takes a minute; test_examples.py composes its sweeps.
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "cvt")) for name in sorted(DATA)],
+)
 def test_each_command_of_a_script_has_valid_options(name: str, tmp_path: Path, bare: Bare) -> None:
     """Configs and sweeps compose; of the others the files alone are missing."""
     for folder in DATA[name]:

@@ -222,10 +222,10 @@ def test_orders_of_two_leagues_agree_or_do_not(
     scores = [rng.normal(i, 0.1, size=5) for i in range(12)]
     assert module.tau(scores, scores) == pytest.approx(1)
     assert module.tau(scores, scores[::-1]) == pytest.approx(-1)
-    monkeypatch.setattr(module, "DRAWS", 200)
+    monkeypatch.setattr(module, "DRAWS", 100)
     low, high = module.interval(scores, [rng.normal(i, 0.1, size=6) for i in range(12)])
     assert module.SHOWN < 0.9 < low and high == pytest.approx(1)  # seeds do not change the order
-    orders = [rng.normal(rng.permutation(12)[:, None], 0.1, size=(12, 5)) for _ in range(25)]
+    orders = [rng.normal(rng.permutation(12)[:, None], 0.1, size=(12, 5)) for _ in range(20)]
     limits = np.array([module.interval(scores, list(order)) for order in orders])
     # Of random orders the interval has 0 in about nine of ten, and is rarely above what is shown.
     assert ((limits[:, 0] <= 0) & (limits[:, 1] >= 0)).mean() > 0.8
