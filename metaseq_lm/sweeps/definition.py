@@ -364,7 +364,9 @@ def check_axes(definition: Definition) -> None:
     for name, values in axes.items():
         repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
         if repeats:
-            raise UsageError(f"{name}: {repeats[0]} is given twice")
+            is_truth = repeats[0] in ("True", "False")
+            hint = "; YAML takes yes, on, no and off for truth values, quote words" * is_truth
+            raise UsageError(f"{name}: {repeats[0]} is given twice{hint}")
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:

@@ -326,6 +326,11 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             last, counted = len(names), sorted(seen - {-1})
             first = int(last in seen and 0 not in seen)
             other = int(bool(counted) and 0 < counted[0] <= counted[-1] < last)
+            if seen == {-1, 1} and last == 2:
+                raise UsageError(
+                    "--labels has 2 names, and the labels are -1 and 1, which do not count; give "
+                    "--labels=-1,1"
+                )
             if -1 in seen and counted and counted[-1] == last - 2:
                 other = -1  # of "negative, neutral, positive"; else it says that there is no label
             if other:

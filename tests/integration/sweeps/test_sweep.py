@@ -195,6 +195,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         ({"grid": {"seed": [1]}}, ("seed", "--seeds")),
         ({"grid": {"save_dir": ["x"]}}, ("save_dir", "the sweep")),
         ({"grid": {"lr": [1]}, "list": [{"lr": 2}]}, ("lr", "grid and in list")),
+        ({"grid": {"label": [False, True, False]}}, ("given twice", "quote words")),
         ({"list": [{"a": 1}, {"b": 2}]}, ("same keys",)),
         ({"list": [{"a": 1}, {"a": 1}]}, ("twice",)),
         ({"list": [{}]}, ("no keys",)),

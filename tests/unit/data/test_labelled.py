@@ -595,6 +595,8 @@ ABC = "A,B,C"
         ({"train": "-1 0 1"}, f"{ABC} --first-label -1", [0, 1, 2]),
         ({"train": "-1 0 1"}, f"{ABC} --first-label 0", [0, 1]),
         ({"train": "-1 0 1", "valid": "2"}, ABC, [0, 1]),
+        ({"train": "-1 1", "valid": "1"}, "A,B", 2),
+        ({"train": "-1 1"}, "A,B --first-label -1", 1),
         ({"train": "0 1", "test": "-1 0 -1"}, ABC, [0, 1]),
         ({"train": "A 2 B"}, ABC, 2),
         ({"train": "A 3 B"}, ABC, [0, 2, 1]),
@@ -623,3 +625,11 @@ def test_numbers_are_named_from_0_or_1(run, splits, options, expected, form):
     assert LabelledSet(folder, "train").labels.tolist() == expected
     zeros = splits.get("test") in ("0 0", "-1 -1") and "0" not in splits["train"]
     assert not zeros or LabelledSet(folder, "test").labels is None
+
+
+def test_labels_of_minus_one_and_one_are_names_of_their_own(run):
+    files = {"train.tsv": "text\tlabel\na\t-1\nb\t1\n"}
+    code, output, _ = run(files, "--labels", "neg,pos")
+    assert code == 2 and "give --labels=-1,1" in output
+    code, _, folder = run(files, "--labels=-1,1")
+    assert code == 0 and LabelledSet(folder, "train").labels.tolist() == [0, 1]
