@@ -37,15 +37,13 @@ from metaseq_lm.sweeps.definition import (
 )
 
 # The plans that ship with the package; that of a text gets its data from the command line.
-LAPTOP, OBJECTIVES, EPOCHS, BALANCED, GARDEN, FEW, FEW_300, FEW_1000, TEXT_ARM = (
-    Path(__file__).with_name(f"{name}.yaml")
-    for name in (
-        *("laptop", "objectives", "epochs", "balanced", "garden"),
-        *("few", "few_300", "few_1000", "text"),
-    )
+_PLANS = Path(__file__).parent
+LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
+    _PLANS / f"{name}.yaml" for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
 SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive
-_NAMED = (*SHIPPED, BALANCED, GARDEN, FEW, FEW_300, FEW_1000)  # a command line may name them
+# A command line may name them.
+_NAMED = tuple(plan for plan in sorted(_PLANS.glob("*.yaml")) if plan != TEXT_ARM)
 _KINDS = {"world", "folder", TEXT}  # of data
 CONLLU = (".conllu", ".conllu.gz")
 LABELLED = "labels"  # the set of a table of labelled texts

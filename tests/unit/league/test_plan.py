@@ -259,18 +259,34 @@ def test_few_has_other_documents_and_the_metrics_of_balanced() -> None:
         assert {"causal_stopped", "causal_dropout", "diffusion"} == set(names[4:])
 
 
-def test_garden_asks_every_label_of_its_world_in_each_reading() -> None:
-    plan, _ = read_plan(named_plan("garden"))
-    sets = {f"{label}_{side}" for label in ("sense", "attachment") for side in SIDES}
+@pytest.mark.parametrize(
+    "name, labels",
+    [
+        ("garden", {side: {f"sense_{side}", f"attachment_{side}"} for side in SIDES}),
+        (
+            "recall",
+            {
+                "left": {"colour_before", "pair_before"},
+                "right": {"colour_after", "pair_after"},
+                "both": {"pair_across", "match_across"},
+            },
+        ),
+    ],
+)
+def test_a_plan_asks_every_label_of_its_world_in_each_reading(
+    name: str, labels: dict[str, set[str]]
+) -> None:
+    plan, _ = read_plan(named_plan(name))
+    sets = set.union(*labels.values())
+    either = {part.partition(".")[0] for part in plan.comparison.means.get("either", ())}
+    assert either == ({"fact"} if name == "recall" else set())
     asked = [suite.split()[:2] for suite in plan.comparison.suites]
-    assert sorted(name for kind, name in asked if kind == "probe") == sorted(
-        [*sets, *(f"{name}_end" for name in sets)]
+    assert sorted(of for kind, of in asked if kind == "probe") == sorted(
+        [*sets, *either, *(f"{of}_end" for of in sets)]
     )
-    assert {name for kind, name in asked if kind == "adapt"} == sets
+    assert {of for kind, of in asked if kind == "adapt"} == sets | either
     for side in SIDES:
-        assert set(plan.comparison.parts_of(side)) == {
-            f"{name}.share" for name in sets if name.endswith(side)
-        }
+        assert set(plan.comparison.means[side]) == {f"{of}.share" for of in labels[side]}
     # The means that tune read the valid splits of the same sets.
     parts = plan.comparison.parts_of("balanced")
     tuned = plan.comparison.parts_of("balanced_valid")
