@@ -32,7 +32,7 @@ def draw_kinds(standings: Standings, path: Path) -> None:
         figure.set_figwidth(WIDTH)
         for axes, budget in zip(grid, standings.budgets):
             axes.set_title(f"{flops_text(budget)} FLOPs", loc="left")
-            axes.set_ylabel(standings.primary.axis)
+            axes.set_ylabel("score (%)" if standings.primary.percent else "score")
             axes.set_xticks(range(len(standings.kinds)), map(short_name, standings.kinds))
             axes.set_xlim(-0.5, len(standings.kinds) - 0.5)
             axes.grid(visible=False, axis="x")

@@ -41,7 +41,7 @@ _PLANS = Path(__file__).parent
 LAPTOP, OBJECTIVES, EPOCHS, BALANCED, TEXT_ARM = (
     _PLANS / f"{name}.yaml" for name in ("laptop", "objectives", "epochs", "balanced", "text")
 )
-SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS)  # with an archive
+SHIPPED = (LAPTOP, OBJECTIVES, EPOCHS, BALANCED)  # with an archive
 # A command line may name them.
 _NAMED = tuple(plan for plan in sorted(_PLANS.glob("*.yaml")) if plan != TEXT_ARM)
 _KINDS = {"world", "folder", TEXT}  # of data
