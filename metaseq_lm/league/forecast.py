@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import seconds_text, show_progress
 from metaseq_lm.league.assembly import read_archived
 from metaseq_lm.league.choice import MOST, tuning_seeds_needed
@@ -94,28 +94,33 @@ def check_tuning(contents: Contents, budgets: Sequence[float]) -> None:
 
     That is where the choice is a part of the experiment, see `choice.tuning_seeds_needed`. The
     noise is that of the plan, or the sd over seeds in its archive; without both it is taken to be
-    half of the smallest effect.
+    half of the smallest effect. A plan with rows in an archive is fixed, so that is said, and not
+    refused: their intervals know how settings were chosen.
     """
     plan = contents.plan
     tuning, comparison = plan.tuning, plan.comparison
     if not tuning.plausible:
         return
+    rows = read_archived(contents).rows()
+    known = [sd for b in budgets if (sd := sd_of(rows, b, comparison.metric)) is not None]
     noise, source = tuning.noise, "tuning.noise"
     if noise is None:
-        rows = read_archived(contents).rows()
-        known = [sd for b in budgets if (sd := sd_of(rows, b, comparison.metric)) is not None]
         noise, source = max(known, default=comparison.smallest_effect / 2), "the archive"
         source = source if known else "half of smallest_effect; give tuning.noise if you know it"
     needed = tuning_seeds_needed(
         noise, comparison.smallest_effect, comparison.level, plan.comparisons
     )
-    if len(tuning.seeds) < needed:
-        raise UsageError(
-            f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of "
-            f"{comparison.smallest_effect:g} among {plan.comparisons} comparisons where trials "
-            f"have a sd of {noise:g} ({source}): which setting is chosen may alone make as much. "
-            f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
-        )
+    if len(tuning.seeds) >= needed:
+        return
+    text = (
+        f"tuning.seeds: {len(tuning.seeds)} are too few to show a difference of "
+        f"{comparison.smallest_effect:g} among {plan.comparisons} comparisons where trials "
+        f"have a sd of {noise:g} ({source}): which setting is chosen may alone make as much. "
+        f"{needed} would be enough, or fewer comparisons, or a larger smallest_effect"
+    )
+    if not known:
+        raise UsageError(text)
+    say(f"{text}; the plan has rows, so it stays as it is, and small differences are undecided")
 
 
 def effect_text(effect: float | None, sd: float | None) -> str:

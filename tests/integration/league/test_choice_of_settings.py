@@ -105,6 +105,17 @@ def test_a_plan_whose_tuning_is_too_thin_is_refused_before_anything_runs(
     assert not trained and not (tmp_path / "L").exists()
 
 
+def test_a_plan_with_rows_says_that_its_tuning_is_thin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured cannot be planned anew; what it shows of noise is more than was guessed."""
+    small = ["--budgets", 2.5e11, "--objectives", "causal"]
+    assert league("balanced", "--out", tmp_path / "L", *small, "--dry-run") == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "tuning.seeds: 4 are too few" in said and "(the archive)" in said
+    assert "the plan has rows, so it stays as it is" in said
+
+
 def test_an_option_that_is_tuned_once_is_that_of_the_middle_budget(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
