@@ -277,8 +277,8 @@ class LeagueRuns:
         """
         comparison = self.plan.comparison
         names = (comparison.metric, *comparison.kinds) if comparison.items else ()
-        found = {name: items_of(runs, name) for name in names}
-        return {name: items for name, items in found.items() if items is not None}
+        by_metric = {name: items_of(runs, name) for name in names}
+        return {name: items for name, items in by_metric.items() if items is not None}
 
     def notes(self) -> list[str]:
         """Return sentences on what was assumed or not checked, and on tuning."""

@@ -75,8 +75,8 @@ def _blocks_of(runs: Sequence[Run], name: str) -> np.ndarray:
         hits = np.array(group.get(HITS, ()), dtype=float)
         if not len(hits):
             return hits
-        whole, more = divmod(group["n"], len(hits))
-        accuracies.append(hits / (whole + (np.arange(len(hits)) < more)))
+        sizes = [len(block) for block in np.array_split(np.arange(group["n"]), len(hits))]
+        accuracies.append(hits / sizes)
     if len(set(map(len, accuracies))) > 1:
         return np.array([])
     means: np.ndarray = np.mean(accuracies, axis=0)

@@ -251,7 +251,7 @@ def run_script(words: list[str]) -> object:
     return None
 
 
-def printed_by(block: Block, folder: Path, run: Callable[[list[str]], str]) -> Source | None:
+def printed_by(block: Block, folder: Path, run_once: Callable[[list[str]], str]) -> Source | None:
     """Return what a block prints, or None if nothing of it is to be run."""
     commands = calls(block, folder)
     if block.test.startswith("printed in "):
@@ -266,8 +266,9 @@ def printed_by(block: Block, folder: Path, run: Callable[[list[str]], str]) -> S
     wanted = [words for words in commands if block.test == "print" or reads_archives(words)]
     if not wanted:
         return None
-    printed = [run(words) for words in wanted]
     shown = CAT.findall(block.text) if block.test == "print" else []
+    # What another page has run has written its files there.
+    printed = [(run if shown else run_once)(words) for words in wanted]
     printed += [(folder / file).read_text(encoding="utf-8") for file in shown]
     return Source(" && ".join(map(shlex.join, wanted)), "\n".join(printed))
 
