@@ -131,8 +131,8 @@ def read_plan(
 def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a plan over that of its base.
 
-    Mappings are merged, one level deep; data of another kind, lists and values are replaced. null
-    takes out what the base has.
+    Mappings are merged, one level deep, and options by their keys; data of another kind, other
+    lists and values are replaced. null takes out what the base has.
     """
     merged = dict(base)
     for key, value in content.items():
@@ -140,8 +140,15 @@ def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any
         if isinstance(value, dict) and isinstance(base.get(key), dict) and not is_replaced:
             value = {**base[key], **value}
             value = {name: part for name, part in value.items() if part is not None}
+        elif key == "options" and isinstance(value, list) and isinstance(base.get(key), list):
+            value = list({_option_key(option): option for option in (*base[key], *value)}.values())
         merged[key] = value
     return {key: value for key, value in merged.items() if value is not None}
+
+
+def _option_key(option: Any) -> str:
+    """Return the key of an option, key=value."""
+    return str(option).partition("=")[0]
 
 
 def _with_text(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

@@ -132,7 +132,8 @@ def test_the_page_has_a_figure_of_the_kinds_with_their_values(tmp_path: Path) ->
     files = write_page(league(row("causal", BASE), mine), tmp_path)
     assert tmp_path / "kinds.png" in files and (tmp_path / "kinds.png").read_bytes()[1:4] == b"PNG"
     page = (tmp_path / "standings.html").read_text()
-    assert "mine: 90.00 ± 1.22 at right" in page and "mine: 11.00 ± 1.41 at left, untrained" in page
+    assert "mine: 90.00 ± 1.22 at right" in page
+    assert "mine: 11.00 ± 1.41 at left, untrained" in page
     assert "mine: 20.00 ± 1.22 at left" not in page  # a void number
     # Without kinds there is none, and that of an earlier page is gone.
     flat = replace(league(row("causal", BASE), row("mine", MINE)), kinds=[])

@@ -201,6 +201,7 @@ def test_a_plan_says_what_its_base_does_not(tmp_path: Path) -> None:
         "base": "below/plan.yaml",
         "name": "above",
         "objectives": {"dense": None, "sparse": {"options": ["task.mask_prob=0.05"]}},
+        "options": ["schedule=wsd", "task.batch_size=2"],
         "usual_budgets": None,
         "seeds": [3],
         "controls": {"shifted_valid": None, "seeds": [9]},
@@ -208,7 +209,10 @@ def test_a_plan_says_what_its_base_does_not(tmp_path: Path) -> None:
     }
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(above))
     plan, content = read_plan(tmp_path / "plan.yaml")
+    changes = {"schedule": "schedule=wsd", "task.batch_size": "task.batch_size=2"}
+    options = [changes.get(option.partition("=")[0], option) for option in PLAN["options"]]
     same = plan_with(
+        options=options,
         data={"folder": str(tmp_path / "below" / "moons")},
         name="above",
         objectives={
@@ -280,11 +284,11 @@ def test_a_plan_asks_every_label_of_its_world_in_each_reading(
     sets = set.union(*labels.values())
     either = {part.partition(".")[0] for part in plan.comparison.means.get("either", ())}
     assert either == ({"fact"} if name == "recall" else set())
-    asked = [suite.split()[:2] for suite in plan.comparison.suites]
-    assert sorted(of for kind, of in asked if kind == "probe") == sorted(
+    suites = [suite.split()[:2] for suite in plan.comparison.suites]
+    assert sorted(of for kind, of in suites if kind == "probe") == sorted(
         [*sets, *either, *(f"{of}_end" for of in sets)]
     )
-    assert {of for kind, of in asked if kind == "adapt"} == sets | either
+    assert {of for kind, of in suites if kind == "adapt"} == sets | either
     for side in SIDES:
         assert set(plan.comparison.means[side]) == {f"{of}.share" for of in labels[side]}
     # The means that tune read the valid splits of the same sets.
