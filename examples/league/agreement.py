@@ -17,28 +17,15 @@ from scipy.stats import kendalltau
 
 from metaseq_lm.core.errors import UsageError, run_script
 from metaseq_lm.core.output import show
-from metaseq_lm.league.assembly import LeagueRuns, read_league
+from metaseq_lm.league.assembly import read_league
 from metaseq_lm.league.plan_files import named_plan
 from metaseq_lm.league.standings import Row
 from metaseq_lm.reporting.formats import to_text
-from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.table import Cell, Table
 
 DRAWS = 1000
 FEWEST = 4  # objectives of an order
 SHOWN = 0.3  # above which an order stands for another
-
-
-def rows_of(league: LeagueRuns, budget: str) -> dict[str, Row]:
-    """Return the rows of a league at a budget by objective; UsageError if there are none."""
-    try:
-        flops = flops_text(float(budget))
-    except ValueError:
-        raise UsageError(f"{budget!r} is no number of FLOPs, such as 1e12") from None
-    rows = {row.objective: row for row in league.rows() if flops_text(row.budget) == flops}
-    if not rows:
-        raise UsageError(f"{league.contents.title} has no runs at {flops} FLOPs")
-    return rows
 
 
 def tau(scores: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
@@ -87,7 +74,7 @@ def main() -> None:
             "give two leagues or plans, each with FLOPs: balanced 1e12 english.yaml 4e12"
         )
     league, other = (read_league(named_plan(word)) for word in sys.argv[1::2])
-    rows, others = rows_of(league, sys.argv[2]), rows_of(other, sys.argv[4])
+    rows, others = league.rows_at(sys.argv[2]), other.rows_at(sys.argv[4])
     comparison = league.plan.comparison
     metrics = dict.fromkeys([comparison.metric, *comparison.kinds])
     metric = other.plan.comparison.metric

@@ -31,13 +31,11 @@ def main() -> None:
     if len(sys.argv) < 3:
         raise UsageError("give a plan with an archive, or a league, and FLOPs: laptop 1e12")
     league = read_league(named_plan(sys.argv[1]))
-    try:
-        budget, named = flops_text(float(sys.argv[2])), sys.argv[3:]
-    except ValueError:
-        raise UsageError(f"{sys.argv[2]!r} is no number of FLOPs, such as 1e12") from None
-    rows = [row for row in league.rows() if flops_text(row.budget) == budget]
-    if unknown := set(named) - {row.objective for row in rows}:
-        raise UsageError(f"no run at {budget} FLOPs of {', '.join(sorted(unknown))}")
+    by_objective, named = league.rows_at(sys.argv[2]), sys.argv[3:]
+    if unknown := set(named) - by_objective.keys():
+        raise UsageError(f"no run at {sys.argv[2]} FLOPs of {', '.join(sorted(unknown))}")
+    rows = list(by_objective.values())
+    budget = flops_text(rows[0].budget)
     metric = metric_of(league.plan.comparison.metric, [run for row in rows for run in row.runs])
     rows = [row for row in rows if not named or row.objective in named]
     scores = {row.objective: np.array(row.scores(metric.name)) for row in rows}

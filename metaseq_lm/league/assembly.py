@@ -270,6 +270,20 @@ class LeagueRuns:
             ceilings={name: top for name, top in tops.items() if top is not None},
         )
 
+    def rows_at(self, flops: str) -> dict[str, Row]:
+        """Return the rows of a budget, as a command line says it, by objective.
+
+        UsageError if it is no number, or there are none.
+        """
+        try:
+            budget = flops_text(float(flops))
+        except ValueError:
+            raise UsageError(f"{flops!r} is no number of FLOPs, such as 1e12") from None
+        rows = {row.objective: row for row in self.rows() if flops_text(row.budget) == budget}
+        if not rows:
+            raise UsageError(f"{self.contents.title} has no runs at {budget} FLOPs")
+        return rows
+
     def test_items(self, runs: Sequence[Run]) -> dict[str, tuple[Items, ...]]:
         """Return the test items of the metrics with verdicts, if their error is asked for.
 

@@ -223,5 +223,5 @@ def _borrows(text: str) -> bool:
     words = list(_words(text))
     foreign = [word for word in words if not word.isascii()]
     good = [word for word in foreign if any(_is_word(word, one) for one in _WESTERN_LANGUAGES)]
-    few = len(foreign) <= _FEW_WORDS * len(words)
-    return few and len(good) >= _FITTING * len(foreign) and any(map(str.isascii, words))
+    is_rare = len(foreign) <= _FEW_WORDS * len(words)
+    return is_rare and len(good) >= _FITTING * len(foreign) and any(map(str.isascii, words))

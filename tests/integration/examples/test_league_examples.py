@@ -207,7 +207,7 @@ def test_all_pairs_of_objectives(
     for words, told in (
         (["laptop"], "give a plan"),
         (["laptop", "much"], "no number of FLOPs"),
-        (["laptop", "1e12", "mine"], "no run at 1.0e12 FLOPs of mine"),
+        (["laptop", "1e12", "mine"], "no run at 1e12 FLOPs of mine"),
     ):
         monkeypatch.setattr(sys, "argv", ["pairs.py", *words])
         with pytest.raises(UsageError, match=told):
