@@ -85,8 +85,8 @@ EXPECTED = {
         Ordered("balanced", MIDDLE, "diffusion", "causal"),
         Ordered("balanced", MIDDLE, "causal_stopped", "causal"),
     ],
-    # As a try with one rate for all and two or three seeds had it: the order turns between the budgets
-    # where the encoder is fine-tuned on 512 sentences, and nowhere else.
+    # As a try with one rate for all and two or three seeds had it: the order turns between the
+    # budgets where the encoder is fine-tuned on 512 sentences, and nowhere else.
     "english_words": [
         Ordered("frozen", LARGE, "causal", "masked_40"),
         Ordered("frozen", WORDS, "causal", "masked_40"),
