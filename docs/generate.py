@@ -208,8 +208,7 @@ def contents(titles: list[str]) -> str:
 
 def option_pages() -> Iterator[tuple[str, str]]:
     """Yield a page per registry with a table of options for each name, and one for every run's."""
-    from metaseq_lm.core.config import EngineConfig, RunConfig, TrainerConfig
-    from metaseq_lm.core.loading import FOLDER
+    from metaseq_lm.core.config import FOLDER, EngineConfig, RunConfig, TrainerConfig
     from metaseq_lm.core.registry import ALL, tasks_for
 
     titles = {kind: title.lower() for kind, (title, _) in KINDS.items() if kind not in CHOICES}

@@ -3,30 +3,33 @@
 Only commands and programs import this module: what they run finds the names in the registries.
 """
 
-import gc
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from metaseq_lm.core import declarations
-from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.registry import ALL, FAILED, Registry
+from metaseq_lm.core.registry import FAILED
 
 if TYPE_CHECKING:
     from metaseq_lm.core.config import RunConfig
 
-T = TypeVar("T")
 ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
-CORE = ("tasks", "criterions", "models", "evaluation")
+CORE = ("config",)
+# Modules that earlier versions had, for plug-ins that import them.
+MOVED = {
+    "metaseq_lm.models.transformer.configs": "metaseq_lm.config.transformer",
+    "metaseq_lm.optim.groups": "metaseq_lm.config.groups",
+    "metaseq_lm.tasks.options": "metaseq_lm.config.tasks",
+}
 
 
 def load(name_or_path: str) -> None:
@@ -50,8 +53,20 @@ def load(name_or_path: str) -> None:
     except Exception as error:  # a user's module may raise anything
         raise UsageError(
             f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: "
-            f"{error}"
+            f"{error}{_where_now(error)}"
         ) from error
+
+
+def _where_now(error: Exception) -> str:
+    """Return a hint at where what a plug-in imports from the package is now, "" without one."""
+    if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
+        return f"; it is {MOVED[error.name]} now"
+    named = re.match(r"cannot import name '(\w+)' from 'metaseq_lm\.", str(error))
+    for name, module in list(sys.modules.items()):
+        moved = getattr(module, named[1], None) if named else None
+        if name.startswith("metaseq_lm.") and isinstance(moved, type):
+            return f"; it is in {moved.__module__} now"
+    return ""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -80,82 +95,26 @@ def path_of(name_or_path: str) -> Path | None:
     return None
 
 
-def declared(user_dir: str | None) -> dict[str, Registry[Any]]:
-    """Return what the package, installed plug-ins and `user_dir` declare; nothing is imported.
-
-    Raises UnreadableError if a plug-in may register more than its source shows.
-    """
-    plug_ins = [point.value.split(":")[0] for point in installed()]
-    roots = {}
-    for name in [*plug_ins, *filter(None, [user_dir])]:
-        path, module = path_of(name), name
-        if path is not None:
-            module = path.stem
-        else:
-            path = source_of(name.split(".")[0])
-        roots[module] = path
-    return declarations.declared(roots)
-
-
-def source_of(package: str) -> Path:
-    """Return the folder, or the file, of an installed package; UnreadableError if it has none."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
-        raise UnreadableError(f"{package}: no source")
-    path = Path(spec.origin)
-    return path.parent if path.name == "__init__.py" else path
-
-
-def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | None) -> T | None:
-    """Return what `function` returns where names are only declared: importing them is slow.
-
-    It is called with the registries. None if a plug-in has to be imported, or torch is already.
-    """
-    if "torch" in sys.modules:
-        return None
-    loaded = {kind: registry.entries for kind, registry in ALL.items()}
-    gc.disable()  # collections would walk the trees of the sources again and again
-    try:
-        registries = declared(user_dir)
-        for kind, registry in ALL.items():
-            registry.entries = registries[kind].entries
-        return function(registries)
-    except UnreadableError:
-        return None
-    finally:
-        gc.enable()
-        for kind, registry in ALL.items():
-            registry.entries = loaded[kind]
-
-
 def check_runs(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
     """Raise UsageError for a missing run or an invalid override, before torch is imported."""
     from metaseq_lm.runs import manifests
 
-    folders = [manifests.resolve(run, prefer="best") for run in runs]
-
-    def check(_: object) -> None:
-        for folder in folders:
-            manifest = manifests.read_manifest(folder)
-            manifests.reopened_config(folder, manifest, user_dir, overrides)
-
-    early(check, user_dir)
+    for run in runs:
+        folder = manifests.resolve(run, prefer="best")
+        manifest = manifests.read_manifest(folder)
+        manifests.reopened_config(folder, manifest, user_dir, overrides)
 
 
 def load_all(user_dir: str | None = None) -> None:
-    """Load the core's own names, every wing, every installed plug-in, then `user_dir`.
+    """Load the names of the core and of every wing, every installed plug-in, then `user_dir`.
 
-    A broken installed plug-in is remembered and named when a name is not found; a broken `user_dir`
-    or wing is an error.
+    What the package registers is imported when it is first used. A broken installed plug-in is
+    remembered and named when a name is not found; a broken `user_dir` or wing is an error.
     """
     for package in CORE:
         path = importlib.import_module(f"metaseq_lm.{package}").__path__
-        for module in pkgutil.walk_packages(path, f"metaseq_lm.{package}."):
+        for module in pkgutil.iter_modules(path, f"metaseq_lm.{package}."):
             importlib.import_module(module.name)
-    importlib.import_module("metaseq_lm.optim")
     importlib.import_module("metaseq_lm.data.tokenizers.loading")
     importlib.import_module("metaseq_lm.data.worlds")
     for wing in wings():

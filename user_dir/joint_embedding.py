@@ -2,15 +2,12 @@
 
 From the states of a context, a part of the row, a predictor guesses the states that a moving
 average of the encoder has of hidden blocks of the unmasked row. The loss is
-
     share * mean over hidden tokens of (1 - cos(predicted, target)) + (1 - share) * masked LM
-
 with share = sigmoid(w), w learnt from 0: it rises where the cosine term is the smaller one, unless
 `criterion.share` fixes it. The masked LM has a pass of its own, over whole rows. Sizes of blocks,
 the LayerNorm without weights on targets and the rising decay are those of the paper's code (commit
-bc6dc05); the paper was not at hand. Unlike there, blocks are drawn by row and do not overlap the
-context, [CLS] is context, blocks are predicted at once, and targets have no dropout. The sizes of
-the predictor are ours. Shapes: B rows, S length, D width of the states.
+bc6dc05). Unlike there, blocks are drawn by row and apart from the context, [CLS] is context, blocks
+are predicted at once, targets have no dropout. Shapes: B rows, S length, D width of the states.
 """
 
 from dataclasses import dataclass, replace
@@ -22,17 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.criterions import ZLossConfig
+from metaseq_lm.config.tasks import MaskedLMConfig
 from metaseq_lm.core.batch import Logs, Term, Terms, TokenBatch
 from metaseq_lm.core.options import option
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Exported
-from metaseq_lm.criterions.masked_lm import MaskedLM, ZLossConfig
+from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Samples, masked_batch
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import AveragedWeights, Embedding, Linear, dropout_at
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMConfig, MaskedLMTask, build_lm
+from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMTask, build_lm
 
 CONTEXT, HIDDEN = (0.65, 0.85), (0.10, 0.25)  # least and largest share of a row
 DECAY, LAYERS = 0.996, 2  # of the average in the first update; of the predictor

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.models.layers import Embedding, LayerNorm, Linear, select
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import LMHead
 
 from .spans import SpanBatch

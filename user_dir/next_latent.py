@@ -24,18 +24,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from metaseq_lm.config.criterions import ZLossConfig
+from metaseq_lm.config.tasks import LanguageModelingConfig
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.language_modeling import CausalLM, next_tokens
-from metaseq_lm.criterions.masked_lm import LM, ZLossConfig
+from metaseq_lm.criterions.masked_lm import LM
 from metaseq_lm.data.corpus.predictions import next_targets
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import LayerNorm, Linear
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
-from metaseq_lm.tasks.language_modeling import CausalLMTask, LanguageModelingConfig
+from metaseq_lm.tasks.language_modeling import CausalLMTask
 from metaseq_lm.tasks.masked_lm import build_lm
 
 DYNAMICS = "dynamics"

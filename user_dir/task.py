@@ -5,20 +5,14 @@ from functools import partial
 
 from torch import nn
 
+from metaseq_lm.config.tasks import SPAN, MaskedLMConfig, MaskingConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import with_default
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
-from metaseq_lm.data.corpus.units import SPAN, SpanLengths
+from metaseq_lm.data.corpus.units import SpanLengths
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.tasks.masked_lm import (
-    MaskedLMConfig,
-    MaskedLMTask,
-    build_lm,
-    masked_stream,
-    masking_of,
-)
-from metaseq_lm.tasks.options import MaskingConfig
+from metaseq_lm.tasks.masked_lm import MaskedLMTask, build_lm, masked_stream, masking_of
 
 from .model import BOUNDARY, BoundaryHead
 from .spans import span_batch

@@ -48,14 +48,10 @@ from metaseq_lm.cli import main as command
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.methods.electra.criterion import (
-    Electric,
-    ElectricConfig,
-    cloze_term,
-    noise_log_probs,
-)
+from metaseq_lm.methods.electra.criterion import Electric, cloze_term, noise_log_probs
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import TwoTowers, sample
+from metaseq_lm.methods.electra.options import ElectricConfig
 from metaseq_lm.models.transformer.encoder import select
 from metaseq_lm.training.run import TrainingRun
 

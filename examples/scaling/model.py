@@ -24,9 +24,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.distributed import shards
 from metaseq_lm.distributed.process_group import axes_through
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 MASKED = 20

@@ -10,10 +10,11 @@ import signal
 import zlib
 from pathlib import Path
 
+from metaseq_lm.config.tasks import MaskedLMConfig
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from metaseq_lm.tasks.masked_lm import MaskedLMTask
 
 
 class RecordedStream(Stream):

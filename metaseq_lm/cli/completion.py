@@ -1,28 +1,26 @@
 """Completion of commands, options and registered names in a shell, by argcomplete.
 
-A shell asks at each press of the tab key, so names are read from the source.
+A shell asks at each press of the tab key, so nothing here imports torch.
 """
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from metaseq_lm import plugins
-from metaseq_lm.core import declarations
-from metaseq_lm.core.declarations import PACKAGE, UnreadableError
+from metaseq_lm.core.config import FOLDER
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL
 
 
 def registered_names(kind: str, user_dir: str | None = None) -> list[str]:
     """Return the names of a kind that the package and plug-ins declare, and presets of models."""
-    try:
-        registries = plugins.declared(user_dir)
-    except (UnreadableError, UsageError):  # no plug-in, or one that has to be imported
-        registries = declarations.declared({})
-    presets = {file.stem for file in (PACKAGE / "config" / kind).glob("*.yaml")}
-    return sorted({*registries[kind].names(), *presets})
+    with contextlib.suppress(UsageError):  # of a plug-in
+        plugins.load_all(user_dir)
+    presets = {file.stem for file in (FOLDER / kind).glob("*.yaml")}
+    return sorted({*ALL[kind].names(), *presets})
 
 
 def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:

@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
     options = replace(options, split=tuple(splits))
     paths = [manifests.resolve(name, prefer="best") for name in names]
-    plugins.check_runs(names, options.user_dir, overrides)
     plugins.load_all(options.user_dir)
+    plugins.check_runs(names, options.user_dir, overrides)
     if options.ensemble:
         return run_ensemble(options, paths, overrides)
     from metaseq_lm.training.restore import open_run

@@ -6,6 +6,7 @@ from submitit.core.submission import process_job
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import program
+from metaseq_lm.core.registry import ALL
 from metaseq_lm.sweeps.job import Runner
 from metaseq_lm.sweeps.server import fork_jobs
 
@@ -33,5 +34,8 @@ def import_all() -> None:
     import metaseq_lm.training.run  # noqa: F401
 
     plugins.load_all()
+    for registry in ALL.values():
+        for entry in registry.entries.values():
+            entry.import_value()
     gc.collect()
     gc.freeze()  # collections in the forked processes would copy every page

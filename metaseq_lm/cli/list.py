@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.declarations import PACKAGE
+from metaseq_lm.core.config import FOLDER
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import human_bytes, to_json
 from metaseq_lm.core.output import show
-from metaseq_lm.core.registry import ALL, Registry, nearest, tasks_for
+from metaseq_lm.core.registry import ALL, TASKS, Entry, Registry, nearest, tasks_for
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
 
@@ -62,12 +62,6 @@ def run(args: argparse.Namespace) -> int:
 def list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
     """Return a row for each registered name, of one kind or of all."""
     from metaseq_lm import plugins
-
-    rows = None
-    if user_dir is None and not plugins.installed():  # plug-ins are imported, so that faults show
-        rows = plugins.early(lambda registries: rows_of(registries, kind), None)
-    if rows is not None:
-        return rows
     from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
 
     plugins.load_all(user_dir)
@@ -84,15 +78,23 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
     rows: list[dict[str, Any]] = []
     for name in [requested] if requested else registries:
         for entry in (registries[name].entries[key] for key in registries[name].names()):
-            summary = (entry.value.__doc__ or "").strip().split("\n")[0]
-            row = {"kind": name, "name": entry.name, "summary": summary, "module": entry.origin}
-            tasks = {"tasks": tasks_for(entry.value)} if name == "criterion" else {}
-            rows.append({**row, **tasks})
-        for file in sorted((PACKAGE / "config" / name).glob("*.yaml")):
+            row: dict[str, Any] = {"kind": name, "name": entry.name, "summary": entry.summary}
+            row["module"] = entry.origin
+            if name == "criterion":
+                row["tasks"] = tasks_of(entry)
+            rows.append(row)
+        for file in sorted((FOLDER / name).glob("*.yaml")):
             summary = file.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
             kind = f"{name}, {'sizes' if name == 'model' else 'presets'}"
             rows.append({"kind": kind, "name": file.stem, "summary": summary})
     return rows
+
+
+def tasks_of(criterion: Entry[Any]) -> list[str]:
+    """Return the tasks that a criterion is for; none if it is for any."""
+    if criterion.is_imported:
+        return tasks_for(criterion.value)
+    return [name for name in TASKS.names() if criterion.name in TASKS.entry(name).takes]
 
 
 def registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:

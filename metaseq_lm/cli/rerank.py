@@ -116,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
         name: NBestSet(Path(path), read_nbest(Path(path)), append)
         for name, path in (("dev", options.dev), ("test", options.test))
     }
-    plugins.check_runs(runs, options.user_dir, overrides)
     plugins.load_all(options.user_dir)
+    plugins.check_runs(runs, options.user_dir, overrides)
     rows = []
     for number, (source, saved) in enumerate(sources, 1):
         folder = Path(options.out) / str(number) if options.out else None

@@ -35,9 +35,9 @@ from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.output import is_quiet, show
+from metaseq_lm.core.registry import SUITES
 
 if TYPE_CHECKING:
-    from metaseq_lm.core.registry import Registry
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.evaluation.minimal_pairs import MinimalPair
     from metaseq_lm.evaluation.suites import Results
@@ -156,8 +156,8 @@ def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
             lines, bad = read_sentences(source, policy)
             items += lines
         invalid += bad
-    plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
+    plugins.check_runs([options.run_path], options.user_dir, overrides)
     from metaseq_lm.training.restore import open_scored
     from metaseq_lm.training.scoring import SentenceScorer
 
@@ -250,9 +250,9 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     of_suite = [key for key, of_run in zip(keys, is_key) if not of_run]
     if options.on_bad_utf8 is not None:
         of_suite.append(f"on_bad_utf8={options.on_bad_utf8}")
-    plugins.early(lambda registries: check_suite(registries, suite, of_suite), options.user_dir)
-    plugins.check_runs([options.run_path], options.user_dir, overrides)
     plugins.load_all(options.user_dir)
+    read_words(SUITES.entry(suite).dataclass, of_suite, f"suite {suite}")  # before torch
+    plugins.check_runs([options.run_path], options.user_dir, overrides)
     from metaseq_lm.evaluation.suites import build_suite
     from metaseq_lm.training.run import train_run
     from metaseq_lm.training.suites import SuiteRequest, score_suite, stored_results
@@ -282,11 +282,6 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     else:
         say(f"written: {relative_to_cwd(suite_results.write(run_folder, results))}")
     return 0
-
-
-def check_suite(registries: dict[str, "Registry[Any]"], name: str, options: Sequence[str]) -> None:
-    """Raise UsageError for an unknown suite or a wrong option, before torch is imported."""
-    read_words(registries["suite"].entry(name).dataclass, options, f"suite {name}")
 
 
 def suite_table(results: "SuiteResults") -> str:

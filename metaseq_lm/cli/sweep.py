@@ -330,8 +330,8 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
         raise UsageError("--json goes with 'metaseq-lm sweep status'")
     if options.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
-    plugins.early(lambda _: check_each_value(args, options), args.user_dir)
     plugins.load_all(args.user_dir)
+    check_each_value(args, options)
     content = content_of(args, options)
     if rules := search_of(content, options):
         return launch_search(content, rules, args, options)

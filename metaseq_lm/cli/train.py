@@ -174,7 +174,6 @@ def prepare(args: argparse.Namespace) -> int:
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
     options = read_options(TrainOptions, vars(args))
-    plugins.early(lambda _: compose(args, options), options.user_dir)
     plugins.load_all(options.user_dir)
     config = compose(args, options)
     if args.help:

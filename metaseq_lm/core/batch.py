@@ -323,12 +323,17 @@ class Term:
         weight: A number or (C,); 0 for a term that is logged only.
         is_summed: Whether the gradient is that of the sum instead of the mean. Logs show the
             mean.
+        kind: What the mean measures, for gates: CAUSAL_NLL or CLOZE_NLL, the cross-entropy over
+            the vocabulary of tokens that are not seen, given what stands before or all else, which
+            an exact loss of a world bounds from below; NLL, another one; DETECTION, the binary one
+            of a discriminator; "" anything else.
     """
 
     sum: Tensor
     per: str | None
     weight: float | Tensor = 1.0
     is_summed: bool = False
+    kind: str = ""
 
     @property
     def is_loss(self) -> bool:

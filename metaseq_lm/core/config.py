@@ -6,14 +6,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, make_dataclass
+from functools import cache, lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options, option
+from metaseq_lm.core.metric_names import is_loss
+from metaseq_lm.core.options import (
+    DATA,
+    FUNCTION,
+    LOSS,
+    NOTHING,
+    SPEED,
+    WEIGHTS,
+    check_options,
+    option,
+)
 from metaseq_lm.core.registry import ALL
 
 
@@ -30,6 +41,7 @@ class TrainerConfig:
         "stop after this many FLOPs, with the schedule of the whole run, so that it can go on: as "
         "a search does at its rungs (0 = no limit)",
         at_least=0,
+        affects=NOTHING,
     )
     max_seconds: float = option(
         0.0, "stop after this many seconds of training (0 = no limit)", at_least=0
@@ -39,24 +51,32 @@ class TrainerConfig:
         "stop when this many words of the corpus were seen, with repetition (0 = no limit)",
         at_least=0,
     )
-    log_interval: int = option(50, "updates between lines of the log", at_least=0)
+    log_interval: int = option(50, "updates between lines of the log", at_least=0, affects=NOTHING)
     validate_interval_updates: int = option(
         500, "updates between validations (0 = only at the end)", at_least=0
     )
     save_interval_updates: int = option(
-        500, "updates between checkpoints (0 = only at the end)", at_least=0
+        500,
+        "updates between checkpoints (0 = only at the end)",
+        at_least=0,
+        affects=NOTHING,
     )
     save_words: list[str] = option(
         [],
         "numbers of words at which a checkpoint is saved that stays, as words_7M, the first time "
         "that so many were seen: such as [20000,7M]; strict-small and strict are BabyLM's",
+        affects=NOTHING,
     )
     async_save: bool = option(
         False,
         "write checkpoints while training goes on; a copy of weights and state waits in memory",
+        affects=SPEED,
     )
     keep_last: int = option(
-        2, "checkpoints to keep besides the best one (0 counts as 1)", at_least=0
+        2,
+        "checkpoints to keep besides the best one (0 counts as 1)",
+        at_least=0,
+        affects=NOTHING,
     )
     best_checkpoint_metric: str = option(
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
@@ -82,16 +102,22 @@ class TrainerConfig:
         5, "non-finite updates in a row (or rollbacks to one checkpoint) allowed", at_least=0
     )
     on_save_error: str = option(
-        "stop", "if a checkpoint cannot be written: stop or continue", choices=("stop", "continue")
+        "stop",
+        "if a checkpoint cannot be written: stop or continue",
+        choices=("stop", "continue"),
+        affects=NOTHING,
     )
     valid_split: str = option("valid", "split used for validation ('' = none)")
-    final_splits: list[str] = option([], "splits scored at the end with the best checkpoint")
+    final_splits: list[str] = option(
+        [], "splits scored at the end with the best checkpoint", affects=NOTHING
+    )
     final_suites: list[str] = option(
         [],
         "suites that the best checkpoint is scored with at the end, each as text: SUITE FOLDER "
         "[name=NAME] [too_long=fail] [pll=original] [optional=true] [option=value ...], FOLDER in "
         "the data folder or absolute; a run that does not give what an optional one takes goes "
         "without it",
+        affects=NOTHING,
     )
 
 
@@ -104,13 +130,17 @@ class EngineConfig:
 
     device: str = option("auto", "auto, cpu or cuda", choices=("auto", "cpu", "cuda"))
     precision: str = option(
-        "fp32", "fp32, bf16 (autocast) or fp64", choices=("fp32", "bf16", "fp64")
+        "fp32",
+        "fp32, bf16 (autocast) or fp64",
+        choices=("fp32", "bf16", "fp64"),
+        affects=WEIGHTS,
     )
     reduce_precision: str = option(
         "fp32",
         "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what "
         "is part of second derivatives is never summed in bf16",
         choices=("fp32", "bf16"),
+        affects=WEIGHTS,
     )
     micro_batch_size: int = option(
         0, "rows computed at a time in each process (0 = all)", at_least=0
@@ -164,11 +194,17 @@ class RunConfig:
     with, and have its name too, as `_name`.
     """
 
-    data: str = option("", "folder of the binarised data (the DATA argument)", movable=True)
-    save_dir: str = option("", "run folder; an existing one is resumed", movable=True)
+    data: str = option(
+        "", "folder of the binarised data (the DATA argument)", movable=True, affects=DATA
+    )
+    save_dir: str = option(
+        "", "run folder; an existing one is resumed", movable=True, affects=NOTHING
+    )
     label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
-    seed: int = option(1, "random seed")
-    user_dir: str | None = option(None, "folder or file of a plug-in to load first", movable=True)
+    seed: int = option(1, "random seed", affects=WEIGHTS)
+    user_dir: str | None = option(
+        None, "folder or file of a plug-in to load first", movable=True, affects=NOTHING
+    )
     init_from: str | None = option(
         None,
         "checkpoint, or run folder (its last checkpoint), whose weights to start from",
@@ -191,6 +227,8 @@ class RunConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
+# The files of presets and of the base configuration.
+FOLDER = Path(__file__).parents[1] / "config"
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 TOP = {item.name for item in fields(RunConfig)}
 PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs
@@ -281,6 +319,79 @@ def options_with(
             if key in item.metadata:
                 values[prefix + item.name] = item.metadata[key]
     return values
+
+
+# What an option affects whose declaration does not say so, by its section.
+USUAL_EFFECTS = {
+    **dict.fromkeys(("task", "criterion"), LOSS),
+    "model": FUNCTION,
+    **dict.fromkeys(("optimizer", "schedule", "trainer"), WEIGHTS),
+    "engine": NOTHING,
+}
+
+
+def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
+    """Return the field that declares an option, None where its class is not registered.
+
+    Args:
+        key: The dotted name.
+        values: The flat configuration of the run, which names the class of each section.
+    """
+    section, _, name = key.rpartition(".")
+    schema = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}.get(section)
+    if schema is None and section in GROUPS:
+        entry = ALL[section].entries.get(values.get(f"{section}._name", ""))
+        schema = entry.dataclass if entry else None
+    return None if schema is None else _fields_of(schema).get(name)
+
+
+@lru_cache(maxsize=512)
+def _fields_of(schema: type) -> dict[str, Field[Any]]:
+    return {item.name: item for item in fields(schema)}
+
+
+def effect(key: str, values: Mapping[str, Any], recorded: Mapping[str, str] | None = None) -> str:
+    """Return what an option affects, as `option` says: LOSS, DATA, ..., NOTHING.
+
+    Args:
+        key: The dotted name.
+        values: The flat configuration of the run.
+        recorded: What options of classes that are not registered affect, by dotted names.
+    """
+    declared = declaration(key, values)
+    usual = USUAL_EFFECTS.get(key.partition(".")[0], LOSS)
+    if declared is None:
+        return (recorded or {}).get(key, usual)
+    return str(declared.metadata.get("affects", usual))
+
+
+def describe_tuned_loss(keys: Iterable[str], metric: str, config: RunConfig) -> str:
+    """Return why a metric should not choose the values of options, "" where it may.
+
+    A loss that is another function for other values of an option does not say which is the best.
+    """
+    values = flatten(as_dict(config))
+    changing = [key for key in keys if effect(key, values) in (LOSS, DATA)]
+    if not changing or not is_loss(metric):
+        return ""
+    return (
+        f"{metric} is another function for other values of {', '.join(changing)}, so the smallest "
+        "is not the best one; choose by a metric of an end task"
+    )
+
+
+def effects_of_plug_ins(config: RunConfig) -> dict[str, str]:
+    """Return what the options affect that classes of plug-ins declare, by dotted names.
+
+    A run records them, for reports that do not import its plug-in.
+    """
+    effects = {}
+    for group in GROUPS:
+        entry = ALL[group].entry(getattr(config, group)._name)
+        if not entry.is_of_package:
+            for item in fields(entry.dataclass):
+                effects[f"{group}.{item.name}"] = item.metadata.get("affects", USUAL_EFFECTS[group])
+    return effects
 
 
 def names_runs(key: str) -> bool:

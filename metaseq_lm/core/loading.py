@@ -31,6 +31,7 @@ from omegaconf.resolvers import oc
 
 from metaseq_lm.core import mistakes
 from metaseq_lm.core.config import (
+    FOLDER,
     GROUPS,
     PATHS,
     TOP,
@@ -42,7 +43,6 @@ from metaseq_lm.core.config import (
     names_runs,
     untyped_section,
 )
-from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import whole
 from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
@@ -50,8 +50,6 @@ from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
 from metaseq_lm.core.synonyms import answer
 
-# A folder of YAML only.
-FOLDER = Path(__file__).parents[1] / "config"
 SECTIONS = (*GROUPS, "trainer", "engine")
 # Engine options that earlier versions wrote, with the option and the values of today.
 OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
@@ -121,16 +119,15 @@ def pair_of(override: str) -> list[str]:
     """Return the task and the criterion that objective=CRITERION stands for, or another override.
 
     The task is called as the criterion, or names its class, or is the only one that takes it.
-    Raises UsageError for a criterion of several tasks, UnreadableError if it is only declared.
+    Raises UsageError for a criterion of several tasks.
     """
     key, _, name = override.partition("=")
     if key != "objective":
         return [override]
-    criterion = CRITERIONS.entry(str(parse_override(override).value())).value
+    entry = CRITERIONS.entry(str(parse_override(override).value()))
     tasks = [name] * (name in TASKS.entries)
-    if not tasks and not isinstance(criterion, type):
-        raise UnreadableError(f"criterion {name} is not imported")
     if not tasks:
+        criterion = entry.value
         taking = [t for t, entry in TASKS.entries.items() if takes(t, entry.value, criterion)]
         tasks = [t for t in taking if criterion in TASKS.entry(t).value.criterions] or taking
     if len(tasks) != 1:

@@ -8,6 +8,17 @@ LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rms
 HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
 FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share".split())
 
+# Kinds of terms of a loss, see `core.batch.Term`; the first two name the exact losses of a world.
+CAUSAL_NLL, CLOZE_NLL, NLL, DETECTION = "token", "cloze", "nll", "detection"
+
+
+LOSSES = set("loss losses entropy ppl perplexity nll bits bpc bpb".split())
+
+
+def is_loss(name: str) -> bool:
+    """Return whether the name of a metric is that of a loss, or of a function of it."""
+    return bool(words_of(name) & LOSSES)
+
 
 def words_of(name: str) -> set[str]:
     """Return the words in the name of a metric."""

@@ -11,6 +11,12 @@ from typing import Any
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
+# What an option changes, besides its own value, see `option`.
+LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING = (
+    *("loss", "data", "function"),
+    *("weights", "speed", "nothing"),
+)
+EFFECTS = (LOSS, DATA, FUNCTION, WEIGHTS, SPEED, NOTHING)
 BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -28,12 +34,13 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
     choices: Sequence[Any] | None = None,
+    affects: str | None = None,
     **metadata: Any,
 ) -> Any:
     """Declare an option: a dataclass field with its default, its line of help and its range.
 
     `check_options` checks the range. Only conditions on other options or on the data are checked
-    elsewhere.
+    elsewhere. Reports, tuning, resuming and the use of checkpoints ask what an option affects.
 
     Args:
         default: The default value; of a list, each config gets a copy.
@@ -43,6 +50,12 @@ def option(
         at_most: The largest value allowed.
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
+        affects: LOSS if evaluated losses with other values are another function, so that the
+            smaller one is not the better one; DATA if they are of other rows; FUNCTION if given
+            weights compute something else; WEIGHTS if only the training differs; SPEED or NOTHING
+            if results are the same. None for the usual of its section: LOSS of tasks and
+            criterions, FUNCTION of models, WEIGHTS of optimizers, schedules and the trainer,
+            NOTHING of the engine.
         metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
             option, whose value a run's configuration has here unless it sets one.
     """
@@ -50,6 +63,9 @@ def option(
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
     if choices is not None:
         metadata["choices"] = tuple(choices)
+    if affects is not None:
+        assert affects in EFFECTS, affects
+        metadata["affects"] = affects
     return _field(default, metadata)
 
 

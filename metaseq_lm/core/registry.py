@@ -1,9 +1,13 @@
 """Registries of tasks, criterions, models, optimizers, suites and so on."""
 
+import ast
 import difflib
+import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from metaseq_lm.core.errors import UsageError
@@ -11,14 +15,67 @@ from metaseq_lm.core.errors import UsageError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered class or function, the dataclass of its options, and its module."""
+    """A registered class or function.
 
-    name: str
-    value: T
-    dataclass: type
-    origin: str
+    Attributes:
+        name: The name that a command line or config gives.
+        dataclass: The dataclass of its options.
+        origin: The module that defines it.
+        takes: Of a declared task the criterions that are not for any task.
+    """
+
+    def __init__(self, name: str, dataclass: type, path: str, value: T | None = None) -> None:
+        self.name = name
+        self.dataclass = dataclass
+        self.origin, _, self._attribute = path.rpartition(".")
+        self.takes: tuple[str, ...] = ()
+        self._value = value
+
+    @property
+    def value(self) -> T:
+        """The class or function; the first access imports its module."""
+        return self.import_value()
+
+    def import_value(self) -> T:
+        """Import the class or function, unless that is done, and return it."""
+        if self._value is None:
+            self._value = getattr(importlib.import_module(self.origin), self._attribute)
+        assert self._value is not None
+        return self._value
+
+    @property
+    def is_of_package(self) -> bool:
+        """Whether the package registers it, not a plug-in."""
+        return self.origin.startswith("metaseq_lm.")
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the class or function is there without an import."""
+        return self._value is not None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring, which is read from the source before an import."""
+        if self.is_imported:
+            docstring = self.value.__doc__
+        else:
+            docstring = _docstring_in_source(self.origin, self._attribute)
+        return (docstring or "").strip().split("\n")[0]
+
+
+def _docstring_in_source(module: str, name: str) -> str | None:
+    """Return the docstring of a class or function of the package, which is not imported."""
+    file = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+    for node in _parsed(file).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node)
+    return None
+
+
+@lru_cache(maxsize=8)
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -73,17 +130,35 @@ class Registry(Generic[T]):
             raise TypeError(f"{dataclass!r} is not a dataclass")
 
         def add(value: T) -> T:
-            origin = getattr(value, "__module__", "?")
-            previous = self.entries.get(name)
-            if previous is not None and previous.origin != origin:
-                raise UsageError(
-                    f"{self.kind} '{name}' of {origin} is already registered by {previous.origin}; "
-                    "give one of them another name"
-                )
-            self.entries[name] = Entry(name, value, dataclass, origin)
+            path = f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
+            self._add(Entry(name, dataclass, path, value))
             return value
 
         return add
+
+    def declare(self, name: str, dataclass: type, path: str, takes: Sequence[str] = ()) -> None:
+        """Register a class or function whose module is imported when it is first used.
+
+        The package registers in this way what needs torch: its names and options are there at once.
+
+        Args:
+            name: The name that a command line or config gives.
+            dataclass: The class of its options.
+            path: The module and the name in it, with a dot between them.
+            takes: Of a task the criterions that it takes and not every task does.
+        """
+        entry: Entry[T] = Entry(name, dataclass, path)
+        entry.takes = tuple(takes)
+        self._add(entry)
+
+    def _add(self, entry: Entry[T]) -> None:
+        previous = self.entries.get(entry.name)
+        if previous is not None and previous.origin != entry.origin:
+            raise UsageError(
+                f"{self.kind} '{entry.name}' of {entry.origin} is already registered by "
+                f"{previous.origin}; give one of them another name"
+            )
+        self.entries[entry.name] = entry
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
@@ -139,7 +214,10 @@ def takes(name: str, task: Any, criterion: Any) -> bool:
 
 
 def tasks_for(criterion: Any) -> list[str]:
-    """Return the names of the tasks that a class of criterion is for; none if it is for any."""
+    """Return the names of the tasks that a class of criterion is for; none if it is for any.
+
+    Imports every task.
+    """
     if criterion.general and not criterion.tasks:
         return []
     return [

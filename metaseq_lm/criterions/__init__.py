@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from metaseq_lm.core.batch import Terms
-
-TOKEN, CLOZE = "token", "cloze"  # exact losses of a world, see data.worlds.measures.losses
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,9 @@ class Criterion:
         normalised: Whether the probabilities of `token_log_probs` at a position, all else being the
             same, sum to one over the vocabulary; false for energies, bounds and estimates.
         sees_targets: Whether tokens that are predicted are seen, as by a model that copies.
-        bounds: For each term that is the mean cross-entropy of tokens which are not seen, the exact
-            loss of a world that bounds it from below: TOKEN, given what stands before, or CLOZE,
-            given all else. Like `exported` it counts in the body of the registered class alone.
+        evaluates_as: The criterion whose losses, in evaluations, are the same function as its own,
+            so that reports compare them. It counts in the body of the registered class alone, as
+            `exported`.
     """
 
     tasks: tuple[str, ...] = ()
@@ -72,7 +69,7 @@ class Criterion:
     score_reach: str | None = None
     normalised: bool = True
     sees_targets: bool = False
-    bounds: Mapping[str, str] = {}
+    evaluates_as: str = ""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

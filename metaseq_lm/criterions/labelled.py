@@ -4,15 +4,12 @@ Shapes: B samples, K classes or candidates, S length, D width, T tokens of a can
 vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.criterions import BatchSumConfig
 from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch
@@ -23,23 +20,9 @@ from metaseq_lm.forward.context import full_precision
 ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
 
 
-@dataclass
-class BatchSumConfig:
-    """Reduction of the losses of a batch.
-
-    The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
-    step has that norm. An evaluation has no batch: there it is the mean over samples.
-    """
-
-    batch_sum: bool = option(
-        True,
-        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
-        "false: of their mean. Logs show the mean",
-    )
-
-    def is_summed(self, model: nn.Module) -> bool:
-        """Return whether the gradient of a pass of `model` is that of the sum."""
-        return self.batch_sum and model.training
+def is_batch_sum(config: BatchSumConfig, model: nn.Module) -> bool:
+    """Return whether the gradient of a pass of `model` is that of the sum over a batch."""
+    return config.batch_sum and model.training
 
 
 def class_terms(logits: Tensor, targets: Tensor, is_summed: bool = False) -> Terms:
@@ -50,7 +33,6 @@ def class_terms(logits: Tensor, targets: Tensor, is_summed: bool = False) -> Ter
     }
 
 
-@register_criterion("image_classification")
 class ImageClassification(Criterion):
     """The loss of a network's primary head on labelled images: supervised learning alone."""
 
@@ -61,7 +43,6 @@ class ImageClassification(Criterion):
         return class_terms(model(batch.images), batch.targets)
 
 
-@register_criterion("sentence_prediction", dataclass=BatchSumConfig)
 class SentencePrediction(Criterion):
     """The loss of a SentencePredictor: single label, multi-label, candidates or real values."""
 
@@ -84,7 +65,7 @@ class SentencePrediction(Criterion):
 
         Boolean targets (B, K) say which classes each row has; the loss is the mean over them.
         """
-        is_summed = self.config.is_summed(model)
+        is_summed = is_batch_sum(self.config, model)
         if targets.dim() == 2:
             losses = F.binary_cross_entropy_with_logits(
                 scores, targets.to(scores.dtype), reduction="none"
@@ -98,7 +79,6 @@ class SentencePrediction(Criterion):
         return class_terms(scores, targets, is_summed)
 
 
-@register_criterion("token_classification", dataclass=BatchSumConfig)
 class TokenClassification(Criterion):
     """The loss of a TokenClassifier at the first token of each word."""
 
@@ -119,12 +99,11 @@ class TokenClassification(Criterion):
         assert batch.targets is not None
         loss = cross_entropy(scores, batch.targets).sum()
         return {
-            "cross_entropy": Term(loss, "words", is_summed=self.config.is_summed(model)),
+            "cross_entropy": Term(loss, "words", is_summed=is_batch_sum(self.config, model)),
             "accuracy": Term(number_of(scores.argmax(-1) == batch.targets), "words", weight=0.0),
         }
 
 
-@register_criterion("cloze", dataclass=BatchSumConfig)
 class Cloze(Criterion):
     """The loss of candidates for a blank, scored by a masked language model at its [MASK]."""
 
@@ -135,7 +114,7 @@ class Cloze(Criterion):
 
     def __call__(self, model: nn.Module, batch: ClozeBatch) -> Terms:
         assert batch.targets is not None
-        is_summed = self.config.is_summed(model)
+        is_summed = is_batch_sum(self.config, model)
         return class_terms(self.scores(model, batch), batch.targets, is_summed)
 
     def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
@@ -148,7 +127,6 @@ class Cloze(Criterion):
         return (values.sum(-1) / counts.clamp(min=1)).masked_fill(counts == 0, -torch.inf)
 
 
-@register_criterion("squad", dataclass=BatchSumConfig)
 class SquadCriterion(Criterion):
     """Mean cross-entropy of start and end, plus that of the answerability head.
 
@@ -166,7 +144,7 @@ class SquadCriterion(Criterion):
 
     def terms(self, model: nn.Module, x: Tensor, batch: AnswerBatch) -> Terms:
         """Return the terms for states x (B, S, D) of the rows of `batch`."""
-        is_summed = self.config.is_summed(model)
+        is_summed = is_batch_sum(self.config, model)
         heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
         starts, ends = heads["span"](x, batch.answer_mask, batch.starts)
         losses = cross_entropy(starts, batch.starts) + cross_entropy(ends, batch.ends)

@@ -4,21 +4,19 @@ Shapes: B rows, S length, V vocabulary.
 """
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import TOKEN, Criterion, Exported
-from metaseq_lm.criterions.masked_lm import IGNORE, ZLossConfig, cross_entropy, z_terms
+from metaseq_lm.core.metric_names import CAUSAL_NLL
+from metaseq_lm.criterions import Criterion, Exported
+from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy, z_terms
 from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
 
 
-@register_criterion("causal_lm", dataclass=ZLossConfig)
 class CausalLM(Criterion):
     """The mean loss of each token given those before it (Radford et al. 2018, equation 1).
 
@@ -27,7 +25,6 @@ class CausalLM(Criterion):
 
     exported = Exported(heads=("lm",), reach="causal")
     general = False
-    bounds = MappingProxyType({"next_token": TOKEN})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         return self.terms(model, batch, self.logits(model, batch))
@@ -35,8 +32,9 @@ class CausalLM(Criterion):
     def terms(self, model: nn.Module, batch: TokenBatch, logits: Tensor) -> Terms:
         """Return the terms of a batch, given its logits (B, S, V)."""
         targets = next_tokens(batch)
-        loss = {"next_token": Term(cross_entropy(logits, targets).sum(), "targets")}
-        return loss | z_terms(self.config, model, logits, batch.replace(targets=targets))
+        loss = cross_entropy(logits, targets).sum()
+        terms = {"next_token": Term(loss, "targets", kind=CAUSAL_NLL)}
+        return terms | z_terms(self.config, model, logits, batch.replace(targets=targets))
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -62,15 +60,12 @@ def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
     return targets if padding is None else targets.masked_fill(padding[:, 1:], IGNORE)
 
 
-@register_criterion("language_modeling")
 class LanguageModeling(Criterion):
     """The mean of the forward and the backward loss per token (Peters et al. 2018, section 3.1).
 
     In a row `[CLS] x [SEP]` the forward direction predicts x and [SEP], the backward one x and
     [CLS]. The model is a BiLSTMLM; UsageError for another.
     """
-
-    bounds = MappingProxyType({"forward": TOKEN, "backward": TOKEN})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         if not isinstance(model, BiLSTMLM):
@@ -81,6 +76,10 @@ class LanguageModeling(Criterion):
         following = without_padding(known[:, 1:], padding)
         previous = without_padding(known[:, :-1], padding)
         return {
-            "forward": Term(cross_entropy(forward, following).sum(), "targets", 0.5),
-            "backward": Term(cross_entropy(backward, previous).sum(), "targets", 0.5),
+            "forward": Term(
+                cross_entropy(forward, following).sum(), "targets", 0.5, kind=CAUSAL_NLL
+            ),
+            "backward": Term(
+                cross_entropy(backward, previous).sum(), "targets", 0.5, kind=CAUSAL_NLL
+            ),
         }

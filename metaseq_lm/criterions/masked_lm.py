@@ -7,8 +7,6 @@ lead.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +15,8 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import CLOZE, Criterion, Exported
+from metaseq_lm.core.metric_names import CLOZE_NLL
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -66,21 +63,9 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
     assert batch.targets is not None
     losses, accuracies = cross_entropy(logits, batch.targets), row_accuracy(logits, batch.targets)
     return {
-        "mlm": Term(copy_sums(losses, batch), "targets"),
+        "mlm": Term(copy_sums(losses, batch), "targets", kind=CLOZE_NLL),
         "accuracy": Term(copy_sums(accuracies, batch), "rows_with_targets", weight=0.0),
     }
-
-
-@dataclass
-class ZLossConfig:
-    """A term that keeps the normaliser of the softmax near 1 (Chowdhery et al. 2022, section 5)."""
-
-    z_loss: float = option(
-        0.0,
-        "weight, in training, of the mean over targets of the squared logarithm of the softmax's "
-        "normaliser, such as 1e-4 (0 = none)",
-        at_least=0,
-    )
 
 
 def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: TokenBatch) -> Terms:
@@ -98,12 +83,10 @@ def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: TokenBatch) ->
     return {"z_loss": Term(copy_sums(squares, batch), "targets", weight)}
 
 
-@register_criterion("masked_lm", dataclass=ZLossConfig)
 class MaskedLM(Criterion):
     """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     exported = Exported(heads=("lm",))
-    bounds = MappingProxyType({"mlm": CLOZE})
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)
@@ -167,7 +150,6 @@ def single_mask_log_probs(batch: ScoredBatch, predict: Callable[[Rows], Tensor])
     return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
 
 
-@register_criterion("bert_pretraining", dataclass=ZLossConfig)
 class BertPretraining(Criterion):
     """The masked-LM loss, a mean over targets, plus the next-sentence loss, a mean over rows.
 

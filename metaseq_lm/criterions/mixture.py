@@ -1,29 +1,16 @@
 """The weighted sum of the losses of several objectives."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 
+from metaseq_lm.config.criterions import ReadConfig
 from metaseq_lm.core.batch import Terms
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.corpus.mixture import MixtureBatch
 
 
-@dataclass
-class ReadConfig:
-    """As what a mixture is read."""
-
-    read: str = option(
-        "",
-        "name of the objective as which a run is scored, probed and exported ('' = the one with "
-        "the largest weight in the last phase). It can be given to score for a finished run",
-    )
-
-
-@register_criterion("mixture", dataclass=ReadConfig)
 class Mixture(Criterion):
     """The weighted sum of the losses of objectives, each a mean over items of its own rows.
 

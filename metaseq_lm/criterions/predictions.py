@@ -6,23 +6,19 @@ the head.
 Shapes: B rows, S length, N predictions, V vocabulary.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.criterions import CAUSAL, MaskedDiffusionConfig, PrefixLMConfig
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, number_of
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.masked_lm import Rows, cross_entropy, single_mask_log_probs
 from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count, source_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
-
-BOTH, CAUSAL = "both", "causal"
 
 
 def logits_at(model: nn.Module, tokens: Tensor, layout: Layout, sources: Tensor) -> Tensor:
@@ -38,19 +34,6 @@ def without_symbol(logits: Tensor, symbol: int) -> Tensor:
     return logits.masked_fill(hidden, float("-inf"))
 
 
-@dataclass
-class PrefixLMConfig:
-    """The attention of frozen states; sentences have one score."""
-
-    read: str = option(
-        BOTH,
-        "what a token sees where states are read (suite probe): both sides, as in a prefix, or "
-        "causal",
-        choices=(BOTH, CAUSAL),
-    )
-
-
-@register_criterion("prefix_lm", dataclass=PrefixLMConfig)
 class PrefixLM(Criterion):
     """The mean loss of the tokens after a prefix that is seen from both sides (Raffel et al. 2020).
 
@@ -71,14 +54,14 @@ class PrefixLM(Criterion):
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        return {"next_token": Term(cross_entropy(logits, batch.targets).sum(), "targets")}
+        loss = cross_entropy(logits, batch.targets).sum()
+        return {"next_token": Term(loss, "targets", kind=NLL)}
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given [CLS] and those before it, in one pass."""
         return CausalLM().token_log_probs(model, batch)
 
 
-@register_criterion("masked_next_token")
 class MaskedNextToken(Criterion):
     """Masked next-token prediction: a state predicts the next token if that is masked.
 
@@ -94,7 +77,7 @@ class MaskedNextToken(Criterion):
         with torch.no_grad():
             correct = number_of(logits.argmax(-1) == batch.targets)
         return {
-            "masked_next_token": Term(loss, "targets"),
+            "masked_next_token": Term(loss, "targets", kind=NLL),
             "accuracy": Term(correct, "targets", weight=0.0),
         }
 
@@ -111,22 +94,6 @@ class MaskedNextToken(Criterion):
         return single_mask_log_probs(batch, predict)
 
 
-@dataclass
-class MaskedDiffusionConfig:
-    """Predictions, and the scores of sentences."""
-
-    shifted: bool = option(
-        False,
-        "masked tokens are predicted by the state before them, as by a causal LM; false: by their "
-        "own",
-    )
-    score_samples: int = option(
-        16, "maskings of a sentence from which its bound is estimated", at_least=1
-    )
-    score_seed: int = option(1, "seed of these maskings")
-
-
-@register_criterion("masked_diffusion", dataclass=MaskedDiffusionConfig)
 class MaskedDiffusion(Criterion):
     """Masked diffusion (Sahoo et al. 2024).
 

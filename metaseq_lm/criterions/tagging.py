@@ -3,14 +3,11 @@
 Shapes: B rows, S positions, C classes.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.criterions import TaggingConfig
 from metaseq_lm.core.batch import Term, Terms, WordBatch
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.models.words.prediction_modules import (
@@ -21,13 +18,6 @@ from metaseq_lm.models.words.prediction_modules import (
     shifted,
 )
 from metaseq_lm.models.words.word_model import WordNet
-
-
-@dataclass
-class TaggingConfig:
-    """The target of a word."""
-
-    label_smoothing: float = option(0.1, "label smoothing in training", at_least=0, below=1)
 
 
 class WordLabels(Criterion):
@@ -78,12 +68,10 @@ def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
     return classes.where(batch.scored, IGNORE)
 
 
-@register_criterion("tagging", dataclass=TaggingConfig)
 class Tagging(WordLabels):
     """The mean over words of the cross-entropy of their tags, or of heads and relations."""
 
 
-@register_criterion("parsing")
 class Parsing(WordLabels):
     """The cross-entropy over all pairs of a head and a relation, mean over words, not smoothed."""
 

@@ -1,23 +1,12 @@
 """Translation by an encoder-decoder: cross-entropy of each target token given those before it."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.data.parallel.rows import TranslationBatch
-
-
-@dataclass
-class TranslationConfig:
-    """Smoothing of the targets."""
-
-    label_smoothing: float = option(0.0, "label smoothing in training", at_least=0, below=1)
 
 
 def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
@@ -31,7 +20,6 @@ def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Ter
     }
 
 
-@register_criterion("translation", dataclass=TranslationConfig)
 class Translation(Criterion):
     """The loss of the primary head on targets that are known (teacher forcing).
 

@@ -56,18 +56,18 @@ class LossRecord:
     """Statistics of the losses of a run.
 
     Attributes:
-        loss_terms: Names of terms that are part of a loss: lower is better.
+        loss_terms: The kind of each term that is part of a loss, by name: lower is better.
         has_items: Whether a loss that was differentiated has had an item, such as a target; None
             before any.
     """
 
-    loss_terms: set[str] = field(default_factory=set)
+    loss_terms: dict[str, str] = field(default_factory=dict)
     has_items: bool | None = None
 
     def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
         """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
         losses = {name: term for name, term in terms.items() if term.is_loss}
-        self.loss_terms.update(losses)
+        self.loss_terms |= {name: term.kind for name, term in losses.items()}
         if totals is not None and losses and not self.has_items:
             counts = [totals.get(term.per, 1) if term.per else 1 for term in losses.values()]
             self.has_items = any(bool(torch.as_tensor(count).any()) for count in counts)

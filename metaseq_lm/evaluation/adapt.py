@@ -8,18 +8,17 @@ linear decay. The valid split, or sentences of train that are not trained on, ch
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from metaseq_lm.config.suites import AdaptConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.subwords import TaggedRows
 from metaseq_lm.evaluation.finetune import at_best_rate, check_rates
-from metaseq_lm.evaluation.probe import ACCURACY, VALID, Part, Probe, ProbeConfig, ProbedSet
+from metaseq_lm.evaluation.probe import ACCURACY, VALID, Part, Probe, ProbedSet
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     WORD_TUNING,
@@ -28,26 +27,8 @@ from metaseq_lm.evaluation.suites import (
     Results,
     Suite,
     exact_labels,
-    register_suite,
     share_known,
 )
-
-
-@dataclass
-class AdaptConfig(ProbeConfig):
-    """Which sentences are read, and the recipe."""
-
-    train: int = with_default(
-        ProbeConfig, "train", 64, "only the first sentences of train (0 = all)"
-    )
-    updates: int = option(200, "updates of the encoder and the new layer", at_least=1)
-    batch_size: int = option(16, "sentences of a batch", at_least=1)
-    lr: tuple[float, ...] = option(
-        (3e-4, 1e-3, 3e-3), "learning rates at their peak, of which the valid split chooses one"
-    )
-    seed: int = option(
-        0, "seed of the new layer, the dropout and the batches (0 = that of the run)", at_least=0
-    )
 
 
 class WordTuning(Protocol):
@@ -74,7 +55,6 @@ class WordTuning(Protocol):
         """
 
 
-@register_suite("adapt", AdaptConfig)
 class Adapt(Suite[ProbedSet, WordTuning]):
     """The encoder fine-tuned, with attention to both sides, for labels of words."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.config.suites import SplitConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import inert
 from metaseq_lm.core.registry import SUITES
@@ -35,9 +36,7 @@ from metaseq_lm.evaluation.suites import (
     PREDICTIONS,
     GroupMetrics,
     Results,
-    SplitConfig,
     Suite,
-    register_suite,
 )
 
 Facts = Sequence[dict[str, Any]]
@@ -344,87 +343,56 @@ def general_metrics(gold: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 # ------------------------------------------------------------------------ the suites
 
 
-@register_suite("labelled", SplitConfig)
 def labelled_suite(config: SplitConfig) -> LabelledSuite:
     """A labelled set of no benchmark: accuracy and macro F1, or correlations."""
     return LabelledSuite(config, lambda task: general_metrics(task.gold, task.scores))
 
 
-@register_suite("glue/SST-2", SplitConfig)
-@register_suite("glue/MNLI", SplitConfig)
-@register_suite("glue/QNLI", SplitConfig)
-@register_suite("glue/RTE", SplitConfig)
-@register_suite("glue/WNLI", SplitConfig)
-@register_suite("superglue/BoolQ", SplitConfig)
-@register_suite("superglue/COPA", SplitConfig)
-@register_suite("superglue/RTE", SplitConfig)
-@register_suite("superglue/WiC", SplitConfig)
-@register_suite("superglue/WSC", SplitConfig)
-@register_suite("babylm/BoolQ", SplitConfig)
-@register_suite("babylm/MultiRC", SplitConfig)
-@register_suite("babylm/RTE", SplitConfig)
-@register_suite("babylm/WSC", SplitConfig)
-@register_suite("babylm/MNLI", SplitConfig)
-@register_suite("cloth/CLOTH-M", SplitConfig)
-@register_suite("cloth/CLOTH-H", SplitConfig)
 def accuracy_suite(config: SplitConfig) -> LabelledSuite:
     """A task whose official metric is the accuracy."""
     return LabelledSuite(config, _accuracy)
 
 
-@register_suite("glue/CoLA", SplitConfig)
-@register_suite("glue/AX", SplitConfig)
-@register_suite("superglue/AX-b", SplitConfig)
 def matthews_suite(config: SplitConfig) -> LabelledSuite:
     """A task whose official metric is Matthews' correlation."""
     return LabelledSuite(config, _matthews)
 
 
-@register_suite("glue/MRPC", SplitConfig)
-@register_suite("glue/QQP", SplitConfig)
 def f1_accuracy_suite(config: SplitConfig) -> LabelledSuite:
     """A task with F1 of the label "1" and accuracy."""
     return LabelledSuite(config, _f1_accuracy)
 
 
-@register_suite("babylm/MRPC", SplitConfig)
-@register_suite("babylm/QQP", SplitConfig)
 def accuracy_f1_suite(config: SplitConfig) -> LabelledSuite:
     """A task with accuracy, and F1 of the label "1"."""
     return LabelledSuite(config, _accuracy_f1)
 
 
-@register_suite("glue/STS-B", SplitConfig)
 def correlation_suite(config: SplitConfig) -> LabelledSuite:
     """STS-B: Pearson's and Spearman's correlation."""
     return LabelledSuite(config, _correlations)
 
 
-@register_suite("superglue/CB", SplitConfig)
 def macro_f1_accuracy_suite(config: SplitConfig) -> LabelledSuite:
     """CB: macro F1 and accuracy."""
     return LabelledSuite(config, _macro_f1_accuracy)
 
 
-@register_suite("superglue/MultiRC", SplitConfig)
 def multirc_suite(config: SplitConfig) -> LabelledSuite:
     """MultiRC: F1 over all answers, and the share of questions with all answers right."""
     return LabelledSuite(config, _multirc)
 
 
-@register_suite("superglue/ReCoRD", SplitConfig)
 def record_suite(config: SplitConfig) -> LabelledSuite:
     """ReCoRD: F1 and exact match of the best entity of each query."""
     return LabelledSuite(config, _record)
 
 
-@register_suite("superglue/AX-g", SplitConfig)
 def gender_parity_suite(config: SplitConfig) -> LabelledSuite:
     """AX-g (Winogender): accuracy, and the share of pairs with one prediction."""
     return LabelledSuite(config, _gender_parity)
 
 
-@register_suite("cloth/CLOTH", SplitConfig)
 def cloth_suite(config: SplitConfig) -> LabelledSuite:
     """CLOTH: accuracy, and by the level of the school."""
     return LabelledSuite(config, _accuracy_by_level, group="level")

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.config.suites import CompletionsConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.text_files import BAD_UTF8
-from metaseq_lm.evaluation.file_parts import FilePart
 from metaseq_lm.evaluation.grouping import (
     SOFT,
     STRICT,
@@ -33,7 +31,6 @@ from metaseq_lm.evaluation.suites import (
     Results,
     SentenceProbabilities,
     Suite,
-    register_suite,
 )
 
 ACCURACY = "accuracy"  # what the names of metrics end with that are averaged over groups
@@ -58,13 +55,6 @@ class Choice:
 
     completions: tuple[Completion, ...]
     groups: Groups = ()
-
-
-@dataclass
-class CompletionsConfig(FilePart):
-    """Which items are scored."""
-
-    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
 
 
 def completed(before: str, text: str, record: Record) -> Completion:
@@ -229,19 +219,16 @@ def state_choice(record: Record, file: str) -> Choice:
     return Choice(completions, (file, f"{record.get('numops')}_ops"))
 
 
-@register_suite("comps", CompletionsConfig)
 def comps(config: CompletionsConfig) -> Completions:
     """COMPS: a property phrase after an acceptable and an unacceptable concept, by file."""
     return Completions(config, property_choice, first_is_best)
 
 
-@register_suite("ewok", CompletionsConfig)
 def ewok(config: CompletionsConfig) -> Completions:
     """EWoK: two targets in two contexts, by domain, compared by context and by target."""
     return Completions(config, target_choice, world_knowledge)
 
 
-@register_suite("entity_tracking", CompletionsConfig)
 def entity_tracking(config: CompletionsConfig) -> Completions:
     """Entity tracking: the contents of a box, by file and number of operations."""
     return Completions(config, state_choice, first_is_best)

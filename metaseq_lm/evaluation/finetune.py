@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from metaseq_lm.config.suites import HELD_OUT, ProbeConfig
 from metaseq_lm.core.errors import DivergedError, UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.core.overrides import format_value
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -29,7 +29,7 @@ from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.grouping import MACRO
 from metaseq_lm.evaluation.probe import FORMS as PROBED_FORMS
-from metaseq_lm.evaluation.probe import Probe, ProbeConfig
+from metaseq_lm.evaluation.probe import Probe
 from metaseq_lm.evaluation.suites import (
     OVERALL,
     TUNING,
@@ -39,51 +39,15 @@ from metaseq_lm.evaluation.suites import (
     Results,
     Suite,
     by_metric,
-    register_suite,
 )
 
 TRAIN = "train"
-HELD_OUT, SCORED = "held_out", "scored"
 SHARE = 0.1  # of train that is held out
 ACCURACY, F1 = "accuracy", "f1"
 FROZEN = "frozen"
 F1_MACRO = f"{ACCURACY}_{F1}{MACRO}"
 FORMS = ("single", "pair", "choices", "spans")  # of sets with one label a row
 T = TypeVar("T")
-
-
-@dataclass
-class FineTuneConfig:
-    """The recipe; 0 stands for the challenge's own value."""
-
-    sets: tuple[str, ...] = option(
-        (), "sets in the folder (none = all with a train split and this split)"
-    )
-    split: str = option("valid", "split that is scored")
-    choose: str = option(
-        HELD_OUT,
-        "what chooses the epoch: held_out, the last tenth of train, which is not trained on; or "
-        "scored, the split that is scored, as in the challenge: such scores are too high",
-        choices=(HELD_OUT, SCORED),
-    )
-    lr: float = option(3e-5, "learning rate at its peak", above=0)
-    lr_choices: tuple[float, ...] = option(
-        (), "rates in place of lr; for each encoder and seed, what chooses the epoch chooses one"
-    )
-    batch_size: int = option(
-        0, "rows of a batch (0 = 32, of babylm/BoolQ and babylm/MultiRC 16)", at_least=0
-    )
-    epochs: float = option(0.0, "training epochs (0 = 10, of babylm/WSC 30)", at_least=0)
-    train: int = option(
-        0,
-        "only the first rows of train (0 = all, of babylm/MNLI and babylm/QQP 10,000)",
-        at_least=0,
-    )
-    tokens: int = option(
-        512, "longest row; longer ones, and those longer than the run's, are cut", at_least=8
-    )
-    seeds: tuple[int, ...] = option((42,), "seeds of heads and batches; scores are their means")
-    frozen: bool = option(True, "probe the frozen states, too, of sets that a probe reads")
 
 
 @dataclass(frozen=True)
@@ -152,7 +116,6 @@ class FineTuning(Protocol):
         """
 
 
-@register_suite("finetune", FineTuneConfig)
 class FineTune(Suite[list[Path], FineTuning]):
     """The encoder fine-tuned on each labelled set, by the recipe of the BabyLM challenge."""
 

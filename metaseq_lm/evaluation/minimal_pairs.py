@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.config.suites import BlimpConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence, source_lines
 from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.json_records import json_object
-from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
-from metaseq_lm.evaluation.file_parts import FilePart
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.evaluation.grouping import (
     MACRO,
     Groups,
@@ -37,7 +36,6 @@ from metaseq_lm.evaluation.suites import (
     SentenceScore,
     Suite,
     exact_scores,
-    register_suite,
 )
 
 TABLES = (".tsv", ".csv")
@@ -55,41 +53,6 @@ class MinimalPair:
     groups: Groups = ()
 
 
-@dataclass
-class PairsConfig(FilePart):
-    """How pairs are grouped."""
-
-    groups: tuple[str, ...] = option(
-        (), "fields of a pair by which results are grouped, the widest first; none: by file"
-    )
-    compare: str = option(
-        "sentences",
-        "the sum over all tokens, or over those in which the sentences of a pair differ",
-        choices=("sentences", "changed"),
-    )
-    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
-
-
-@dataclass
-class BlimpConfig(PairsConfig):
-    """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
-
-    groups: tuple[str, ...] = option(
-        ("linguistics_term", "UID"),
-        "fields of a pair by which results are grouped, the widest first; with "
-        "[field,linguistics_term,UID] also by field",
-    )
-    phenomena: str = option(
-        "files",
-        "the 13 linguistic terms of the files, or the 12 phenomena of the paper, which counts "
-        "s-selection as argument structure",
-        choices=("files", "paper"),
-    )
-
-
-@register_suite("pairs", PairsConfig)
-@register_suite("blimp", BlimpConfig)
-@register_suite("blimp_supplement", PairsConfig)
 class MinimalPairs(Suite[list[MinimalPair], SentenceProbabilities]):
     """Minimal pairs of sentences, as in BLiMP: accuracy by group.
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet, held_out_from
@@ -41,7 +40,6 @@ from metaseq_lm.evaluation.suites import (
     exact_labels,
     exact_scores,
     hits_of,
-    register_suite,
     share_known,
 )
 
@@ -51,20 +49,6 @@ FORMS = ("single", "pair", "spans")
 PART = 5  # without a valid split one in so many training items chooses the layer
 RIDGES = 10.0 ** np.arange(-6, 3.5, 0.5)  # per item
 UNLIMITED = 1 << 30  # tokens of a row
-
-
-@dataclass
-class ProbeConfig:
-    """Which items are read; a sentence of a tagged set is an item with all of its words."""
-
-    split: str = option("test", "split that is scored")
-    train: int = option(0, "only the first texts or sentences of train (0 = all)", at_least=0)
-    test: int = option(
-        0,
-        "only the first texts or sentences of the split that is scored, and of the one that "
-        "chooses the layer (0 = all)",
-        at_least=0,
-    )
 
 
 LabelledRows = SentenceRows | TaggedRows
@@ -144,7 +128,6 @@ class Part:
         return hits_of(values.argmax(1) == self.labels) if values.shape[1] > 1 else ()
 
 
-@register_suite("probe", ProbeConfig)
 class Probe(Suite[ProbedSet, HiddenStates]):
     """A linear probe of the states of each layer, for labels of texts or of words."""
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from metaseq_lm.config.suites import SquadSuiteConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows
@@ -26,9 +26,7 @@ from metaseq_lm.evaluation.suites import (
     PREDICTIONS,
     GroupMetrics,
     Results,
-    SplitConfig,
     Suite,
-    register_suite,
 )
 
 Golds = Mapping[str, Sequence[str]]
@@ -36,7 +34,6 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Scores of the official scripts that are per cent; the others are counts and thresholds.
 PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
 GROUPS = ("HasAns", "NoAns")
-NULL_THRESHOLD = -2.75  # of ELECTRA's code
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -168,15 +165,6 @@ def best_threshold(
 # ------------------------------------------------------------------------ the suites
 
 
-@dataclass
-class SquadSuiteConfig(SplitConfig):
-    """Which split is scored, and when a question counts as predicted to have no answer."""
-
-    null_threshold: float = option(
-        NULL_THRESHOLD, "odds of no answer above which the prediction is empty (version 2.0)"
-    )
-
-
 @dataclass(frozen=True)
 class SquadItems:
     """The gold answers of each question by its id; `answerable_only`: each has at least one."""
@@ -193,9 +181,6 @@ class PredictedAnswers:
     null_odds: Mapping[str, float]
 
 
-@register_suite("squad/v1.1", SquadSuiteConfig)
-@register_suite("squad/v2.0", SquadSuiteConfig)
-@register_suite("squad/mrqa", SquadSuiteConfig)
 class SquadSuite(Suite[SquadItems, PredictedAnswers]):
     """Questions with answers in a text: exact match and F1, with and without an answer."""
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from metaseq_lm.core.arguments import read_words
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import Sentence
@@ -99,13 +98,6 @@ class SentenceScore:
     def pll(self) -> float:
         """The sum of the log-probabilities in nats; 0 for a sentence without tokens."""
         return float(self.log_probs.sum())
-
-
-@dataclass
-class SplitConfig:
-    """Which split of a labelled set is scored."""
-
-    split: str = option("valid", "split of the set that is scored")
 
 
 class SentenceProbabilities(Protocol):

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
 from metaseq_lm.data.storage.json_records import json_object
-from metaseq_lm.data.storage.text_files import BAD_UTF8, TextFile
-from metaseq_lm.evaluation.file_parts import FilePart
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.evaluation.formulas import Formula, Region
 from metaseq_lm.evaluation.grouping import (
     Groups,
@@ -38,7 +36,6 @@ from metaseq_lm.evaluation.suites import (
     Results,
     SentenceProbabilities,
     Suite,
-    register_suite,
 )
 
 ALL_REGIONS = "*"
@@ -78,19 +75,6 @@ class PredictedItem:
     counts: bool = True
 
 
-@dataclass
-class SyntaxGymConfig(FilePart):
-    """Which items are scored."""
-
-    equalities: bool = option(
-        False,
-        "whether predictions with '=' count, as in the official scores; a model that ignores the "
-        "context satisfies them",
-    )
-    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
-
-
-@register_suite("syntaxgym", SyntaxGymConfig)
 class SyntaxGym(Suite[list[PredictedItem], SentenceProbabilities]):
     """Suites of SyntaxGym: the share of items whose formula over surprisals of regions holds.
 

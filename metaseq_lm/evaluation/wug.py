@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.labelled.records import Record
-from metaseq_lm.data.storage.text_files import BAD_UTF8
 from metaseq_lm.evaluation.classification import spearman
 from metaseq_lm.evaluation.completions import share_of_first
 from metaseq_lm.evaluation.grouping import (
@@ -29,7 +27,6 @@ from metaseq_lm.evaluation.suites import (
     Results,
     SentenceProbabilities,
     Suite,
-    register_suite,
 )
 
 SPEARMAN = "spearman"
@@ -44,14 +41,6 @@ class Inflection:
     groups: Groups
 
 
-@dataclass
-class WugConfig:
-    """What becomes of damaged lines."""
-
-    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
-
-
-@register_suite("wug", WugConfig)
 class Wug(Suite[list[Inflection], SentenceProbabilities]):
     """WUG tests: Spearman's correlation of the run's and of people's choices, by file.
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.config import RunConfig, untyped_section
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
@@ -11,7 +12,6 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.modern import FIXED as MODERN_FIXED
 from metaseq_lm.interop.modern import OUR_KEY, modern_values, read_modern
 from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
-from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 
 SIZES = {
     "num_hidden_layers": "encoder_layers",

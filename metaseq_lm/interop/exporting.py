@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from metaseq_lm.config.transformer import EncoderConfig, ModernConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
@@ -31,7 +32,6 @@ from metaseq_lm.interop.modern import unexportable
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
-from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig
 from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.facts import labels_of
 

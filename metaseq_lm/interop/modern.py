@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.models.transformer.configs import (
+from metaseq_lm.config.transformer import (
     ACTIVATED,
     LAYER,
     NO_GATE,
     ROTARY,
     ModernConfig,
 )
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 # Key under which config.json holds what the keys of transformers cannot express.
 OUR_KEY = "metaseq_lm"

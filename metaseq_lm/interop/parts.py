@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.heads import LABEL_RANGE, add_fine_tuned_heads
@@ -18,7 +19,6 @@ from metaseq_lm.interop.names import (
     canonical,
     optional_names,
 )
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,

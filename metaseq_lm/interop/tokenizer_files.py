@@ -8,6 +8,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import Tokenizer
@@ -16,7 +17,6 @@ from metaseq_lm.data.tokenizers.plain import PlainTokenizer
 from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePiece
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
-from metaseq_lm.models.transformer.configs import EncoderConfig
 
 # What str.split() takes for white space; the library's own idea of it is a little smaller.
 WHITE_SPACE = (

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL
 from metaseq_lm.evaluation.grouping import STRICT
 from metaseq_lm.league.control_gates import exact_of, levels_of
 from metaseq_lm.league.differences import side
@@ -100,11 +101,9 @@ def below_entropy(row: Row, context: Context) -> Iterator[Finding]:
 
 
 def _recorded_bounds(row: Row) -> dict[str, str]:
-    """Return which exact loss bounds a term, for the terms that the runs of a row say so of."""
-    bounds: dict[str, str] = {}
-    for run in row.scored:
-        bounds |= (run.results or {}).get("bounds") or {}
-    return bounds
+    """Return the kind of each term that an exact loss bounds, as the runs of a row record it."""
+    terms = {name: kind for run in row.scored for name, kind in run.recorded_terms.items()}
+    return {name: kind for name, kind in terms.items() if kind in (CAUSAL_NLL, CLOZE_NLL)}
 
 
 def beyond_plan(row: Row, context: Context) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metaseq_lm.core.batch import ScoredBatch, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL
 from metaseq_lm.data.corpus.rows import layout_of
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.word_starts import WordStartsWriter
@@ -30,7 +31,6 @@ from metaseq_lm.tasks import Passes, Task, with_updates
 from metaseq_lm.tasks.protocols import (
     HasParts,
     ScoresTokens,
-    bounds_of,
     score_reach_of,
     task_read_as,
     token_scorer,
@@ -180,7 +180,8 @@ class _LossExamination:
             has_targets |= any(
                 (x >= 0).any() for _, x in self.predictions(name, stream, number, [0])
             )
-            terms |= self.terms & bounds_of(self.task).keys()
+            kinds = self.parts.engine.record.loss_terms
+            terms |= {name for name in self.terms if kinds.get(name) in (CAUSAL_NLL, CLOZE_NLL)}
         if terms and not has_targets:
             self.refuse(
                 f"{', '.join(sorted(terms))} is no cross-entropy of torch, so what it sees is not "

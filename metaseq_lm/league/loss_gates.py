@@ -1,7 +1,7 @@
 """Gates on the losses of validations: has a row left the ceiling and the word frequencies?
 
-They read terms of the loss that are cross-entropies over the vocabulary, by their names (TERMS),
-and the binary cross-entropy of discriminators (DETECTION) with the share of fakes beside it.
+They read terms of the loss that are cross-entropies over the vocabulary, and the binary one of
+discriminators with the share of fakes beside it, by the kinds of terms (see `core.batch.Term`).
 """
 
 import math
@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
 from metaseq_lm.reporting.runs import Run, is_number
 
-# Terms that are the mean cross-entropy of a token over the vocabulary, in nats.
-TERMS = ("mlm", "next_token", "forward", "backward")
-CAUSAL = ("next_token", "forward")  # those of tokens given the ones before
+ENTROPIES = (CAUSAL_NLL, CLOZE_NLL, NLL)  # kinds of terms: nats of a token
 PLATEAU = 0.05  # nats
 USUAL_UNMASKED = 0.1  # task.leave_unmasked_prob by default
-DETECTION, FAKES = "discriminator", "fakes"  # the term of a discriminator, and the share of fakes
+FAKES = "fakes"  # the share of fakes, which the log has beside the term of a discriminator
 DETECTED = 0.02  # of the base rate's loss: by so much the one of a discriminator has to be below
 LOST = 0.25  # of what a run had gained: one that loses more than so much of it diverged,
 STEPS = 3  # if it is also more than so many times the usual step between validations
@@ -41,17 +40,16 @@ def by_share(
 
 
 def best_terms(row: Row) -> dict[str, list[float]]:
-    """Return the smallest validation of each term of TERMS that the runs of a row have.
+    """Return the smallest validation of each cross-entropy over the vocabulary of the runs.
 
     In a mixture of objectives a term is called OBJECTIVE.TERM; those of one that is only validated
     do not count.
     """
     terms: dict[str, list[float]] = {}
     for run in row.scored:
-        logged = {key for line in run.log if line["kind"] == "valid" for key in line}
-        for term in sorted(logged):
+        for term in sorted(name for name, kind in run.terms.items() if kind in ENTROPIES):
             values = run.series(f"valid.{term}")[1]
-            if values and term.rpartition(".")[2] in TERMS and is_trained(run, term):
+            if values and is_trained(run, term):
                 terms.setdefault(term, []).append(min(values))
     return terms
 
@@ -129,7 +127,8 @@ def trigrams(row: Row, context: Context) -> Iterator[Finding]:
     if level is None:
         return
     for term, values in best_terms(row).items():
-        if term.rpartition(".")[2] in CAUSAL and (count := sum(value >= level for value in values)):
+        is_causal = any(run.terms.get(term) == CAUSAL_NLL for run in row.scored)
+        if is_causal and (count := sum(value >= level for value in values)):
             reason = f"valid.{term} is {number(float(np.mean(values)))} nats at best; trigrams of "
             reason += f"the same text reach {number(level)}"
             yield from by_share("trigrams", count, len(values), (NOTE, NOTE), reason)
@@ -151,10 +150,16 @@ def undetected(row: Row, context: Context) -> Iterator[Finding]:
     count = sum(loss >= (1 - DETECTED) * level for loss, level in best)
     if count:
         reason = (
-            f"valid.{DETECTION} is {number(float(np.mean(losses)))} nats at best; the share of "
-            f"fakes alone reaches {number(float(np.mean(levels)))}"
+            f"valid.{detector_of(row)} is {number(float(np.mean(losses)))} nats at best; the share "
+            f"of fakes alone reaches {number(float(np.mean(levels)))}"
         )
         yield from by_share("plateau", count, len(best), (FLAG, NOTE), reason)
+
+
+def detector_of(row: Row) -> str:
+    """Return the name of the term of a discriminator that the runs of a row have."""
+    kinds = {name: kind for run in row.scored for name, kind in run.terms.items()}
+    return next(name for name, kind in kinds.items() if kind == DETECTION)
 
 
 def best_detection(run: Run) -> tuple[float, float] | None:
@@ -163,11 +168,12 @@ def best_detection(run: Run) -> tuple[float, float] | None:
     None for a run without validations of a discriminator.
     """
     pairs = []
+    detectors = [term for term, kind in run.terms.items() if kind == DETECTION]
     for line in run.log:
-        if line["kind"] == "valid" and is_number(line.get(DETECTION)):
+        for term in detectors if line["kind"] == "valid" else ():
             level = base_rate(run, line)
-            if level > 0:
-                pairs.append((float(line[DETECTION]), level))
+            if level > 0 and is_number(line.get(term)):
+                pairs.append((float(line[term]), level))
     return min(pairs, key=lambda pair: pair[0] / pair[1]) if pairs else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from metaseq_lm.core.config import RunConfig
+from metaseq_lm.core.config import RunConfig, describe_tuned_loss
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import check_folder, temporary_name
 from metaseq_lm.core.output import show, show_progress
@@ -199,12 +199,18 @@ class Runner:
         return config
 
     def examine_all(self) -> None:
-        """Raise UsageError for the first objective that fails its examination."""
+        """Raise UsageError for the first objective that fails its examination.
+
+        Say of which the grid changes the loss that tunes it.
+        """
         for objective in self.request.objectives:
             try:
-                examine(self.first_config(objective))
+                examine(config := self.first_config(objective))
             except UsageError as error:
                 raise UsageError(f"objective {objective.name}: {error}") from error
+            metric = self.plan.tuning_metric(objective)
+            if reason := describe_tuned_loss(objective.grid, metric, config):
+                say(f"metaseq-lm: warning: objective {objective.name}: {reason} (--tune-by)")
 
     # ---------------------------------------------------------------- the phases
 

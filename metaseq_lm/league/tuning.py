@@ -15,7 +15,7 @@ from metaseq_lm.league.plan import Objective, Plan, is_number
 from metaseq_lm.league.standings import Shares, metric_of
 from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import show
+from metaseq_lm.reporting.settings import differing_functions, show
 
 Grid = dict[str, tuple[Any, ...]]
 
@@ -120,7 +120,7 @@ def trials_of(plan: Plan, objective: Objective, runs: Iterable[Run]) -> dict[flo
     }
 
 
-def describe_other_choices(plan: Plan, trials: Iterable[Trials]) -> list[str]:
+def describe_other_choices(plan: Plan, trials: Sequence[Trials]) -> list[str]:
     """Return sentences on what the metrics that tune other objectives would have chosen.
 
     [] if one metric tunes all. Trials know the metrics that they were scored with.
@@ -142,6 +142,14 @@ def describe_other_choices(plan: Plan, trials: Iterable[Trials]) -> list[str]:
             else:
                 other.append(f"{where} by {metric} {values_text(chosen)}, not {values_text(best)}")
     sentences = []
+    for item in trials:
+        changing = differing_functions(item.metric, item.runs).keys() & item.objective.grid.keys()
+        if changing:
+            sentences.append(
+                f"{item.metric} is another function for other values of "
+                f"{', '.join(sorted(changing))}, so that it chose those of {item.objective.name} "
+                f"at {flops_text(item.budget)} says little."
+            )
     if other:
         sentences.append(f"Another metric would have chosen other values: {'; '.join(other)}.")
     if same:

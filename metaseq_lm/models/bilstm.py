@@ -6,35 +6,18 @@ vocabulary.
 
 import contextlib
 import warnings
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse, select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
-
-
-@dataclass
-class BiLSTMConfig:
-    """Sizes and dropout; the defaults are ELMo's."""
-
-    encoder_layers: int = option(2, "LSTMs in the stack of each direction", at_least=1)
-    encoder_embed_dim: int = option(512, "width of embeddings and of each direction", at_least=1)
-    encoder_hidden_dim: int = option(4096, "cells of an LSTM before its projection", at_least=1)
-    dropout: float = option(0.1, "dropout of the inputs of LSTMs and heads", at_least=0, below=1)
-
-    @property
-    def width(self) -> int:
-        """The width of the states that a head sees: those of both directions."""
-        return 2 * self.encoder_embed_dim
 
 
 class BiLSTM(nn.Module):
@@ -144,7 +127,6 @@ def differentiable() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-@register_model("bilstm_lm", dataclass=BiLSTMConfig)
 class BiLSTMLM(nn.Module):
     """A BiLSTM and a softmax that both directions share; `ids` as in BiLSTM."""
 

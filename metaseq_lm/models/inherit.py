@@ -1,6 +1,5 @@
 """The model of the checkpoint that a run starts from, so that its sizes need not be given again."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -8,23 +7,12 @@ from torch import nn
 from metaseq_lm.core.config import RunConfig, as_dict
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import from_stored, overridden
-from metaseq_lm.core.registry import nearest, register_model
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.runs import manifests
 
 INHERIT = "inherit"
 
 
-@dataclass
-class InheritConfig:
-    """Options that replace the checkpoint's."""
-
-    changes: list[str] = field(
-        default_factory=list,
-        metadata={"help": "options that differ from the checkpoint's, such as ['dropout=0.2']"},
-    )
-
-
-@register_model("inherit", dataclass=InheritConfig)
 class Inherit(nn.Module):
     """Use the architecture of the checkpoint named by init_from.
 

@@ -10,7 +10,6 @@ Shapes: C copies, B batch, S length, D width, V vocabulary.
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.forward.context import current_context, scale_of
 
@@ -253,14 +251,6 @@ class ScalarMix(nn.Module):
 
 
 RAW_PREFIX = "raw_"  # of metrics of the weights without averaging
-
-
-@dataclass
-class AveragingConfig:
-    """Options of averaged weights."""
-
-    average_decay: float = option(0.998, "decay of weight averages (0 = none)", at_least=0, below=1)
-    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 class AveragedWeights(nn.Module):

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from metaseq_lm.config.models import EncoderDecoderConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
@@ -131,26 +129,6 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 @dataclass
-class EncoderDecoderConfig:
-    """Sizes and dropout; the paper's decoder is not described, these follow its other LSTMs."""
-
-    layers: int = option(2, "LSTM layers of the encoder and of the decoder", at_least=1)
-    embed_dim: int = option(300, "width of the embeddings of both sides", at_least=1)
-    hidden_dim: int = option(1024, "decoder cells; an encoder direction has half", at_least=2)
-    output_dim: int = option(512, "width of the states; an encoder direction has half", at_least=2)
-    dropout: float = option(0.5, "dropout of embeddings and LSTM outputs", at_least=0, below=1)
-
-    def check(self) -> None:
-        """Raise UsageError for sizes that do not fit together."""
-        cells, width = self.hidden_dim, self.output_dim
-        if cells % 2 or width % 2 or width > cells:
-            raise UsageError(
-                "model.hidden_dim and model.output_dim must be even numbers and the second not "
-                f"larger; got {cells} and {width}"
-            )
-
-
-@dataclass
 class Memory:
     """Decoder input: source states (B, S, D), padding (B, S), and initial decoder states."""
 
@@ -187,7 +165,6 @@ class AttentionHead(nn.Module):
         return logits
 
 
-@register_model("lstm_encoder_decoder", dataclass=EncoderDecoderConfig)
 class LSTMEncoderDecoder(nn.Module):
     """The encoder, the decoder's LSTMs and the head "primary"; other heads may be added.
 

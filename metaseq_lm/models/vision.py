@@ -6,35 +6,17 @@ Shapes: B batch, C channels, H height and W width of the images, K classes.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.models import POSITIONAL, ConvLargeConfig, WideResNetConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.layers import Dropout, LayerNorm, Linear
 
 GROUPS = 8  # of the channels, with norm=group
-
-
-@dataclass
-class WideResNetConfig:
-    """Options of a wide ResNet; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
-
-    depth: int = option(16, "number of layers with weights, 6 n + 4")
-    width: int = option(2, "factor of the numbers of channels, 16, 32 and 64", at_least=1)
-    channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.1, "dropout between the convolutions of a block", at_least=0, below=1)
-    norm: str = option(
-        "batch",
-        "batch: batch norm, which needs whole batches in one process; group: group "
-        "norm of each image",
-        choices=("batch", "group"),
-    )
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -111,7 +93,6 @@ class Block(nn.Module):
         return summed
 
 
-@register_model("wide_resnet", dataclass=WideResNetConfig)
 class WideResNet(nn.Module):
     """Three groups of (depth - 4) / 6 blocks, then the mean over all positions.
 
@@ -146,22 +127,6 @@ class WideResNet(nn.Module):
 
 SLOPE = 0.1  # of the leaky ReLUs
 PRIMARY = "primary"
-POSITIONAL, BATCH = "positional", "batch"
-
-
-@dataclass
-class ConvLargeConfig:
-    """Options of Conv-Large. The layers follow the authors' code, reproduced from memory."""
-
-    width: float = option(1.0, "factor of the numbers of channels, 128, 256 and 512", above=0)
-    channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.5, "dropout after each pooling", at_least=0, below=1)
-    norm: str = option(
-        POSITIONAL,
-        "positional: over the channels of each position; batch: batch norm, which "
-        "needs whole batches in one process",
-        choices=(POSITIONAL, BATCH),
-    )
 
 
 class PositionalNorm(LayerNorm):
@@ -192,7 +157,6 @@ class Convolution(nn.Sequential):
         )
 
 
-@register_model("conv_large", dataclass=ConvLargeConfig)
 class ConvLarge(nn.Module):
     """Three stages of three convolutions, with max pooling between them.
 

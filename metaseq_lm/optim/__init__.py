@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +11,10 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, register_schedule
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
 from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
-from metaseq_lm.optim import muon, optimizers
-from metaseq_lm.optim.optimizers import OptimizerConfig
+from metaseq_lm.optim.schedules import Schedule
 from metaseq_lm.optim.states import odd_forms, read_state, why_not_stored, with_types_of
 from metaseq_lm.optim.trial import check_kind, check_resumable, check_schedule
 from metaseq_lm.runs.flops import optimizer_step
@@ -207,7 +203,7 @@ def build_optimizer(
     named = [(name, p) for name, p in parameters if p.requires_grad]
     local = [(name, shards.local_parameter(p)) for name, p in named]
     inner = build("optimizer", config, local)
-    is_plug_in = not OPTIMIZERS.entry(config._name).origin.startswith("metaseq_lm.")
+    is_plug_in = not OPTIMIZERS.entry(config._name).is_of_package
     if is_plug_in:
         check_kind(config._name, inner, local)
     if any(is_sharded(p) for _, p in named) and needs_whole_matrices(inner):
@@ -219,7 +215,7 @@ def build_optimizer(
     if is_plug_in:
         check_resumable(config, local, any(is_sharded(p) for _, p in named))
     factor = build("schedule", schedule)
-    if not SCHEDULES.entry(schedule._name).origin.startswith("metaseq_lm."):
+    if not SCHEDULES.entry(schedule._name).is_of_package:
         check_schedule(schedule._name, factor)
     return Optimizer(
         inner,
@@ -238,211 +234,3 @@ WHOLE_MATRICES = (torch.optim.Muon, torch.optim.Adafactor)
 def needs_whole_matrices(inner: torch.optim.Optimizer) -> bool:
     """Return whether a step on some rows of a matrix differs from those rows of the whole step."""
     return getattr(inner, "needs_whole_matrices", isinstance(inner, WHOLE_MATRICES))
-
-
-Schedule = Callable[[int], float]
-
-
-def warmup(step: int, warmup_updates: float) -> float:
-    """Increase linearly from 1/W at step 1 to 1 at step W, then stay constant."""
-    return min(1.0, step / warmup_updates) if warmup_updates else 1.0
-
-
-def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
-    """Return the larger of `warmup_updates` and `warmup_ratio` of all updates, not rounded."""
-    return max(warmup_updates, warmup_ratio * total_updates)
-
-
-@dataclass
-class ConstantConfig:
-    """A constant rate after an optional warm-up."""
-
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
-
-
-@register_schedule("constant", dataclass=ConstantConfig)
-def constant(config: ConstantConfig) -> Schedule:
-    """Return a schedule with warm-up to a constant 1."""
-    return lambda step: warmup(step, config.warmup_updates)
-
-
-@dataclass
-class InverseSqrtConfig:
-    """Linear warm-up, then decay like 1/sqrt(step) without end."""
-
-    warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
-    lr_is_peak: bool = option(
-        True,
-        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. "
-        "2017)",
-    )
-
-
-@register_schedule("inverse_sqrt", dataclass=InverseSqrtConfig)
-def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
-    """Return step^-1/2 after the warm-up, times W^1/2 if the peak at step W is to be 1."""
-    warmup_updates = config.warmup_updates
-    scale: float = warmup_updates**0.5 if config.lr_is_peak else 1.0
-
-    def factor(step: int) -> float:
-        decay: float = max(step, warmup_updates) ** -0.5
-        return scale * warmup(step, warmup_updates) * decay
-
-    return factor
-
-
-@dataclass
-class DampedInverseSqrtConfig:
-    """Linear warm-up, times 1 / (1 + damping sqrt(step)) without end (Clark et al. 2018)."""
-
-    warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
-    damping: float = option(0.005, "how fast the rate falls; with 0 it is constant", at_least=0)
-
-
-@register_schedule("damped_inverse_sqrt", dataclass=DampedInverseSqrtConfig)
-def damped_inverse_sqrt(config: DampedInverseSqrtConfig) -> Schedule:
-    """Return min(1, step / W) / (1 + damping sqrt(step))."""
-    return lambda step: warmup(step, config.warmup_updates) / (1.0 + config.damping * step**0.5)
-
-
-@dataclass
-class LinearConfig(ConstantConfig):
-    """Linear warm-up to 1, then linear decay to 0 at the last update."""
-
-    warmup_ratio: float = option(
-        0.0,
-        "length of the warm-up as a share of total_updates; the longer of the two warm-ups counts",
-        at_least=0,
-        at_most=1,
-    )
-    # 0 until the updates are known that trainer.max_flops pays for.
-    total_updates: int = option(
-        0, "updates until the rate is at its end", at_least=0, follows="trainer.max_update"
-    )
-
-
-@dataclass
-class PolynomialConfig(LinearConfig):
-    """Polynomial decay to `end` over the whole run, times a linear warm-up (BERT, ELECTRA)."""
-
-    power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
-    end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
-    zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
-    decay_in_warmup: bool = option(
-        True, "multiply by the decay during the warm-up too; false: only after it (BERT's code)"
-    )
-
-
-@register_schedule("polynomial", dataclass=PolynomialConfig)
-def polynomial(config: PolynomialConfig) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power).
-
-    It is `end` after the last step. With `zero_based` the first step is number 0, the form of
-    ELECTRA's code. Without `decay_in_warmup` the second factor is left out in the first W steps, so
-    that after nearly 1 the rate falls to 1 - W / total at once: the form of BERT's and BAM's code,
-    where W is a whole number, rounded down.
-    """
-    total, end = config.total_updates, config.end
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    if not config.decay_in_warmup:
-        rising = int(rising)
-
-    def factor(step: int) -> float:
-        step -= config.zero_based
-        if step < rising and not config.decay_in_warmup:
-            return warmup(step, rising)
-        decay: float = max(0.0, 1.0 - step / total) ** config.power
-        return warmup(step, rising) * (end + (1.0 - end) * decay)
-
-    return factor
-
-
-def check_length(total: int) -> None:
-    """Raise UsageError for a schedule without updates."""
-    if total < 1:
-        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
-
-
-@dataclass
-class CosineConfig(LinearConfig):
-    """Linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter 2017)."""
-
-    end: float = option(0.1, "rate at the last update, as a share of its peak", at_least=0)
-
-
-@register_schedule("cosine", dataclass=CosineConfig)
-def cosine(config: CosineConfig) -> Schedule:
-    """Return min(1, step / W) * (end + (1 - end) (1 + cos(pi p)) / 2).
-
-    p is the share of the updates after the warm-up, (step - W) / (total - W), in it 0. The factor
-    is `end` at the last step and after it, if the warm-up is over by then.
-    """
-    total, end = config.total_updates, config.end
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    falling = total - rising if total > rising else 1.0
-
-    def factor(step: int) -> float:
-        share = min(1.0, max(0.0, (step - rising) / falling))
-        return warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
-
-    return factor
-
-
-# The decay of a factor from 1 to 0, by the share of the decay that is left.
-SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda left: left,
-    "sqrt": lambda left: 1.0 - math.sqrt(1.0 - left),
-}
-
-
-@dataclass
-class WsdConfig(LinearConfig):
-    """Linear warm-up, a constant rate, and a decay at the end (Hu et al. 2024)."""
-
-    decay_ratio: float = option(
-        0.2, "length of the decay as a share of total_updates", at_least=0, at_most=1
-    )
-    end: float = option(0.0, "rate at the last update, as a share of its peak", at_least=0)
-    decay: str = option(
-        "linear",
-        "the decay by the share x of it that is over: linear, or sqrt: 1 - sqrt(x)",
-        choices=(*SHAPES,),
-    )
-
-
-@register_schedule("wsd", dataclass=WsdConfig)
-def wsd(config: WsdConfig) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * d(x)), and warm-up(step) before the decay.
-
-    x is the share of the decay that is over, 1 - (total - step) / (decay_ratio * total), d(x) is
-    1 - x (Hu et al. 2024, section 4.1; Hägele et al. 2024, equation 1) or 1 - sqrt(x)
-    (Hägele et al. 2024, equation 2). The factor is `end` at the last step and after it.
-    """
-    total, end, shape = config.total_updates, config.end, SHAPES[config.decay]
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-    falling = config.decay_ratio * total
-
-    def factor(step: int) -> float:
-        left = max(0, total - step)
-        if left >= falling:  # not a rounding error below 1: runs of other lengths have these rates
-            return warmup(step, rising)
-        return warmup(step, rising) * (end + (1.0 - end) * shape(left / falling))
-
-    return factor
-
-
-@register_schedule("linear", dataclass=LinearConfig)
-def linear(config: LinearConfig) -> Schedule:
-    """Return min(step / W, (total - step) / (total - W)), not below 0; step / W if W >= total."""
-    total = config.total_updates
-    check_length(total)
-    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
-
-    def factor(step: int) -> float:
-        rate = warmup(step, rising)
-        return max(0.0, min(rate, (total - step) / (total - rising))) if total > rising else rate
-
-    return factor

@@ -8,17 +8,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from metaseq_lm.config.groups import NamedParameters, Rule
+from metaseq_lm.config.optimizers import (
+    MATCH_RMS,
+    ORIGINAL,
+    MuonConfig,
+)
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import abbreviated, register_optimizer
-from metaseq_lm.optim.groups import NamedParameters, Rule
-from metaseq_lm.optim.optimizers import AdamConfig, FusedAdamW, OptimizerConfig, pair_of
+from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.optim.optimizers import FusedAdamW, pair_of
 
 HIDDEN = (
     r"(.*\.)?layers\.\d+\.(?!.*(embed|position)).+\.weight"  # matrices of a Transformer's layers
@@ -30,36 +33,7 @@ GATED, AFTER = "fc1.weight", "fc2.weight"
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 LEAST_NORM = 1e-7
-ORIGINAL, MATCH_RMS = "original", "match_rms_adamw"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclass
-class MuonConfig(AdamConfig):
-    """Muon for the matrices of the layers; rate, decay and moments of AdamW for the rest."""
-
-    weight_decay: float = with_default(OptimizerConfig, "weight_decay", 0.1)
-    hidden_lr: float = option(
-        0.0, "learning rate of the matrices of the layers (0 = optimizer.lr)", at_least=0
-    )
-    momentum: float = option(0.95, "decay rate of their momentum", at_least=0, below=1)
-    nesterov: bool = option(True, "Nesterov momentum")
-    scale: str = option(
-        MATCH_RMS,
-        "scale of their update, for A rows and B columns: original, sqrt(max(1, A / B)), wants a "
-        "hidden_lr of about 0.02; match_rms_adamw, 0.2 sqrt(max(A, B)), the rate of AdamW",
-        choices=(ORIGINAL, MATCH_RMS),
-    )
-    split: bool = option(
-        True,
-        "orthogonalise queries, keys and values, and the halves of a gated network, one by one",
-    )
-    iteration: str = option(
-        "auto",
-        "precision of the orthogonalisation: fp32, bf16, or auto, that of the weights on a CPU and "
-        "bf16 on a GPU",
-        choices=("auto", *PRECISIONS),
-    )
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -211,7 +185,6 @@ def pieces_of(shapes: Mapping[str, torch.Size]) -> dict[str, int]:
     return pieces
 
 
-@register_optimizer("muon", dataclass=MuonConfig)
 def muon(config: MuonConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all other parameters."""
     groups, betas = config.groups(parameters, *hidden_rules(config, parameters)), config.betas

@@ -6,104 +6,16 @@ of its rows sets `needs_whole_matrices = True`, and is refused where parameters 
 """
 
 import inspect
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
+from metaseq_lm.config.groups import (
+    NamedParameters,
+)
+from metaseq_lm.config.optimizers import AdamConfig, SGDConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_optimizer
-from metaseq_lm.optim.groups import (
-    NamedParameters,
-    Rule,
-    parameter_groups,
-    rates_by_depth,
-    spared_from_decay,
-)
-
-# The matrices of layers, and the first of LM heads, whose inputs are as many as the width.
-WIDE = r"(.*\.)?(stack\.layers\.\d+\..+|heads\.\w+\.dense)\.weight"
-
-
-@dataclass
-class OptimizerConfig:
-    """Options of every optimizer: rates, weight decay and gradient clipping."""
-
-    lr: float = option(5e-4, "learning rate at the peak of the schedule", at_least=0)
-    weight_decay: float = option(0.01, "weight decay", at_least=0)
-    decay_norms_and_biases: bool = option(True, "apply weight decay to biases and layer norms too")
-    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
-    layer_decay: float = option(
-        1.0,
-        "the rate of each layer is this factor times that of the layer above it; the top layer has "
-        "its square, as in ELECTRA's code",
-        above=0,
-        at_most=1,
-    )
-
-    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
-        """Return the parameter groups of these options and of further rules, which come last.
-
-        Raises UsageError if `layer_decay` is not 1 and the model has no layers in a stack.
-        """
-        first = [Rule(".*", {"lr": self.lr, "weight_decay": self.weight_decay})]
-        if self.layer_decay != 1.0:
-            names = [name for name, _ in parameters]
-            first += rates_by_depth(names, self.lr, self.layer_decay)
-        if not self.decay_norms_and_biases:
-            first.append(spared_from_decay())
-        return parameter_groups(parameters, [*first, *rules])
-
-
-@dataclass
-class AdamConfig(OptimizerConfig):
-    """Adam's moments."""
-
-    betas: list[float] = option(
-        [0.9, 0.98],
-        "decay rates of the running averages of the gradient and of its square",
-        at_least=0,
-        below=1,
-    )
-    eps: float = option(1e-6, "added to the root of the second moment", at_least=0)
-    beta2_half_life: float = option(
-        0.0,
-        "tokens after which a squared gradient counts half as much in its running average, which "
-        "sets the second of betas (0 = unused); an update has batch_size rows of tokens_per_sample",
-        at_least=0,
-    )
-    width_ratio: float = option(
-        1.0,
-        "by which the rate of the matrices of layers and of the first ones of LM heads is divided; "
-        "model.base_width sets it",
-        above=0,
-    )
-
-    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
-        """Return the parameter groups as `OptimizerConfig` does, with rates by width.
-
-        Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
-        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too.
-        """
-        if self.width_ratio == 1.0:
-            return super().groups(parameters, *rules)
-        if self.layer_decay != 1.0:
-            raise UsageError(
-                "model.base_width and optimizer.layer_decay each scale the rates of the layers; "
-                "leave one of them out"
-            )
-        wide = Rule(WIDE, {"lr": self.lr / self.width_ratio}, dims=(2,))
-        return super().groups(parameters, wide, *rules)
-
-
-@dataclass
-class SGDConfig(OptimizerConfig):
-    """Plain or heavy-ball gradient descent."""
-
-    weight_decay: float = option(0.0, "weight decay", at_least=0)
-    momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
 
 
 def with_half_life(config: RunConfig) -> RunConfig:
@@ -167,7 +79,6 @@ class FusedAdamW(Eager, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-@register_optimizer("adamw", dataclass=AdamConfig)
 def adamw(config: AdamConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
     groups, betas = config.groups(parameters), pair_of(config.betas)
@@ -196,7 +107,6 @@ class UncorrectedAdam(FusedAdamW):
         super().step()
 
 
-@register_optimizer("adam_uncorrected", dataclass=AdamConfig)
 def adam_uncorrected(config: AdamConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
     groups, betas = config.groups(parameters), pair_of(config.betas)
@@ -219,7 +129,6 @@ class FusedSGD(Eager, torch.optim.SGD):
         inspect.unwrap(super().step)(self)
 
 
-@register_optimizer("sgd", dataclass=SGDConfig)
 def sgd(config: SGDConfig, parameters: NamedParameters) -> torch.optim.Optimizer:
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
     groups = config.groups(parameters)

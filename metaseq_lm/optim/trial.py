@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.groups import NamedParameters
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.registry import abbreviated
-from metaseq_lm.optim.groups import NamedParameters
 from metaseq_lm.optim.states import PLAIN, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 

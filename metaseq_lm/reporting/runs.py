@@ -8,13 +8,20 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import TOP, EngineConfig, TrainerConfig, flatten
+from metaseq_lm.core.config import (
+    TOP,
+    EngineConfig,
+    TrainerConfig,
+    declaration,
+    effect,
+    flatten,
+)
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import (
     COUNT,
@@ -23,31 +30,24 @@ from metaseq_lm.core.files import (
     schema_error,
 )
 from metaseq_lm.core.journal import Journal
+from metaseq_lm.core.metric_names import CAUSAL_NLL, DETECTION, NLL
+from metaseq_lm.core.options import DATA, LOSS, NOTHING, SPEED
 from metaseq_lm.runs import folder as run_folder
 from metaseq_lm.runs import suite_results
 from metaseq_lm.runs.plan import read_plan_hash
 from metaseq_lm.runs.suite_results import SuiteResults
 from metaseq_lm.runs.tuning import read_trial, read_tuning
 
-# Options that do not distinguish settings: paths, logging and saving.
-PATH_KEYS = ("save_dir", "user_dir")
-LOGGING_OPTIONS = (
-    "log_interval",
-    "pause_flops",
-    "save_interval_updates",
-    "keep_last",
-    "save_words",
-    "on_save_error",
-    "final_splits",
-    "final_suites",
-)
-BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS)
 PAUSED = "pause_flops"  # the limit at which a search stops its trials
 MAX_WORDS = "trainer.max_words"
 # The number of updates, and options that follow it.
 UPDATES = ("schedule.total_updates", "criterion.total_updates", "trainer.max_update")
-# The only options of the engine that change results.
-PRECISIONS = ("engine.precision", "engine.reduce_precision")
+# The kinds of terms by their names, for runs that recorded none.
+EARLIER_TERMS = {
+    **dict.fromkeys(("next_token", "forward"), CAUSAL_NLL),
+    **dict.fromkeys(("mlm", "backward"), NLL),
+    "discriminator": DETECTION,
+}
 LOG_LINE = {"kind": str, "update": COUNT}
 # Forms of the config's values that reports compute with, see `schema_error`.
 TYPES: dict[Any, Any] = {
@@ -81,6 +81,22 @@ def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...
         return (metric,)
     leaves = [leaf for part in means[metric] for leaf in leaves_of(part, means)]
     return tuple(dict.fromkeys(leaves))
+
+
+class _Prefixed(Mapping[str, Any]):
+    """The values of a flat configuration whose keys have a prefix, without it."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str) -> None:
+        self._values, self._prefix = values, prefix
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[self._prefix + key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.removeprefix(self._prefix) for key in self._values if self._prefix in key)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +190,21 @@ class Run:
         """Names of the terms of the loss, without the split; empty for runs of early versions."""
         return {str(name) for name in (self.results or {}).get("losses") or []}
 
+    @property
+    def recorded_terms(self) -> Mapping[str, str]:
+        """The kinds of terms that the run recorded, see `core.batch.Term`."""
+        results = self.results or {}
+        return results.get("terms") or results.get("bounds") or {}
+
+    @cached_property
+    def terms(self) -> Mapping[str, str]:
+        """The kinds of terms, those of runs of earlier versions by their names."""
+        if "terms" in (self.results or {}):
+            return self.recorded_terms
+        logged = {key for line in self.log if line["kind"] == "valid" for key in line}
+        ends = {name: name.rpartition(".")[2] for name in logged}
+        return {name: EARLIER_TERMS[end] for name, end in ends.items() if end in EARLIER_TERMS}
+
     @cached_property
     def logged(self) -> list[str]:
         """Names of the numbers in the log (`train.loss`), in order of appearance."""
@@ -222,7 +253,44 @@ class Run:
     @cached_property
     def compared_keys(self) -> list[str]:
         """The keys of the config by which settings may differ, in config order."""
-        return [key for key in self.values if not (key in self.sources or is_excluded(key))]
+        keys = (key for key in self.values if key not in self.sources)
+        return [key for key in keys if not self.is_excluded(key)]
+
+    def is_excluded(self, key: str) -> bool:
+        """Return whether a key concerns where or how the run was made, not what it computed."""
+        bare = bare_key(key)
+        return bare in ("seed", "data_hash") or self.effect(key) in (SPEED, NOTHING)
+
+    def effect(self, key: str) -> str:
+        """Return what an option affects, see `core.options.option`."""
+        bare = bare_key(key)
+        prefix = key.removesuffix(bare)
+        recorded = {} if prefix else (self.results or {}).get("effects")
+        return effect(bare, _Prefixed(self.values, prefix) if prefix else self.values, recorded)
+
+    @cached_property
+    def loss_keys(self) -> list[str]:
+        """The keys of the config that tell which function its losses are, of which rows."""
+        keys = [key for key in self.values if self.effect(key) in (LOSS, DATA)]
+        return ["data_hash", *(key for key in keys if key.startswith(("task.", "criterion.")))]
+
+    @property
+    def evaluates_as(self) -> str:
+        """The criterion whose evaluated losses its own are, as that declares; itself else."""
+        named = (self.results or {}).get("evaluates_as")
+        return str(named or self.values.get("criterion._name"))
+
+    def value(self, key: str) -> Any:
+        """Return the value of an option; its default where the run is older than the option."""
+        if key in self.values:
+            return self.values[key]
+        bare = bare_key(key)
+        prefix, section = key.removesuffix(bare), bare.rpartition(".")[0]
+        item = declaration(bare, _Prefixed(self.values, prefix) if prefix else self.values)
+        is_there = section and any(k.startswith(f"{prefix}{section}.") for k in self.values)
+        if item is None or not is_there or "follows" in item.metadata:
+            return None
+        return item.default if item.default_factory is MISSING else item.default_factory()
 
     @cached_property
     def outcome(self) -> str:
@@ -305,7 +373,7 @@ class Run:
         config = {}
         for key, value in self.values.items():
             bare = bare_key(key)
-            if key in self.sources or bare in PATH_KEYS:
+            if key in self.sources or bare in ("save_dir", "user_dir"):
                 continue
             if bare == "data" and value and Path(value).is_absolute():
                 value = Path(value).name
@@ -520,14 +588,6 @@ def identity(value: Any) -> tuple[str, Any]:
     if is_number(value):
         return ("number", float(value))
     return ("other", json.dumps(value, sort_keys=True, default=str))
-
-
-def is_excluded(key: str) -> bool:
-    """Return whether a key concerns where or how a run was made, not what it computed."""
-    bare = bare_key(key)
-    if bare.partition(".")[0] in ("seed", "engine"):
-        return bare not in PRECISIONS
-    return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 
 def bare_key(key: str) -> str:

@@ -14,34 +14,11 @@ from functools import cached_property
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.metric_names import words_of
+from metaseq_lm.core.metric_names import is_loss
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import Run, bare_key, identity, is_number, natural
 from metaseq_lm.runs.suite_results import SuiteResults
 
-# Values of options that did not exist when a run was made.
-EARLIER_VALUES = {
-    "engine.reduce_precision": "fp32",
-    "trainer.max_words": 0.0,
-    "task.shuffle_tokens": False,
-    "task.mask_unit": "token",
-    "task.mean_span": 5.0,
-    "task.longest_span": 10,
-    "task.mask_rates": [],
-    "task.mask_phases": [],
-    "task.mask_updates": 0,
-    "task.random_roll": False,
-}
-LOSSES = {"loss", "losses", "entropy", "ppl", "perplexity", "nll", "bits", "bpc", "bpb"}
-# The config keys that change the function, besides the weights and the like of a criterion.
-FUNCTION_KEYS = (
-    *("task._name", "criterion._name", "data_hash"),
-    *("task.mask_prob", "task.mask_rounding", "task.random_token_prob"),
-    *("task.leave_unmasked_prob", "task.mlm_label_mask", "task.vocab_size", "task.min_frequency"),
-    "task.objectives",
-    *("task.mask_unit", "task.mean_span", "task.longest_span", "task.random_roll"),
-)
-WEIGHTS = re.compile(r"criterion\.(.*_)?(weights?|smoothing|temperature)")
 REMEDY = "compare a metric of an end task (--metric)"
 SUITE_REMEDY = "score all runs with the same data and options"
 # How keys begin that are no config keys but options of the results of a suite.
@@ -167,25 +144,19 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     shown = telling_keys(list(groups), keys)
     settings = []
     for same in groups.values():
-        settings.append(Setting({key: value_of(same[0], key) for key in keys}, shown, same))
+        settings.append(Setting({key: same[0].value(key) for key in keys}, shown, same))
     return sorted(settings, key=lambda setting: [order(setting.values[key]) for key in shown])
 
 
-def value_of(run: Run, key: str) -> Any:
-    """Return the value of a config key; what it stood for where the run is older than the key."""
-    return run.values[key] if key in run.values else EARLIER_VALUES.get(bare_key(key))
-
-
 def identity_of(run: Run, key: str) -> tuple[str, Any]:
-    """Return `value_of` in a form that compares and hashes."""
-    return run.identities[key] if key in run.values else identity(value_of(run, key))
+    """Return the value of a config key in a form that compares and hashes."""
+    return run.identities[key] if key in run.values else identity(run.value(key))
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precisions change
-    results.
+    Left out are seeds, paths, and what affects no results.
     """
     sources: set[str] = set()
     keys: dict[str, None] = {}
@@ -352,7 +323,7 @@ def is_of_objective(metric: str, run: Run) -> bool:
     That is a loss, or what a run on masked text gives for a split, such as the accuracy of tokens.
     """
     split, _, bare = metric.rpartition(".")
-    if words_of(bare) & LOSSES or bare in run.losses:
+    if is_loss(bare) or bare in run.losses:
         return True
     values = run.values
     splits = (values.get("trainer.valid_split", "valid"), *values.get("trainer.final_splits", ()))
@@ -370,9 +341,10 @@ def differing_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
         return differing_suites
     if not any(is_of_objective(metric, run) for run in runs):
         return {}
-    keys = dict.fromkeys(FUNCTION_KEYS)
-    for run in runs:
-        keys.update(dict.fromkeys(key for key in run.values if WEIGHTS.fullmatch(key)))
+    keys = dict.fromkeys(key for run in runs for key in run.loss_keys)
+    names = {run.values.get("criterion._name") for run in runs}
+    if len({run.evaluates_as for run in runs}) == 1 < len(names):
+        keys = {key: None for key in keys if not key.endswith("._name")}
     differing = {}
     for key in keys:
         values = distinct(run.values[key] for run in runs if run.values.get(key) is not None)

@@ -72,7 +72,8 @@ RESULTS = {
     **{f"{key}?": TIME for key in ("started", "ended")},
     "metrics?": dict,
     "losses?": [str, ...],
-    "bounds?": {"*": str},
+    **{f"{key}?": {"*": str} for key in ("bounds", "terms", "effects")},
+    "evaluates_as?": str,
     "versions?": {"*": str},
     "parameters?": {"*": COUNT},
     "pretraining?": {

@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.config import RunConfig, describe_tuned_loss
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.runs.tuning import write_tuning
 from metaseq_lm.sweeps import launching
@@ -133,6 +133,8 @@ class Searched:
         """Raise UsageError for a metric of no direction, or of validation that a setting lacks."""
         runs = [runs[0] for _, runs in self.corner_runs()]
         for _, _, config in composed(runs, self.definition, self.check):
+            if reason := describe_tuned_loss(self.search.space, self.search.metric, config):
+                say(f"metaseq-lm: warning: search: {reason} (metric)")
             split = config.trainer.valid_split
             if split and self.search.metric.startswith(f"{split}."):
                 known = [f"{split}.{name}" for name in valid_metrics(config)]

@@ -7,18 +7,18 @@ candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import (
+    ClozeConfig,
+)
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.options import with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import Cloze, class_terms
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -28,30 +28,15 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
-    OneSetConfig,
     encoder_weights,
     labelled_folder,
     labelled_scores,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer, scored_rows
-from metaseq_lm.tasks.options import EvaluationConfig, RowsConfig, ValidateEpochsConfig
 
 HEAD = "heads.lm."
 
 
-@dataclass
-class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConfig):
-    """The set and its batches: a sample is a blank."""
-
-    tokens_per_sample: int = with_default(
-        RowsConfig,
-        "tokens_per_sample",
-        128,
-        "longest row; of a longer passage the window around the blank",
-    )
-
-
-@register_task("cloze", dataclass=ClozeConfig)
 class ClozeTask(LabelledSetTask):
     """A pre-trained masked language model on one set of form "cloze"."""
 

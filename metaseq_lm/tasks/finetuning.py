@@ -4,7 +4,7 @@ Shapes: N samples, K classes or candidates.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaseq_lm.config.models import BiLSTMConfig
+from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.batch import Batch, Logs, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
@@ -31,11 +33,8 @@ from metaseq_lm.evaluation.benchmarks import (
 )
 from metaseq_lm.evaluation.predictions import mean_scores
 from metaseq_lm.evaluation.suites import OVERALL
-from metaseq_lm.models.bilstm import BiLSTMConfig
-from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
-from metaseq_lm.tasks.options import BatchConfig, EpochsConfig, LabelledSetConfig
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
@@ -262,11 +261,6 @@ def ensemble_of(
     samples, scores = mean_scores(members)
     metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)
     return metrics, prediction_rows(data, list(zip(samples.tolist(), scores.tolist())))
-
-
-@dataclass
-class OneSetConfig(EpochsConfig, BatchConfig, LabelledSetConfig):
-    """The labelled set and the share of it."""
 
 
 class OneSetTask(TextTask):

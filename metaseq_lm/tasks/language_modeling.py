@@ -1,6 +1,5 @@
 """Language modelling: causal, and in both directions on tokens or on words (ELMo)."""
 
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,14 +9,12 @@ from torch import nn
 
 from metaseq_lm.core.batch import Layout, TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, LanguageModeling
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.rows import Samples, row_layout
 from metaseq_lm.data.streams import Stream, sorted_pass
-from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
+from metaseq_lm.data.words.buckets import CHUNK, Bucketed
 from metaseq_lm.data.words.collate import token_rows
 from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
@@ -26,23 +23,8 @@ from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
 from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, ramps, text_stream
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    BreakModeConfig,
-    EvaluationConfig,
-    RowsConfig,
-    WarmupConfig,
-)
 
 
-@dataclass
-class LanguageModelingConfig(
-    WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig
-):
-    """The rows of the corpus."""
-
-
-@register_task("language_modeling", dataclass=LanguageModelingConfig)
 class LanguageModelingTask(TextTask):
     """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""
 
@@ -74,7 +56,6 @@ class LanguageModelingTask(TextTask):
         return Scored(logs)
 
 
-@register_task("causal_lm", dataclass=LanguageModelingConfig)
 class CausalLMTask(LanguageModelingTask):
     """One stream of rows `[CLS] x [SEP]` and a causal Transformer."""
 
@@ -118,19 +99,6 @@ def count_documents(layout: Layout, lengths: np.ndarray) -> int:
     return int(last.sum()) + len(lengths)
 
 
-@dataclass
-class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches and the model's words: the softmax over them is most of the cost."""
-
-    batch_size: int = with_default(
-        BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
-    )
-    min_frequency: int = option(2, "words that occur less often become <unk>", at_least=1)
-    vocab_size: int = option(0, "most frequent words to know besides <unk> (0 = all)", at_least=0)
-    longest: int = option(LONGEST, "leave out sentences of so many words (0 = none)", at_least=0)
-
-
-@register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
 class WordLanguageModelingTask(LanguageModelingTask):
     """One stream of rows `<start> words <end>` for criterion language_modeling and model bilstm_lm.
 

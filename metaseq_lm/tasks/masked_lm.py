@@ -1,7 +1,7 @@
 """Masked language modelling on a binarised corpus, optionally with BERT's pairs of segments."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -10,18 +10,25 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
+from metaseq_lm.config.tasks import (
+    DOCUMENTS,
+    SEGMENTS,
+    TOKEN,
+    DrawingConfig,
+    MaskingConfig,
+    WarmupConfig,
+)
+from metaseq_lm.config.transformer import ModernConfig
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.core.registry import MODELS
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
-from metaseq_lm.data.corpus.documents import DOCUMENTS
 from metaseq_lm.data.corpus.masking import Masking
-from metaseq_lm.data.corpus.packing import SEGMENTS, SHORTEST, open_corpus
+from metaseq_lm.data.corpus.packing import SHORTEST, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import Samples, masked_batch
-from metaseq_lm.data.corpus.units import TOKEN, MaskRates, SpanLengths, Units
+from metaseq_lm.data.corpus.units import MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
     Collate,
     Growing,
@@ -38,53 +45,9 @@ from metaseq_lm.data.streams import (
 )
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
 from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, RULED, Sizes, masked_lm
 from metaseq_lm.tasks import Task, TextTask
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    BreakModeConfig,
-    DrawingConfig,
-    EvaluationConfig,
-    MaskingConfig,
-    RowsConfig,
-    WarmupConfig,
-)
-
-
-@dataclass
-class MaskedCorpusConfig(
-    WarmupConfig,
-    EvaluationConfig,
-    DrawingConfig,
-    MaskingConfig,
-    BreakModeConfig,
-    RowsConfig,
-    BatchConfig,
-):
-    """Options of the rows of a corpus and of the choice of target tokens."""
-
-    sample_break_mode: str = with_default(
-        BreakModeConfig,
-        "sample_break_mode",
-        "none",
-        "eos: a line is a row; none: windows of the stream; documents: whole documents, several to "
-        "a row; segments: sentences packed into two segments, as for BERT and ELECTRA",
-        choices=("eos", "none", DOCUMENTS, SEGMENTS),
-    )
-
-
-@dataclass
-class MaskedLMConfig(MaskedCorpusConfig):
-    """Options of rows and masks; the defaults are those of BERT (Devlin et al. 2019)."""
-
-    mask_rounding: str = option(
-        "random",
-        "rounding of the number of targets, random: up or down, exact on average; nearest: at "
-        "least 1 (ELECTRA)",
-        choices=("random", "nearest"),
-    )
 
 
 def check_rows(config: RunConfig) -> None:
@@ -309,7 +272,6 @@ def masked_stream(
     return ScheduledStream(**(vars(stream) | {"collate": usual}), schedule=schedule)
 
 
-@register_task("masked_lm", dataclass=MaskedLMConfig)
 class MaskedLMTask(TextTask):
     """Masked language modelling: one stream of masked rows, one model, the default update."""
 
@@ -354,20 +316,6 @@ class MaskedLMTask(TextTask):
         return flops
 
 
-@dataclass
-class SentencePairsConfig(MaskedLMConfig):
-    """The options of masked_lm; rows are always pairs of segments."""
-
-    sample_break_mode: str = with_default(
-        BreakModeConfig,
-        "sample_break_mode",
-        SEGMENTS,
-        "segments: two of them, the second often another text",
-        choices=(SEGMENTS,),
-    )
-
-
-@register_task("sentence_pairs", dataclass=SentencePairsConfig)
 class SentencePairsTask(MaskedLMTask):
     """BERT's pre-training: one stream of masked pairs of segments, one model with two heads.
 

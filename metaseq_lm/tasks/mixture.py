@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from torch import nn
 
+from metaseq_lm.config.tasks import LanguageModelingConfig, MixtureConfig
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.options import check_options, option
-from metaseq_lm.core.registry import TASKS, nearest, register_task
+from metaseq_lm.core.options import check_options
+from metaseq_lm.core.registry import TASKS, nearest
 from metaseq_lm.criterions.mixture import Mixture
 from metaseq_lm.data.corpus.mixture import mean_rows, mixed_stream
 from metaseq_lm.data.streams import Phases, Stream
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.tasks import Passes, Scored, Task, TextTask, check_pair
-from metaseq_lm.tasks.language_modeling import LanguageModelingConfig
 from metaseq_lm.tasks.protocols import Kinds, NeedsEager, Prepares, PricedByRule, usual_facts
 
 ENTRY = (
@@ -40,24 +40,6 @@ ENTRY = (
 WORDS = ("criterion", "name", "weight")  # of an entry, besides options
 # The options of the rows, which all objectives share.
 ROWS = {item.name: item.default for item in fields(LanguageModelingConfig)}
-
-
-@dataclass
-class MixtureConfig(LanguageModelingConfig):
-    """The objectives, and the rows that they share."""
-
-    objectives: list[str] = option(
-        [],
-        "objectives, each as text: TASK [criterion=CRITERION] [name=NAME] [weight=W | "
-        "weight=[W,...]] [task.OPTION=VALUE ...] [criterion.OPTION=VALUE ...]; the weights, one "
-        "for each phase or one for all, are divided by their sum",
-    )
-    phases: list[float] = option(
-        [], "lengths of the phases in proportion to each other, such as [4,16,4]", above=0
-    )
-    phase_updates: int = option(
-        0, "updates of all phases together (0 = trainer.max_update)", at_least=0
-    )
 
 
 @dataclass(frozen=True)
@@ -228,7 +210,6 @@ def read_name(name: str, names: Sequence[str], weights: np.ndarray) -> str:
     return name
 
 
-@register_task("mixture", dataclass=MixtureConfig)
 class MixtureTask(TextTask):
     """A mixture of objectives with weights and phases: one stream of rows, one model."""
 

@@ -4,14 +4,12 @@ Rows are made by data/corpus/predictions.py. They are lines or windows `[CLS] x 
 or documents beside each other.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from torch import nn
 
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_task
+from metaseq_lm.config.tasks import MaskedDiffusionTaskConfig, MaskedNextTokenConfig
 from metaseq_lm.criterions.predictions import (
     MaskedDiffusion,
     MaskedNextToken,
@@ -20,9 +18,7 @@ from metaseq_lm.criterions.predictions import (
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.predictions import (
-    BELL,
     LEAST_TIME,
-    UNIFORM,
     Noise,
     denoising_batch,
     draw_times,
@@ -33,7 +29,6 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_lm, masking_of, text_stream, units_of
-from metaseq_lm.tasks.options import CorpusConfig, MaskingConfig
 
 
 class PredictionTask(TextTask):
@@ -59,7 +54,6 @@ class PredictionTask(TextTask):
         return flops
 
 
-@register_task("prefix_lm", dataclass=CorpusConfig)
 class PrefixLMTask(PredictionTask):
     """Rows of which a random prefix is seen from both sides, and the rest is predicted."""
 
@@ -76,12 +70,6 @@ class PrefixLMTask(PredictionTask):
         return 0.5  # the mean of 1 to length - 1 targets
 
 
-@dataclass
-class MaskedNextTokenConfig(MaskingConfig, CorpusConfig):
-    """Rows and their masks."""
-
-
-@register_task("masked_next_token", dataclass=MaskedNextTokenConfig)
 class MaskedNextTokenTask(PredictionTask):
     """Rows of which masked tokens are predicted by the states before them."""
 
@@ -103,24 +91,6 @@ class MaskedNextTokenTask(PredictionTask):
         return share
 
 
-@dataclass
-class MaskedDiffusionTaskConfig(CorpusConfig):
-    """Rows and their noise."""
-
-    times: str = option(
-        UNIFORM,
-        "distribution of the times in training, uniform, or bell: density 6 t (1 - t)",
-        choices=(UNIFORM, BELL),
-    )
-    weights: str = option(
-        "elbo",
-        "weights of the losses of masked tokens in training: elbo, 1 / t, whose mean over uniform "
-        "times bounds the negative log-likelihood, or flat, 1",
-        choices=("elbo", "flat"),
-    )
-
-
-@register_task("masked_diffusion", dataclass=MaskedDiffusionTaskConfig)
 class MaskedDiffusionTask(PredictionTask):
     """Rows of which masked tokens are predicted, a random share of each row.
 

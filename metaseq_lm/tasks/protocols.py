@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.batch import Layout, Logs, ScoredBatch
 from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.errors import UsageError
@@ -22,7 +23,6 @@ from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import Encoder
 from metaseq_lm.runs.lineage_cost import Costs
-from metaseq_lm.tasks.options import WarmupConfig
 
 if TYPE_CHECKING:
     from metaseq_lm.data.streams import Stream
@@ -316,14 +316,6 @@ def reach_of(task: Task) -> str:
 def score_reach_of(task: Task) -> str:
     """Return what the score of a token depends on: "both" sides, or "causal", those before it."""
     return task.criterion.score_reach or reach_of(task)
-
-
-def bounds_of(task: Task) -> dict[str, str]:
-    """Return which exact loss bounds a term, as criterions declare; of parts as PART.TERM."""
-    if isinstance(task, HasParts):
-        parts = {name: bounds_of(part) for name, part in task.tasks.items()}
-        return {f"{name}.{term}": kind for name in parts for term, kind in parts[name].items()}
-    return dict(vars(type(task.criterion)).get("bounds", {}))
 
 
 def layout_of_states(task: Task, tokens: Tensor, layout: Layout) -> Layout:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import (
+    AUTO,
+    BOTH,
+    CAUSAL,
+    SentencePredictionConfig,
+)
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig, flatten, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import CRITERIONS, TASKS, register_task
+from metaseq_lm.core.registry import CRITERIONS, TASKS
 from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
@@ -31,14 +36,13 @@ from metaseq_lm.data.storage.manifest import Manifest, labels_in
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.encoder import ACTIVATIONS, SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.facts import check_heads, labels_of
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
-    OneSetConfig,
     label_range,
     labelled_folder,
     labelled_scores,
@@ -46,51 +50,11 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
-from metaseq_lm.tasks.options import (
-    CutRowsConfig,
-    EvaluationConfig,
-    LengthGroupsConfig,
-    SentenceHeadConfig,
-    TrainSizeConfig,
-    ValidateEpochsConfig,
-)
 from metaseq_lm.tasks.protocols import IsReadAs, facts_of, read_as
 
 HEAD = "heads.sentence."
 HELD_OUT = "held_out"  # a split that is a part of train
 TANH = "tanh"
-AUTO, BOTH, CAUSAL = "auto", "both", "causal"
-
-
-@dataclass
-class SentencePredictionConfig(
-    EvaluationConfig,
-    TrainSizeConfig,
-    SentenceHeadConfig,
-    LengthGroupsConfig,
-    CutRowsConfig,
-    ValidateEpochsConfig,
-    OneSetConfig,
-):
-    """The labelled set, its batches and the head (defaults: Clark et al. 2020)."""
-
-    reach: str = option(
-        AUTO,
-        "tokens that a token sees: both (sides), read at [CLS]; causal (those before it), read at "
-        "the last one; or auto: causal if the objective of init_from is, else both",
-        choices=(AUTO, BOTH, CAUSAL),
-    )
-    held_out: float = option(
-        0.0,
-        "share of the rows of train, their last ones, that are not trained on but are split "
-        "held_out: trainer.valid_split=held_out chooses the best checkpoint by them",
-        at_least=0,
-        below=1,
-    )
-    pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
-    pooler_activation: str = option(
-        "tanh", "of the layer that task.pooled puts there (gelu: ELECTRA)", choices=(*ACTIVATIONS,)
-    )
 
 
 def with_reach(config: RunConfig) -> RunConfig:
@@ -135,7 +99,6 @@ def parts_of_train(data: LabelledSet, options: SentencePredictionConfig) -> tupl
     return held_out_from(data, count, math.ceil(count * options.held_out)), count
 
 
-@register_task("sentence_prediction", dataclass=SentencePredictionConfig)
 class SentencePredictionTask(LabelledSetTask):
     """A pre-trained encoder and a head on one labelled set.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import SquadConfig
 from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
 from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows
@@ -30,7 +28,6 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.predictions import mean_answers
 from metaseq_lm.evaluation.squad import (
-    NULL_THRESHOLD,
     Answers,
     PredictedAnswers,
     WindowAnswers,
@@ -42,44 +39,9 @@ from metaseq_lm.evaluation.squad import (
 from metaseq_lm.evaluation.suites import OVERALL
 from metaseq_lm.models.transformer.span_head import SpanModel
 from metaseq_lm.tasks import Passes, Scored
-from metaseq_lm.tasks.finetuning import (
-    LabelledSetTask,
-    OneSetConfig,
-    encoder_sizes,
-    judged,
-    labelled_folder,
-)
-from metaseq_lm.tasks.options import RowsConfig
+from metaseq_lm.tasks.finetuning import LabelledSetTask, encoder_sizes, judged, labelled_folder
 
 
-@dataclass
-class SquadConfig(RowsConfig, OneSetConfig):
-    """Windows, head and decoding (defaults: Clark et al. 2020, code)."""
-
-    tokens_per_sample: int = with_default(
-        RowsConfig, "tokens_per_sample", 512, "longest row; longer texts are cut into windows"
-    )
-    max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
-    doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
-    joint: bool = option(
-        True,
-        "score the end of an answer given its start; false: BERT's head, start "
-        "and end by themselves",
-    )
-    answerability: bool = option(
-        True,
-        "a head for questions without an answer; false: their answer is the span "
-        "from [CLS0] to [CLS0]",
-    )
-    beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
-    n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
-    max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
-    null_threshold: float = option(
-        NULL_THRESHOLD, "odds of no answer above which the prediction is empty"
-    )
-
-
-@register_task("squad", dataclass=SquadConfig)
 class SquadTask(LabelledSetTask):
     """A pre-trained encoder and heads that point at the answer."""
 

@@ -8,17 +8,17 @@ positions, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from metaseq_lm.config.tasks import (
+    TokenClassificationConfig,
+)
 from metaseq_lm.core.batch import Terms, TokenBatch
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.options import with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
@@ -28,53 +28,11 @@ from metaseq_lm.evaluation.chunks import conlleval_spans
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
 from metaseq_lm.models.transformer.encoder import TokenHead
 from metaseq_lm.tasks import Passes, Scored
-from metaseq_lm.tasks.finetuning import (
-    OneSetConfig,
-    OneSetTask,
-    encoder_sizes,
-    judged,
-    labelled_folder,
-)
+from metaseq_lm.tasks.finetuning import OneSetTask, encoder_sizes, judged, labelled_folder
 from metaseq_lm.tasks.masked_lm import limited_count, scored_rows
-from metaseq_lm.tasks.options import (
-    EvaluationConfig,
-    HeadConfig,
-    LabelledSetConfig,
-    LengthGroupsConfig,
-    RowsConfig,
-    TrainSizeConfig,
-    ValidateEpochsConfig,
-)
 from metaseq_lm.tasks.words import prediction_files, prediction_rows, set_scores
 
 
-@dataclass
-class TokenClassificationConfig(
-    EvaluationConfig,
-    HeadConfig,
-    LengthGroupsConfig,
-    RowsConfig,
-    TrainSizeConfig,
-    ValidateEpochsConfig,
-    OneSetConfig,
-):
-    """The tagged set, its batches and the head."""
-
-    labelled: str = with_default(
-        LabelledSetConfig,
-        "labelled",
-        "",
-        "tagged set in DATA (preprocess --tagged NAME --tokenizer-from DIR)",
-    )
-    tokens_per_sample: int = with_default(
-        RowsConfig,
-        "tokens_per_sample",
-        128,
-        "longest row with its special tokens; longer sentences become several rows",
-    )
-
-
-@register_task("token_classification", dataclass=TokenClassificationConfig)
 class TokenClassificationTask(OneSetTask):
     """A pre-trained encoder and a tagged set; scores are F1 of spans, or accuracy."""
 

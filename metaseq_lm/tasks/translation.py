@@ -6,51 +6,31 @@ Shapes: B rows, S source and T target positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import TranslationConfig
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import RunConfig
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter
 from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.streams import Order, Sequential, Stream
-from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
+from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
 from metaseq_lm.models.seq2seq import Beam, LSTMEncoderDecoder
 from metaseq_lm.tasks import Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import scored_rows
-from metaseq_lm.tasks.options import BatchConfig, EvaluationConfig
 
 Translated = list[tuple[int, str]]  # sentence, its translation
 LENGTH_FACTOR, LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * source + LONGER tokens
 
 
-@dataclass
-class TranslationConfig(EvaluationConfig, BucketsConfig, BatchConfig):
-    """Batches, the share of the labels, beam search and scoring."""
-
-    batch_size: int = with_default(
-        BatchConfig, "batch_size", 64, "mean number of sentence pairs of a batch"
-    )
-    max_length: int = option(100, "longest training sentence in tokens (0 = no limit)", at_least=0)
-    labelled_share: float = option(1.0, "share of the training pairs to use", above=0, at_most=1)
-    share_seed: int = option(1, "seed of this share; a smaller share is a part of a larger one")
-    beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
-    length_penalty: float = option(0.0, "power of (5 + length) / 6 that divides log p", at_least=0)
-    bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
-    bleu_tokenizer: str = option("none", "sacrebleu's: none (tokenised text), 13a, intl or char")
-
-
-@register_task("translation", dataclass=TranslationConfig)
 class TranslationTask(Task):
     """One stream of sentence pairs, the default update.
 

@@ -7,7 +7,7 @@ Clark et al. 2018. Shapes: B rows, S positions, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import RunConfig, options_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, labels_in, tokenizer_hash
 from metaseq_lm.data.streams import Stream, sorted_pass
-from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
+from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.columns import conllu_text
 from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
@@ -32,11 +31,10 @@ from metaseq_lm.data.words.vocabulary import PAD, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
-from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.layers import RAW_PREFIX, AveragingConfig, ScalarMix
+from metaseq_lm.models.bilstm import BiLSTM
+from metaseq_lm.models.layers import RAW_PREFIX, ScalarMix
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
-    ROOTS,
     ParsingModule,
     TaggingModule,
     ViewsEncoder,
@@ -48,49 +46,12 @@ from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
-from metaseq_lm.tasks.options import BatchConfig, EvaluationConfig, LabelledSetConfig
 
 AVERAGE = "average.net."
 AT = ":"  # between the name of a set and that of a split
 LANGUAGE_MODEL = "bilstm_lm"
 # Number of a sentence, and the predictions for its words: classes, or relations and heads.
 Predicted = tuple[int, list[list[int]]]
-
-
-@dataclass
-class WordTaskConfig(EvaluationConfig, AveragingConfig, BucketsConfig, BatchConfig):
-    """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states.
-
-    The layers of a frozen language model (ELMo, Peters et al. 2018), mixed with learned weights, go
-    into the encoder, one mix for all sets, and into the heads, one mix for each set.
-    """
-
-    elmo: str = option(
-        "",
-        "run of task word_language_modeling on DATA; its states are added to the input ('' = none)",
-        source="language_model",
-    )
-    elmo_dropout: float = option(0.5, "dropout of the mixed states", at_least=0, below=1)
-    elmo_sizes: list[int] = option([], "sizes of that model, which its run gives")
-    batch_size: int = with_default(
-        BatchConfig, "batch_size", 64, "mean number of sentences of a batch"
-    )
-    label_fraction: float = option(1.0, "share of the training sentences used", above=0, at_most=1)
-    fraction_seed: int | None = option(1, "seed of this share (null = the run's seed)")
-    hidden_dim: int = option(512, "hidden units of the heads", at_least=1)
-    freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
-
-
-@dataclass
-class ParserConfig:
-    """The parser's heads."""
-
-    parser_dim: int = option(128, "units of the parser's bilinear scores", at_least=1)
-    root: str = option(
-        "linear",
-        "scores of ROOT: linear, a layer on the dependent (the code), or a learned vector",
-        choices=ROOTS,
-    )
 
 
 class WordTask(Task):
@@ -345,16 +306,6 @@ class OneSetTask(WordTask):
         return data
 
 
-@dataclass
-class TaggingTaskConfig(WordTaskConfig, LabelledSetConfig):
-    """The tagged set, batches, heads and averaged weights."""
-
-    labelled: str = with_default(
-        LabelledSetConfig, "labelled", "", "tagged set in DATA (preprocess --tagged NAME)"
-    )
-
-
-@register_task("tagging", dataclass=TaggingTaskConfig)
 class TaggingTask(OneSetTask):
     """An encoder of words and one tagged set; scores are F1 of spans, or accuracy."""
 
@@ -362,16 +313,6 @@ class TaggingTask(OneSetTask):
     form = TAGS
 
 
-@dataclass
-class ParsingTaskConfig(ParserConfig, WordTaskConfig, LabelledSetConfig):
-    """The treebank, batches, heads and averaged weights."""
-
-    labelled: str = with_default(
-        LabelledSetConfig, "labelled", "", "treebank in DATA (preprocess --treebank NAME)"
-    )
-
-
-@register_task("parsing", dataclass=ParsingTaskConfig)
 class ParsingTask(OneSetTask):
     """An encoder of words and one treebank; scores are LAS and UAS without punctuation."""
 

@@ -110,7 +110,7 @@ def describe_refusal(update: int, engine: Engine, optimizers: list[str], logs: L
     """
     names = ", ".join(dict.fromkeys(optimizers))
     text = f"update {update}: the loss or the gradient of {names} is not finite"
-    terms = engine.record.loss_terms & logs.keys()
+    terms = engine.record.loss_terms.keys() & logs.keys()
     bad = sorted(name for name in terms if not math.isfinite(float(logs[name])))
     gradients = process_group.gather_objects(engine.finite_check.gradient)
     if bad:

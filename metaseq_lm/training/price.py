@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.config import RunConfig, TrainerConfig, flatten
 from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
@@ -19,7 +20,6 @@ from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
-from metaseq_lm.tasks.options import WarmupConfig
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
 from metaseq_lm.training.conditions import check_best_metric, conditions_of
 from metaseq_lm.training.loggers import check_installed

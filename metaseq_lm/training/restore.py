@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import RunConfig, options_of
+from metaseq_lm.core.config import RunConfig, effect, options_of
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import FUNCTION
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
@@ -18,11 +19,6 @@ from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
 PRECISION = "engine.precision"
-# Options that change what the weights compute but not their shapes.
-SHAPELESS = (
-    *("encoder_attention_heads", "encoder_normalize_before", "norm_eps", "gate", "norm"),
-    *("global_every", "local_window", "global_theta", "local_theta", "base_width"),
-)
 
 
 def open_run(
@@ -153,9 +149,10 @@ def check_source(stored: Checkpoint, config: RunConfig) -> None:
     """Raise UsageError if a checkpoint has another tokenizer or other layers than the run."""
     check_tokenizer(stored, config.data)
     model = (stored.manifest.get("config") or {}).get("model") or {}
-    for key in SHAPELESS:
-        current = getattr(config.model, key, None)
-        if current is not None and key in model and model[key] != current:
+    values = {"model._name": config.model._name}
+    for key, current in options_of(config.model).items():
+        is_function = effect(f"model.{key}", values) == FUNCTION
+        if is_function and key in model and model[key] != current:
             raise UsageError(
                 f"{stored.path} was trained with model.{key}={model[key]}, this run has "
                 f"{current}; its weights would compute something else. --model inherit takes "

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from metaseq_lm import __version__
-from metaseq_lm.core.config import RunConfig, TrainerConfig
+from metaseq_lm.core.config import RunConfig, TrainerConfig, effects_of_plug_ins
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import present_time, show
 from metaseq_lm.data.storage.manifest import corpus_fingerprint
@@ -27,7 +27,6 @@ from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
     PricedByRule,
     UsesOtherRuns,
-    bounds_of,
     facts_of,
     submissions_of,
 )
@@ -218,7 +217,8 @@ class TrainingRun:
             return
         if status == "failed" and self.folder.is_finished():
             return  # it was finished before this attempt: keep its results
-        bounds = bounds_of(self.task)
+        terms = self.engine.record.loss_terms
+        criterion = type(self.task.criterion)
         self.folder.write_results(
             {
                 "status": status,
@@ -240,8 +240,10 @@ class TrainingRun:
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
                 KEY: trainer.conditions,
-                "losses": (losses := sorted(self.engine.record.loss_terms)),
-                "bounds": {term: bounds[term] for term in losses if term in bounds},
+                "losses": sorted(terms),
+                "terms": {name: kind for name, kind in sorted(terms.items()) if kind},
+                "effects": effects_of_plug_ins(config),
+                "evaluates_as": vars(criterion).get("evaluates_as", ""),
                 "data": self.parts.data_fingerprint,
                 "corpus": corpus_fingerprint(config.data),
                 "code": code_hash(config.user_dir),

@@ -16,7 +16,8 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, Terms, weighted_loss
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.forward.context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.methods.electra.model import Electra, ElectraConfig
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.options import ElectraConfig
 
 PAD, MASK, SEP, CLS = 0, 1, 2, 3
 FIRST = 4  # the first symbol that is a word

@@ -104,3 +104,22 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
     )
     assert main(["list", "critrion"]) == 2
     assert "'criterion'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line, hint",
+    [
+        (
+            "from metaseq_lm.tasks.masked_lm import MaskedLMConfig",
+            "it is in metaseq_lm.config.tasks",
+        ),
+        ("from metaseq_lm.tasks.options import CorpusConfig", "it is metaseq_lm.config.tasks now"),
+        ("from metaseq_lm.tasks.masked_lm import Nowhere", "cannot import name 'Nowhere'"),
+    ],
+)
+def test_what_moved_is_named(tmp_path: Path, line: str, hint: str) -> None:
+    plugin = tmp_path / "old_plugin.py"
+    plugin.write_text(line + "\n")
+    with pytest.raises(UsageError, match=hint) as error:
+        plugins.load(str(plugin))
+    assert ("now" in str(error.value)) == ("Nowhere" not in line)

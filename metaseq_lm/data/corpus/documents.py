@@ -14,8 +14,6 @@ from metaseq_lm.data.corpus.rows import Samples, fill, open_tokens
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
-DOCUMENTS = "documents"
-
 
 def best_fit(sizes: np.ndarray, capacity: int) -> np.ndarray:
     """Return a row for each piece, int64 (N,), so that the pieces of a row fit into `capacity`.

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from metaseq_lm.config.tasks import SPAN
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import mix, uniforms, words
-from metaseq_lm.data.corpus.units import SPAN, Units, choose_spans, choose_words, span_counts
+from metaseq_lm.data.corpus.units import Units, choose_spans, choose_words, span_counts
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.config.tasks import DOCUMENTS, SEGMENTS
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.documents import DOCUMENTS, PackedDocuments
+from metaseq_lm.data.corpus.documents import PackedDocuments
 from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_tokens, segments_of
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
-SEGMENTS = "segments"
 SHORTEST = 5  # [CLS] a [SEP] b [SEP]
 SINGLE = 0.1  # probability
 ENDLESS = 100_000  # the length of a first segment that leaves no room for a second

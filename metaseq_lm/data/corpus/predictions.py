@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.config.tasks import BELL, UNIFORM
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Layout, SequenceBatch, as_tensor
 from metaseq_lm.core.random_streams import subkeys, uniforms
@@ -28,7 +29,6 @@ NONE = -1  # no target
 # FLOPs of each shape are counted once.
 MULTIPLE = 16
 LEAST_TIME = 1e-3  # of diffusion; at 0 nothing would be masked, with an infinite weight
-UNIFORM, BELL = "uniform", "bell"
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from metaseq_lm.config.tasks import STRIDE
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
@@ -24,8 +25,6 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-
-STRIDE = 64
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,6 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 PARALLEL = "parallel"
 SOURCE, TARGET = "source", "target"
 SIDES = (SOURCE, TARGET)
-UNLABELLED = "unlabelled"
 
 
 def references_name(split: str) -> str:

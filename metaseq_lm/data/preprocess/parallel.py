@@ -10,17 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.parallel.sets import (
-    PARALLEL,
-    SIDES,
-    SOURCE,
-    TARGET,
-    UNLABELLED,
-    references_name,
-)
+from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, SOURCE, TARGET, references_name
 from metaseq_lm.data.preprocess.hold_out import HeldOutLines, HoldOut
 from metaseq_lm.data.preprocess.options import PlainTextOptions
 from metaseq_lm.data.preprocess.pipeline import (

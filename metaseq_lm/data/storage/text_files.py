@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from metaseq_lm.config.suites import BAD_UTF8
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import human_bytes
 
@@ -30,7 +31,6 @@ PIECE = 1 << 16
 LONGEST = 1 << 28  # bytes of a line, a field or a cell, where it is held whole
 BOM = b"\xef\xbb\xbf"
 SURROGATES = re.compile("[\ud800-\udfff]")
-BAD_UTF8 = ("replace", "skip", "fail")
 STANDARD_INPUT = "-"
 
 

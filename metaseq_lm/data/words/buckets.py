@@ -6,31 +6,17 @@ the file. Here each is a sample of the whole file, so that a run that ends early
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 
 import numpy as np
 
+from metaseq_lm.config.tasks import BUCKETS
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 
-BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
-LONGEST = 100  # unlabelled sentences are shorter
 FEW = 4  # batches; those of fewer would be of nearly the same sentences in every epoch
-
-
-@dataclass
-class BucketsConfig:
-    """Which sentences stand in one batch (default: Clark et al. 2018, code)."""
-
-    buckets: list[int] = option(
-        list(BUCKETS),
-        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; "
-        "a training batch is of one bucket, so more of them save time on padding",
-    )
 
 
 class Bucketed:

@@ -5,9 +5,10 @@ Shapes: B sentences, S positions of a row (words, start and end), M characters o
 
 import numpy as np
 
+from metaseq_lm.config.models import CHARACTERS
 from metaseq_lm.core.batch import Layout, WordBatch, as_tensor
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, WORD_END, WORD_START
+from metaseq_lm.data.words.vocabulary import END, PAD, START, WORD_END, WORD_START
 
 
 def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from metaseq_lm.config.models import LONGEST_WORD
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
-    LONGEST_WORD,
     PAD,
     SubwordVocabulary,
     WordVocabulary,

@@ -27,10 +27,6 @@ PAD, UNKNOWN, START, END, REMOVED = range(5)
 SPECIAL_WORDS = ["<pad>", "<unk>", "<start>", "<end>", "<removed>"]
 SPECIAL_CHARACTERS = ["<pad>", "<unk>", "<start>", "<end>"]
 WORD_START, WORD_END = 2, 3  # among the characters
-LONGEST_WORD = 20  # characters of a word that are read
-# Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
-# maximum over the padding give must not depend on the other words of the batch.
-CHARACTERS = LONGEST_WORD + 4
 # How the Penn Treebank writes the brackets of a text.
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _DIGIT = re.compile(r"\d")

@@ -7,4 +7,4 @@ Start with criterion.py (the target, teacher annealing); then data.py (mixed bat
 how often each set is seen), teachers.py (computing and storing outputs of teachers) and task.py.
 """
 
-from metaseq_lm.methods.bam import criterion, task
+from metaseq_lm.methods.bam import options

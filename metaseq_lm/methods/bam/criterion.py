@@ -4,43 +4,21 @@ Shapes: B rows, K_k outputs of set k, K the largest K_k.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
+from metaseq_lm.methods.bam.options import BamDistillConfig
 
 LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
 
 
-@dataclass
-class BamDistillConfig:
-    """The mixture of gold labels and teacher outputs."""
-
-    annealing: bool = option(
-        True, "teacher annealing: the weight of the gold label grows linearly from 0 to 1"
-    )
-    # 0 until it is known how many updates trainer.max_flops pays for.
-    total_updates: int = option(
-        0, "updates until the weight is 1", at_least=0, follows="trainer.max_update"
-    )
-    distill_weight: float = option(
-        0.5, "weight of the teacher's output without annealing", at_least=0, at_most=1
-    )
-    temperature: float = option(1.0, "divides the teacher's logits", above=0)
-    sigmoid: bool = option(
-        False, "predict real values through a sigmoid (the dissertation; the code has none)"
-    )
-
-
-@register_criterion("bam_distill", dataclass=BamDistillConfig)
 class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 

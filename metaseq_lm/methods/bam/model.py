@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.models.transformer.classifiers import (
     LabelledSetsModel,
     SetHeads,
     module_name,
 )
-from metaseq_lm.models.transformer.configs import EncoderConfig
 
 
 class MultiTaskModel(LabelledSetsModel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest
@@ -33,6 +31,7 @@ from metaseq_lm.methods.bam import teachers
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
 from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, draws
 from metaseq_lm.methods.bam.model import MultiTaskModel
+from metaseq_lm.methods.bam.options import BamConfig
 from metaseq_lm.methods.bam.teachers import Teacher
 from metaseq_lm.models.transformer.classifiers import POOLER, RANGES, SETS, SetHeads, set_of
 from metaseq_lm.runs.facts import check_classes, labels_of
@@ -50,16 +49,6 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    CutRowsConfig,
-    EpochsConfig,
-    EvaluationConfig,
-    LabelledSetsConfig,
-    LengthGroupsConfig,
-    SentenceHeadConfig,
-    ValidateEpochsConfig,
-)
 
 FORMS = ("single", "pair")
 # The paper's score of a set is the first of these that it has: CoLA's, that of real values, all
@@ -70,54 +59,6 @@ PAPER_METRICS = ("matthews", "spearman", "accuracy")
 STUDENT = "taught"
 
 
-@dataclass
-class BamConfig(
-    EvaluationConfig,
-    SentenceHeadConfig,
-    LengthGroupsConfig,
-    CutRowsConfig,
-    ValidateEpochsConfig,
-    EpochsConfig,
-    BatchConfig,
-    LabelledSetsConfig,
-):
-    """The labelled sets, their teachers, how sets are mixed, and the heads (Clark et al. 2019)."""
-
-    # Movable: checkpoints record which teachers these are, wherever the folders lie.
-    teachers: list[str] = option(
-        [],
-        "runs of this task, or folders of their outputs; together they must teach every set",
-        source="teachers",
-        movable=True,
-    )
-    batch_size: int = with_default(
-        BatchConfig, "batch_size", 32, "rows of a batch, from all sets together"
-    )
-    sampling: str = option(
-        "sampler",
-        "sampler: a fixed number of rows of each set in an epoch; legacy_copies: copies of small "
-        "sets and loss weights (the authors' code)",
-        choices=("sampler", "legacy_copies"),
-    )
-    exponent: float = option(
-        0.75, "a set is seen in proportion to its size to this power", at_least=0, at_most=1
-    )
-    copies_over: list[str] = option(
-        [], "with legacy_copies: further sets in DATA to include in computing copies and weights"
-    )
-    group_by_length: bool = with_default(
-        LengthGroupsConfig,
-        "group_by_length",
-        False,
-        "put rows of similar length into a training batch, which saves padding; sets with short "
-        "rows and sets with long rows then rarely share a batch",
-    )
-    pooled: bool = with_default(
-        SentenceHeadConfig, "pooled", True, "BERT's tanh layer on [CLS], shared by all heads"
-    )
-
-
-@register_task("bam", dataclass=BamConfig)
 class BamTask(Task):
     """An encoder with a head for each set of sentences or pairs, with classes or real values.
 

@@ -1,3 +1,3 @@
 """Cross-View Training (Clark et al. 2018; Clark 2021, chapter 4)."""
 
-from metaseq_lm.methods.cvt import criterion, task, translation, vision
+from metaseq_lm.methods.cvt import options

@@ -7,28 +7,27 @@ al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
+from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.cvt.model import (
-    PARSING,
-    TAGGING,
     adversarial_direction,
     auxiliaries,
     gaussian,
-    student_dropout,
     unit,
+)
+from metaseq_lm.methods.cvt.options import (
+    CrossViewConfig,
+    UnlabelledConfig,
+    VATConfig,
+    WordDropoutConfig,
 )
 from metaseq_lm.models.layers import dropout_at
 from metaseq_lm.models.words.prediction_modules import (
@@ -38,36 +37,6 @@ from metaseq_lm.models.words.prediction_modules import (
     shifted,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet
-
-
-@dataclass
-class UnlabelledWeightConfig:
-    """Weight of the loss on unlabelled batches (the paper: 1)."""
-
-    unlabelled_weight: float = option(1.0, "weight of the loss on unlabelled batches", above=0)
-    unlabelled_warmup: int = option(
-        0, "updates after task.labelled_first in which this weight rises to its value", at_least=0
-    )
-
-    def weight_after(self, updates: int) -> float:
-        """Return the weight, never 0, at a number of updates after task.labelled_first."""
-        if not self.unlabelled_warmup:
-            return self.unlabelled_weight
-        return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
-
-
-@dataclass
-class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
-    """Options of all these criterions: the teacher, and the student's dropout."""
-
-    # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
-    # and collapses to one class for every word of text, as does the teacher.
-    unlabelled_dropout: float | None = student_dropout(None)
-    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
-    hard_targets: bool = option(False, "targets are the teacher's best classes")
-    confidence: float = option(0.0, "least probability of a target", at_least=0, at_most=1)
-    weigh_confidence: bool = option(False, "a word weighs as much as its best class is probable")
-    all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random one")
 
 
 class Unlabelled(WordLabels):
@@ -144,22 +113,6 @@ def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
     return flat.view(scores.shape[:-1])
 
 
-@dataclass
-class CrossViewConfig(UnlabelledConfig):
-    """Cross-View Training, and its ablations."""
-
-    unlabelled_dropout: float | None = student_dropout(0.2)
-    tagging_auxiliaries: list[str] = option(
-        list(TAGGING), "modules of tagged sets", choices=tuple(TAGGING)
-    )
-    parsing_auxiliaries: list[str] = option(
-        list(PARSING), "modules of treebanks", choices=tuple(PARSING)
-    )
-    use_unlabelled: bool = option(True, "false: train on labelled sentences only")
-    gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
-
-
-@register_criterion("cvt_aux", dataclass=CrossViewConfig)
 class CrossView(Unlabelled):
     """Auxiliary modules with restricted views learn from the primary one, with equal weights.
 
@@ -210,14 +163,6 @@ class CrossView(Unlabelled):
         return terms
 
 
-@dataclass
-class WordDropoutConfig(UnlabelledConfig):
-    """Word dropout."""
-
-    rate: float = option(0.1, "share of the student's words removed", at_least=0, at_most=1)
-
-
-@register_criterion("word_dropout", dataclass=WordDropoutConfig)
 class WordDropout(Unlabelled):
     """The baseline: the primary module is the student and reads <removed> for some words.
 
@@ -247,16 +192,6 @@ class WordDropout(Unlabelled):
         return batch.replace(tokens=tokens, characters=characters)
 
 
-@dataclass
-class VATConfig(UnlabelledConfig):
-    """Virtual adversarial training (constants but the norms: from memory of Miyato et al.)."""
-
-    tagging_norm: float = option(0.5, "perturbation's norm for tagged sets (CCG: 1.5)", at_least=0)
-    parsing_norm: float = option(1.0, "norm of a sentence's perturbation for treebanks", at_least=0)
-    xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
-
-
-@register_criterion("vat", dataclass=VATConfig)
 class VirtualAdversarial(Unlabelled):
     """The baseline: the primary module is the student and reads perturbed word embeddings.
 

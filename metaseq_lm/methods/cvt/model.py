@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import RAW_PREFIX, AveragedWeights
@@ -45,17 +44,6 @@ PARSING: dict[str, dict[str, Any]] = {
 def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
     """Return the options of all auxiliary modules for sets of a form, tags or trees."""
     return PARSING if form == TREES else TAGGING
-
-
-def student_dropout(default: float | None) -> Any:
-    """Return the option for the student's dropout; the teacher has none."""
-    about = "dropout of the student on unlabelled batches (null = model.dropout)"
-    return option(default, about, at_least=0, below=1)
-
-
-def labelled_first() -> Any:
-    """Return the option for when unlabelled updates begin."""
-    return option(0, "updates before the first unlabelled one", at_least=0)
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,39 +13,21 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, WordBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
-from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
+from metaseq_lm.data.words.buckets import CHUNK, Bucketed
 from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
-from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher, labelled_first
+from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
+from metaseq_lm.methods.cvt.options import CVTConfig
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.tasks import Batches
-from metaseq_lm.tasks.options import LabelledSetsConfig
 from metaseq_lm.tasks.protocols import Kinds
-from metaseq_lm.tasks.words import AT, ParserConfig, WordTask, WordTaskConfig, word_batch
+from metaseq_lm.tasks.words import AT, WordTask, word_batch
 
 UNLABELLED = "unlabelled"
 
 
-@dataclass
-class CVTConfig(ParserConfig, WordTaskConfig, LabelledSetsConfig):
-    """Labelled sets and unlabelled text."""
-
-    labelled: list[str] = with_default(
-        LabelledSetsConfig,
-        "labelled",
-        [],
-        "tagged sets and treebanks in DATA; several are multi-task",
-    )
-    unlabelled: str = option("train", "split of the text in DATA to use as unlabelled sentences")
-    labelled_first: int = labelled_first()
-    unlabelled_longest: int = option(LONGEST, "leave out texts this long (0 = none)", at_least=0)
-
-
-@register_task("cvt", dataclass=CVTConfig)
 class CVTTask(WordTask):
     """Even updates, from 0, take a batch of a labelled set, odd ones a batch of unlabelled text.
 

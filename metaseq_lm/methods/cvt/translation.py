@@ -7,70 +7,40 @@ finds with it are hard targets. Shapes: B rows, S source and T target positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.batch import Logs, Term, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import IGNORE, TranslationBatch, TranslationRows, shorter
-from metaseq_lm.data.parallel.sets import UNLABELLED, ParallelSet
+from metaseq_lm.data.parallel.sets import ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import current_context
-from metaseq_lm.methods.cvt.criterion import UnlabelledWeightConfig
-from metaseq_lm.methods.cvt.model import (
-    AveragedNet,
-    labelled_first,
-    student_dropout,
+from metaseq_lm.methods.cvt.model import AveragedNet
+from metaseq_lm.methods.cvt.options import (
+    FUTURE,
+    CVTTranslationConfig,
+    SemiSupervisedConfig,
+    TranslationCrossViewConfig,
+    TranslationWordDropoutConfig,
 )
-from metaseq_lm.models.layers import AveragingConfig, dropout_at
+from metaseq_lm.models.layers import dropout_at
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds
-from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
+from metaseq_lm.tasks.translation import TranslationTask
 
 REST = "rest"
-ATTENTION, FUTURE, FULL = "attention", "future", "full"
-
-
-@dataclass
-class SemiSupervisedConfig(UnlabelledWeightConfig):
-    """Dropout and label smoothing."""
-
-    # Not 0.2 where the primary head is the student: see the criterions on words.
-    unlabelled_dropout: float | None = student_dropout(None)
-    label_smoothing: float = option(0.1, "label smoothing for translated text", at_least=0, below=1)
-
-
-@dataclass
-class CrossViewConfig(SemiSupervisedConfig):
-    """Auxiliary heads."""
-
-    unlabelled_dropout: float | None = student_dropout(0.2)
-    auxiliary: list[str] = option(
-        [ATTENTION, FUTURE],
-        "auxiliary heads: attention, future, full (sees everything, with dropout)",
-        choices=(ATTENTION, FUTURE, FULL),
-    )
-    attention_dropout: float = option(0.5, "dropout in the head attention", at_least=0, below=1)
-
-
-@dataclass
-class WordDropoutConfig(SemiSupervisedConfig):
-    """Word dropout."""
-
-    rate: float = option(0.1, "share of the source words that become [MASK]", at_least=0, at_most=1)
 
 
 class SemiSupervisedTranslation(Translation):
@@ -99,14 +69,13 @@ class SemiSupervisedTranslation(Translation):
         raise NotImplementedError(f"{type(self).__name__} must define student_terms")
 
 
-@register_criterion("cvt_translation", dataclass=CrossViewConfig)
 class CVTTranslation(SemiSupervisedTranslation):
     """The sum of the auxiliary heads' losses, each per target token (Clark 2021, section 4.2.4).
 
     The primary head takes no part in unlabelled batches, so it gets no gradient there.
     """
 
-    def __init__(self, config: CrossViewConfig) -> None:
+    def __init__(self, config: TranslationCrossViewConfig) -> None:
         super().__init__(config)
         if not config.auxiliary or len(set(config.auxiliary)) < len(config.auxiliary):
             raise UsageError(
@@ -132,11 +101,10 @@ class CVTTranslation(SemiSupervisedTranslation):
         return terms
 
 
-@register_criterion("word_dropout_translation", dataclass=WordDropoutConfig)
 class WordDropoutTranslation(SemiSupervisedTranslation):
     """The baseline: the primary head is the student and reads [MASK] in place of some words."""
 
-    config: WordDropoutConfig
+    config: TranslationWordDropoutConfig
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
         assert batch.inputs is not None and batch.targets is not None and batch.words is not None
@@ -156,16 +124,6 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
 # ------------------------------------------------------------------------ task
 
 
-@dataclass
-class CVTTranslationConfig(AveragingConfig, TranslationConfig):
-    """Unlabelled source text, and averaged weights."""
-
-    unlabelled: str = option(UNLABELLED, "split of source text; rest: what labelled_share leaves")
-    unlabelled_batch_size: int = option(0, "unlabelled sentences (0 = batch_size)", at_least=0)
-    labelled_first: int = labelled_first()
-
-
-@register_task("cvt_translation", dataclass=CVTTranslationConfig)
 class CVTTranslationTask(TranslationTask):
     """Even updates (from 0) learn from pairs, odd ones from source text that is translated first.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.models import POSITIONAL
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (
     Images,
@@ -38,53 +36,23 @@ from metaseq_lm.methods.cvt.model import (
     adversarial_direction,
     check_teacher,
     gaussian,
-    student_dropout,
     unit,
 )
-from metaseq_lm.models.layers import AveragingConfig, dropout_at
-from metaseq_lm.models.vision import (
-    POSITIONAL,
-    ConvLarge,
-    check_whole_batches,
-    feature_size,
-    frozen_statistics,
+from metaseq_lm.methods.cvt.options import (
+    ADVERSARIAL,
+    NONE,
+    ConsistencyConfig,
+    CVTVisionConfig,
+    CVTVisionTaskConfig,
 )
+from metaseq_lm.models.layers import dropout_at
+from metaseq_lm.models.vision import ConvLarge, check_whole_batches, feature_size, frozen_statistics
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
-from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 from metaseq_lm.tasks.protocols import Kinds
 
 UNLABELLED = "unlabelled"
 POSITION_HEADS = "places"  # name of the auxiliary heads
-NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
-PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
-
-
-@dataclass
-class ConsistencyConfig:
-    """The student's perturbation, and the teacher (constants of VAT: from memory)."""
-
-    perturbation: str = option(
-        ADVERSARIAL,
-        "perturbation of the student's images: none, random or adversarial (VAT)",
-        choices=PERTURBATIONS,
-    )
-    radius: float = option(8.0, "norm of the perturbation of a normalised image", at_least=0)
-    xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
-    weight: float = option(1.0, "weight of the consistency loss")
-    unlabelled_dropout: float | None = student_dropout(None)
-    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
-
-
-@dataclass
-class CVTVisionConfig(ConsistencyConfig):
-    """Options of VAT, without perturbation by default."""
-
-    perturbation: str = option(
-        NONE,
-        "perturbation of the student's images: none, random or adversarial (VAT)",
-        choices=PERTURBATIONS,
-    )
 
 
 class ConsistentImages(ImageClassification):
@@ -146,7 +114,6 @@ def divergence(target: Tensor, logits: Tensor) -> Tensor:
     return (target.exp() * (target - predicted)).sum(-1)
 
 
-@register_criterion("vat_vision", dataclass=ConsistencyConfig)
 class VATVision(ConsistentImages):
     """Virtual adversarial training (Miyato et al. 2017): the primary head is the student.
 
@@ -155,7 +122,6 @@ class VATVision(ConsistentImages):
     """
 
 
-@register_criterion("cvt_vision", dataclass=CVTVisionConfig)
 class CVTVision(ConsistentImages):
     """Cross-view training: the students are heads that each see one position of the features.
 
@@ -186,22 +152,6 @@ class PositionHeads(nn.Module):
 # ------------------------------------------------------------------------ task
 
 
-@dataclass
-class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
-    """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
-
-    labelled: int = option(4000, "labelled images, balanced over classes (0 = all)", at_least=0)
-    labelled_share: float = option(
-        0.0, "share of labelled images (0 = unused)", at_least=0, at_most=1
-    )
-    valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
-    split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")
-    batch_size: int = with_default(BatchConfig, "batch_size", 32, "labelled images of a batch")
-    unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
-    joint: bool = option(False, "update on labelled and unlabelled batches together, not by turns")
-    translate: int = option(0, "shift training images by so many pixels (CIFAR-10+: 2)", at_least=0)
-
-
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return a random permutation for `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
@@ -213,7 +163,6 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
     return shuffled[np.argsort(rank[shuffled], kind="stable")]
 
 
-@register_task("cvt_vision", dataclass=CVTVisionTaskConfig)
 class CVTVisionTask(Task):
     """Updates on labelled and unlabelled images; labelled ones only for image_classification."""
 

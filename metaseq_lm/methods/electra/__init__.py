@@ -1,3 +1,3 @@
 """ELECTRA and Electric: discriminators against a noise model (Clark et al. 2020; Clark 2021, 5)."""
 
-from metaseq_lm.methods.electra import criterion, model, strategic, task, wnli
+from metaseq_lm.methods.electra import options

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,12 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import CLOZE, Criterion, Exported
+from metaseq_lm.core.metric_names import CLOZE_NLL, DETECTION, NLL
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
-    NOISES,
     Electra,
     FixedNoise,
     MaskedGenerator,
@@ -33,6 +30,13 @@ from metaseq_lm.methods.electra.model import (
     check_noise,
     replaced,
     sample,
+)
+from metaseq_lm.methods.electra.options import (
+    NOISES,
+    AdversarialConfig,
+    ElectricConfig,
+    NoiseConfig,
+    RTDConfig,
 )
 from metaseq_lm.models.layers import select
 
@@ -57,24 +61,6 @@ class Noised:
     def fake(self, batch: ElectraBatch) -> Tensor:
         """Return which tokens are fake, (B, S): chosen, and not the original token."""
         return self.chosen & (self.tokens != batch.tokens)
-
-
-@dataclass
-class NoiseConfig:
-    """Training and sampling of the noise model."""
-
-    generator_weight: float = option(1.0, "weight of the noise model's own loss", at_least=0)
-    temperature: float = option(
-        1.0, "divides the logits of the noise model before sampling", above=0
-    )
-    disallow_correct: bool = option(False, "never sample the original token")
-    noise_rate: float = option(
-        0.15,
-        "share of the tokens that are replaced",
-        above=0,
-        below=1,
-        follows="task.mask_prob",
-    )
 
 
 class Corrupting(Criterion):
@@ -177,29 +163,6 @@ def detection_terms(logits: Tensor, fake: Tensor, batch: ElectraBatch) -> Terms:
         return {name: Term(number_of(count), "tokens", 0.0) for name, count in counts.items()}
 
 
-@dataclass
-class ElectraConfig(NoiseConfig):
-    """Replaced-token detection; the weights are those of the authors' code."""
-
-    discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
-    disc_positions: str = option(
-        "all",
-        "tokens in the detection loss: all, masked (ELECTRA-15%) or random",
-        choices=("all", "masked", "random"),
-    )
-    contrast: float = option(
-        0.0, "share of uncorrupted rows, which a sentence-level head detects", at_least=0, below=1
-    )
-    contrast_weight: float = option(1.0, "weight of the loss of that head", at_least=0)
-    pll_formula: str = option(
-        "corrected",
-        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can "
-        "be given to these commands for any finished run",
-        choices=("corrected", "dissertation"),
-    )
-
-
-@register_criterion("electra_rtd", dataclass=ElectraConfig)
 class ReplacedTokenDetection(Corrupting):
     """ELECTRA: is each token the original one? (Clark et al. 2020, section 2).
 
@@ -208,9 +171,9 @@ class ReplacedTokenDetection(Corrupting):
 
     exported = Exported(heads=("rtd",))
     normalised = False
-    config: ElectraConfig
+    config: RTDConfig
 
-    def __init__(self, config: ElectraConfig) -> None:
+    def __init__(self, config: RTDConfig) -> None:
         super().__init__(config)
         self.heads = ("rtd", "contrast") if config.contrast else ("rtd",)
         self.exported = Exported(self.heads, generator=config.generator_weight > 0)
@@ -226,9 +189,9 @@ class ReplacedTokenDetection(Corrupting):
         fake = noised.fake(batch)
         included, size = self.included(batch, noised.chosen)
         losses = binary_losses(logits, fake) * included
-        terms = noised.terms | {
-            "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
-        }
+        weight = self.config.discriminator_weight
+        detection = Term(losses.sum(), size, weight, kind=DETECTION)
+        terms = noised.terms | {"discriminator": detection}
         if clean is not None:
             row_logits = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
             loss = binary_losses(row_logits, ~clean).sum()
@@ -293,12 +256,10 @@ class ReplacedTokenDetection(Corrupting):
         return scores
 
 
-@register_criterion("replace_mlm", dataclass=NoiseConfig)
 class ReplaceMLM(Corrupting):
     """A masked LM with samples instead of [MASK] at the chosen positions (Clark 2021, 5.4.3)."""
 
     exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
-    bounds = MappingProxyType({"mlm": CLOZE})
     heads = ("lm",)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -309,11 +270,12 @@ class ReplaceMLM(Corrupting):
         losses = cross_entropy(logits, batch.targets)
         with torch.no_grad():
             correct = number_of(logits.argmax(-1) == batch.targets)
-        terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(correct, "targets", 0.0)}
-        return noised.terms | terms
+        return noised.terms | {
+            "mlm": Term(losses.sum(), "targets", kind=CLOZE_NLL),
+            "accuracy": Term(correct, "targets", 0.0),
+        }
 
 
-@register_criterion("all_tokens_mlm", dataclass=NoiseConfig)
 class AllTokensMLM(Corrupting):
     """Replace MLM that predicts every token, with a gate that copies the input (Clark 2021, 5.4.3).
 
@@ -335,7 +297,7 @@ class AllTokensMLM(Corrupting):
         with torch.no_grad():
             copied = number_of((gate > 0) & batch.candidates)
         return noised.terms | {
-            "mlm": Term(-(log_p * batch.candidates).sum(), "candidates"),
+            "mlm": Term(-(log_p * batch.candidates).sum(), "candidates", kind=NLL),
             "copied": Term(copied, "candidates", 0.0),
         }
 
@@ -350,14 +312,6 @@ def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor
     return torch.where(same, torch.logaddexp(F.logsigmoid(gate), predicted), predicted)
 
 
-@dataclass
-class AdversarialConfig(NoiseConfig):
-    """Weights; `generator_weight` is that of the policy gradient."""
-
-    discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
-
-
-@register_criterion("electra_adversarial", dataclass=AdversarialConfig)
 class AdversarialElectra(Corrupting):
     """The generator is rewarded for fooling the discriminator (Clark 2021, section 5.3.4).
 
@@ -386,9 +340,9 @@ class AdversarialElectra(Corrupting):
         logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
         fake, real = noised.fake(batch), real_tokens(batch)
         losses = binary_losses(logits, fake)
-        terms = noised.terms | {
-            "discriminator": Term((losses * real).sum(), "tokens", self.config.discriminator_weight)
-        }
+        weight = self.config.discriminator_weight
+        detection = Term((losses * real).sum(), "tokens", weight, kind=DETECTION)
+        terms = noised.terms | {"discriminator": detection}
         rewards = losses.detach().gather(1, batch.positions)  # (B, M)
         terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
         return terms | detection_terms(logits, fake, batch)
@@ -419,20 +373,6 @@ class AdversarialElectra(Corrupting):
         }
 
 
-@dataclass
-class ElectricConfig(NoiseConfig):
-    """Noise-contrastive estimation of token energies."""
-
-    discriminator_weight: float = option(50.0, "weight of the contrastive loss", at_least=0)
-    exact_counts: bool = option(
-        False, "log(k / (n - k)) from each row's counts; false: from noise_rate"
-    )
-    legacy_specials: bool = option(
-        False, "the loss includes [CLS] and [SEP], as in the authors' code"
-    )
-
-
-@register_criterion("electric_nce", dataclass=ElectricConfig)
 class Electric(Corrupting):
     """Electric (Clark 2021, section 5.1.5): token energies E by noise-contrastive estimation.
 
@@ -467,9 +407,9 @@ class Electric(Corrupting):
         energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
         logits = energy + noised.log_q + self.log_odds(included, noised)
         losses = binary_losses(logits, noised.chosen) * included
-        terms = noised.terms | {
-            "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
-        }
+        weight = self.config.discriminator_weight
+        detection = Term(losses.sum(), size, weight, kind=DETECTION)
+        terms = noised.terms | {"discriminator": detection}
         return terms | detection_terms(logits, noised.chosen, batch)
 
     def log_odds(self, included: Tensor, noised: Noised) -> float | Tensor:
@@ -494,7 +434,6 @@ class Electric(Corrupting):
         return log_probs
 
 
-@register_criterion("two_tower_cloze")
 class TwoTowerCloze(Criterion):
     """The two towers alone, trained on every token given all others (Clark 2021, section 5.4.5)."""
 

@@ -8,20 +8,22 @@ vocabulary, D hidden width, E embedding width, G width of the noise model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
+from metaseq_lm.methods.electra.options import (
+    DIFFICULTY,
+    NoiseModelConfig,
+)
 from metaseq_lm.models.layers import Linear, select
-from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
@@ -30,78 +32,6 @@ from metaseq_lm.models.transformer.encoder import (
     Stack,
     initialise,
 )
-
-NOISES = ("mlm", "two_tower", "unigram", "uniform")
-DIFFICULTY = "difficulty"  # no noise: guesses which tokens are hard, for strategic masking
-
-
-@dataclass
-class NoiseModelConfig(EncoderConfig):
-    """An encoder and its noise model (Clark 2021, sections 5.1.5, 5.3.1 and 5.3.2)."""
-
-    noise: str = option(
-        "mlm",
-        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: "
-        "strategic masking",
-        choices=(*NOISES, DIFFICULTY),
-    )
-    generator_size: float = option(
-        0.25, "width of the noise model divided by the encoder's", above=0
-    )
-    generator_layers: float = option(
-        1.0, "depth of the noise model divided by the encoder's", above=0
-    )
-    generator_embed_dim: int = option(
-        0, "width of the noise model's embeddings with sharing=none (0 = its width)", at_least=0
-    )
-    sharing: str = option(
-        "embeddings",
-        "parameters shared with the noise model: embeddings, none or all",
-        choices=("embeddings", "none", "all"),
-    )
-    freeze_generator: bool = option(
-        False, "do not train the noise model (second stage of two-stage training)"
-    )
-
-    def check(self) -> None:
-        """Raise UsageError for sizes that are too small or cannot be shared."""
-        same = self.generator_size == 1 and self.generator_layers == 1 and self.noise == "mlm"
-        if self.sharing == "all" and not same:
-            raise UsageError(
-                "model.sharing=all makes generator and discriminator one encoder; it needs "
-                "model.noise=mlm, model.generator_size=1 and model.generator_layers=1"
-            )
-        for name, size in (
-            ("generator_size", round(self.encoder_embed_dim * self.generator_size)),
-            ("generator_layers", round(self.encoder_layers * self.generator_layers)),
-        ):
-            if size < 1:
-                raise UsageError(
-                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of "
-                    f"{size}; make it larger"
-                )
-        if self.freeze_generator and self.sharing != "none":
-            raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
-
-    def generator(self) -> EncoderConfig:
-        """Return the noise model's sizes: width, heads and feed-forward width scale together."""
-        width = round(self.encoder_embed_dim * self.generator_size)
-        layers = round(self.encoder_layers * self.generator_layers)
-        # A frozen noise model is a copy of the first stage's, including embeddings.
-        separate = self.sharing == "none" and not self.freeze_generator
-        embed_dim = self.generator_embed_dim if separate else self.embed_dim
-        return self.resized(width, layers, embed_dim)
-
-
-# The encoder comes first, so that its defaults are those of the options that it has again.
-@dataclass
-class ElectraConfig(TransformerConfig, NoiseModelConfig):
-    """An encoder with learned positions and its noise model."""
-
-
-@dataclass
-class ModernElectraConfig(ModernConfig, NoiseModelConfig):
-    """A modern encoder and its noise model."""
 
 
 def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
@@ -268,7 +198,6 @@ def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(chosen, sums // counts.clamp(min=1), tokens), chosen
 
 
-@register_model("electra", dataclass=ElectraConfig)
 class Electra(nn.Module):
     """The main `encoder`, its `heads`, and the noise model, `generator`.
 
@@ -356,7 +285,6 @@ class Electra(nn.Module):
         return logits
 
 
-@register_model("modern_electra", dataclass=ModernElectraConfig)
 class ModernElectra(Electra):
     """A main encoder and a noise model with the layers of ModernBERT (Warner et al. 2025)."""
 

@@ -5,34 +5,21 @@ Shapes: B batch, S length, M chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms, number_of
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.electra.criterion import binary_losses
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.methods.electra.model import DIFFICULTY, Electra
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.options import DIFFICULTY, StrategicConfig
 from metaseq_lm.models.layers import select
 
 
-@dataclass
-class StrategicConfig:
-    """The net that predicts difficulty, and its influence on the choice of tokens."""
-
-    difficulty_weight: float = option(1.0, "weight of that net's own loss", at_least=0)
-    sharpness: float = option(
-        1.0, "tokens are drawn in proportion to the guess to this power (0: all alike)", at_least=0
-    )
-
-
-@register_criterion("strategic_mlm", dataclass=StrategicConfig)
 class StrategicMLM(Criterion):
     """A masked LM on tokens that are predicted to be difficult (Clark 2021, section 5.5).
 
@@ -69,7 +56,7 @@ class StrategicMLM(Criterion):
         with torch.no_grad():
             correct = number_of(logits.argmax(-1) == targets)
         return {
-            "mlm": Term(losses.sum(), "targets"),
+            "mlm": Term(losses.sum(), "targets", kind=NLL),
             "accuracy": Term(correct, "targets", 0.0),
             "difficulty": Term((guessed * counted).sum(), "targets", self.config.difficulty_weight),
             "missed": Term((missed * counted).sum(), "targets", 0.0),

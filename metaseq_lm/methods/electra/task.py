@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import nn
 
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import with_default
 from metaseq_lm.core.output import show
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -20,12 +17,12 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting, TwoTowerCloze
 from metaseq_lm.methods.electra.data import ElectraRows
-from metaseq_lm.methods.electra.model import DIFFICULTY, NoiseModelConfig, check_noise
+from metaseq_lm.methods.electra.model import check_noise
+from metaseq_lm.methods.electra.options import DIFFICULTY, ElectraTaskConfig, NoiseModelConfig
 from metaseq_lm.methods.electra.strategic import StrategicMLM
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import (
-    MaskedCorpusConfig,
     build_transformer,
     mask_rates,
     masked_stream,
@@ -33,19 +30,8 @@ from metaseq_lm.tasks.masked_lm import (
     ramps,
     units_of,
 )
-from metaseq_lm.tasks.options import BatchConfig, MaskingConfig
 
 
-@dataclass
-class ElectraTaskConfig(MaskedCorpusConfig):
-    """Corpus and masks: of 15 % of the tokens 85 % become [MASK], 15 % stay (the authors' code)."""
-
-    batch_size: int = with_default(BatchConfig, "batch_size", 128)
-    random_token_prob: float = with_default(MaskingConfig, "random_token_prob", 0.0)
-    leave_unmasked_prob: float = with_default(MaskingConfig, "leave_unmasked_prob", 0.15)
-
-
-@register_task("electra", dataclass=ElectraTaskConfig)
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion decides the heads of the model."""
 

@@ -11,7 +11,6 @@ Shapes: B samples, K candidates (the query first), R rows of the model, S length
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,25 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.criterions import BatchSumConfig
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout, Term, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.labelled import BatchSumConfig
+from metaseq_lm.criterions.labelled import is_batch_sum
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import full_precision
+from metaseq_lm.methods.electra.options import WnliTaskConfig
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, initialise
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
-    OneSetConfig,
     Outputs,
     encoder_sizes,
     encoder_weights,
@@ -46,7 +45,6 @@ from metaseq_lm.tasks.finetuning import (
     labelled_split,
     listed,
 )
-from metaseq_lm.tasks.options import CutRowsConfig
 
 HEAD = "heads.rtd."
 
@@ -78,7 +76,6 @@ class Discriminator(nn.Module):
 # ------------------------------------------------------------------------ criterion
 
 
-@register_criterion("wnli", dataclass=BatchSumConfig)
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
@@ -103,7 +100,7 @@ class Wnli(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, batch: CandidateBatch) -> Terms:
         """Return the terms of scores (B, K)."""
-        is_summed = self.config.is_summed(model)
+        is_summed = is_batch_sum(self.config, model)
         assert batch.positive is not None and batch.targets is not None
         positive = scores.masked_fill(~batch.positive, -torch.inf)
         losses = scores.logsumexp(-1) - positive.logsumexp(-1)
@@ -133,12 +130,6 @@ def label_probabilities(scores: Tensor) -> Tensor:
 # ------------------------------------------------------------------------ task
 
 
-@dataclass
-class WnliTaskConfig(CutRowsConfig, OneSetConfig):
-    """Data of the set glue/WNLI; a sample has about ten rows (defaults: Clark et al. 2020)."""
-
-
-@register_task("wnli", dataclass=WnliTaskConfig)
 class WnliTask(LabelledSetTask):
     """A pre-trained discriminator on WNLI; samples without candidates get the majority label."""
 

@@ -6,4 +6,4 @@ Start with update.py (one meta update); task.py has the tasks, criterion.py and 
 labelled sets.
 """
 
-from metaseq_lm.methods.meta_pretrain import criterion, task
+from metaseq_lm.methods.meta_pretrain import options

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.forward.context import full_precision
@@ -16,7 +15,6 @@ from metaseq_lm.forward.context import full_precision
 PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 
 
-@register_criterion("meta_pretrain_pairs")
 class LabelledSets(Criterion):
     """The mean cross-entropy over the rows of each set in the batch, summed over the sets.
 

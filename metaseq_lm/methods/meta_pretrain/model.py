@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.classifiers import LabelledSetsModel, SetHeads
-from metaseq_lm.models.transformer.configs import EncoderConfig
 
 
 def labelled_sets_model(

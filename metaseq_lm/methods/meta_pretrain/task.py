@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from metaseq_lm.config.tasks import (
+    WarmupConfig,
+)
 from metaseq_lm.core.batch import Logs, TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
@@ -26,7 +26,11 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pretrain.criterion import PAIRS, LabelledSets
 from metaseq_lm.methods.meta_pretrain.model import labelled_sets_model
-from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
+from metaseq_lm.methods.meta_pretrain.options import (
+    MetaOptions,
+    MetaPretrainPairsConfig,
+)
+from metaseq_lm.methods.meta_pretrain.update import meta_update
 from metaseq_lm.tasks import Batches, Task
 from metaseq_lm.tasks.finetuning import (
     different_sets,
@@ -34,15 +38,8 @@ from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     sentence_rows,
 )
-from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, limited_count
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    CutRowsConfig,
-    EvaluationConfig,
-    LabelledSetsConfig,
-    WarmupConfig,
-)
+from metaseq_lm.tasks.language_modeling import LanguageModelingTask
+from metaseq_lm.tasks.masked_lm import SentencePairsTask, limited_count
 
 
 class MetaLearned(Task):
@@ -89,40 +86,16 @@ class MetaLearned(Task):
         return exact if self.takes_second_derivatives else ""
 
 
-@dataclass
-class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
-    """The options of sentence_pairs, and those of the inner steps."""
-
-
-@register_task("meta_pretrain", dataclass=MetaPretrainConfig)
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
     """Meta-learned BERT on pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
     exported = True
 
 
-@dataclass
-class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
-    """The options of language_modeling, and those of the inner steps."""
-
-
-@register_task("meta_pretrain_lstm", dataclass=MetaPretrainLSTMConfig)
 class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
     """Meta-learned ELMo: criterion language_modeling, model bilstm_lm."""
 
 
-@dataclass
-class MetaPretrainPairsConfig(
-    EvaluationConfig, CutRowsConfig, BatchConfig, LabelledSetsConfig, MetaOptions
-):
-    """Options of the labelled sets, their batches, and the inner steps."""
-
-    batch_size: int = with_default(
-        BatchConfig, "batch_size", 32, "rows of a batch, equally many from each set"
-    )
-
-
-@register_task("meta_pretrain_pairs", dataclass=MetaPretrainPairsConfig)
 class MetaPretrainPairsTask(MetaLearned):
     """Several labelled sets of sentences or pairs, with one stream and one head for each.
 

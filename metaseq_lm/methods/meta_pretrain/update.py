@@ -10,46 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from metaseq_lm.core.batch import Batch, Logs
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
 from metaseq_lm.distributed import vectors
 from metaseq_lm.engine.engine import Engine, InnerGradient
 from metaseq_lm.engine.forward_pass import LossFn
+from metaseq_lm.methods.meta_pretrain.options import MetaOptions
 
 MAIN = "main"  # the optimizer
-
-
-@dataclass
-class MetaOptions:
-    """Options of the inner steps."""
-
-    inner_steps: int = option(1, "inner steps k; an update uses k + 1 batches", at_least=0)
-    inner_optim: str = option(
-        "adam",
-        "adam: steps of the run's optimizer (its moments, rate and clip_norm), undone after the "
-        "update; sgd: plain steps of inner_lr, not clipped",
-        choices=("adam", "sgd"),
-    )
-    inner_lr: float | None = option(None, "learning rate of inner_optim=sgd", at_least=0)
-    second_order: str = option(
-        "none",
-        "none: use the gradient at theta_k; exact: differentiate through the "
-        "inner steps (sgd only)",
-        choices=("none", "exact"),
-    )
-
-    def check(self) -> None:
-        """Raise UsageError for options that contradict each other."""
-        if (self.inner_lr is None) != (self.inner_optim == "adam"):
-            raise UsageError(
-                "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps "
-                "of adam have the rate of the optimizer"
-            )
-        if self.inner_optim == "adam" and self.second_order == "exact":
-            raise UsageError("task.second_order=exact needs task.inner_optim=sgd")
 
 
 def meta_update(

@@ -10,4 +10,4 @@ differentiated through.
 Read model.py, criterion.py, episodes.py (data), task.py (the order of the updates).
 """
 
-from metaseq_lm.methods.meta_pseudo_label import finetune, task
+from metaseq_lm.methods.meta_pseudo_label import options

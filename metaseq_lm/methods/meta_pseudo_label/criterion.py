@@ -9,7 +9,7 @@ Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student par
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import CopiesBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import (
     blocks,
@@ -33,77 +31,9 @@ from metaseq_lm.distributed import vectors
 from metaseq_lm.forward.context import current_context, full_precision
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
+from metaseq_lm.methods.meta_pseudo_label.options import HardConfig, SoftConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
-
-
-@dataclass
-class HardConfig:
-    """Sampled pairs; the teacher is trained by REINFORCE."""
-
-    reward: str = option(
-        "cosine",
-        "cosine or dot product of the step and the query gradient, or neg_loss: "
-        "minus the query loss",
-        choices=("cosine", "dot", "neg_loss"),
-    )
-    inner_steps: int = option(
-        1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
-    )
-    inner_lr: float = option(0.1, "learning rate of the virtual SGD step", at_least=0)
-    inner_clip_norm: float = option(
-        5.0, "norm to which support and query gradients are clipped", at_least=0
-    )
-    meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
-    fidelity: str = option(
-        "authors",
-        "authors: the student takes a step after each micro-step, and the reward is that of the "
-        "whole step; paper: it takes one step per update, on the mean gradient, and the reward of "
-        "a micro-step is that of the step that would follow from its "
-        "gradient alone, without weight decay",
-        choices=("authors", "paper"),
-    )
-
-
-@dataclass
-class SoftConfig:
-    """Pairs as probabilities; the teacher is trained by the derivative of the query loss."""
-
-    fixed_y: bool = option(False, "use the unlabelled text itself as target (denoising)")
-    targets: str = option(
-        "learned",
-        "what the student is taught: learned, the teacher's probabilities; or a control with less "
-        "in them: flat, its likeliest tokens that hold criterion.support of the probability, each "
-        "as likely as another; shifted, its probabilities half a row further on; unigram, "
-        "the frequencies of the corpus; uniform",
-        choices=("learned", "flat", "shifted", "unigram", "uniform"),
-    )
-    support: float = option(
-        0.9, "probability that the tokens of flat targets hold", above=0, at_most=1
-    )
-    inner_steps: int = option(
-        1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
-    )
-    inner_lr: float = option(0.1, "learning rate of virtual SGD steps", at_least=0)
-    pretrain_step: str = option(
-        "adamw", "virtual pre-training step: adamw (the student's) or sgd", choices=("adamw", "sgd")
-    )
-    finetune_step: str = option(
-        "sgd",
-        "virtual fine-tuning step: sgd, or adamw with the moments after the pre-training step",
-        choices=("sgd", "adamw"),
-    )
-    meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
-    hypergradient: str = option(
-        "exact", "exact or finite_difference", choices=("exact", "finite_difference")
-    )
-    difference_step: float = option(1e-5, "relative displacement of finite differences", above=0)
-    fidelity: str = option(
-        "authors",
-        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the "
-        "number of micro-steps; paper: not divided (equation 1)",
-        choices=("authors", "paper"),
-    )
 
 
 def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
@@ -166,7 +96,6 @@ class PairCriterion(Criterion):
         return labelled_terms(model(batch.tokens, batch.layout, batch.positions), batch)
 
 
-@register_criterion("meta_pseudo_label_hard", dataclass=HardConfig)
 class HardLabels(PairCriterion):
     """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
 
@@ -217,7 +146,6 @@ def draw(logits: Tensor) -> Tensor:
     )
 
 
-@register_criterion("meta_pseudo_label_soft", dataclass=SoftConfig)
 class SoftLabels(PairCriterion):
     """Probabilities as pairs (section 3.3)."""
 

@@ -21,78 +21,16 @@ from torch import Tensor
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import CopiesBatch, Layout, TokenBatch, as_tensor, count_targets
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.rows import Corpus, layout_of
-from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
+from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.streams import Shard, Words, draw_below, noise_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    BreakModeConfig,
-    EvaluationConfig,
-    LabelledSetsConfig,
-    MaskingConfig,
-    RowsConfig,
-)
+from metaseq_lm.methods.meta_pseudo_label.options import MetaPseudoLabelConfig
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
-
-
-@dataclass
-class MetaPseudoLabelConfig(
-    EvaluationConfig, MaskingConfig, BreakModeConfig, RowsConfig, BatchConfig, LabelledSetsConfig
-):
-    """Data of the meta-learned objectives; defaults of Two Moons (paper, tables 4 and 5)."""
-
-    labelled: list[str] = with_default(
-        LabelledSetsConfig,
-        "labelled",
-        [],
-        "labelled sets in DATA; set i has task token [CLS2+i], see task_tokens",
-    )
-    task_tokens: list[int] = option(
-        [],
-        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers "
-        "of sets where one is left out",
-    )
-    include_mlm_task: bool | None = option(
-        None,
-        "use masked text as one more labelled task (null = with soft labels only, as in the paper)",
-    )
-    batch_size: int = with_default(BatchConfig, "batch_size", 4, "samples of a micro-step")
-    batches_per_update: int = option(4, "micro-steps of an update", at_least=1)
-    copies_at_once: int = option(
-        0,
-        "soft labels: micro-steps that are computed at once (0 = all; 1 needs least memory)",
-        at_least=0,
-    )
-    samples_per_task: int = option(
-        4, "number of samples in a row that come from one labelled task", at_least=1
-    )
-    tokens_per_sample: int = with_default(RowsConfig, "tokens_per_sample", 34)
-    stride: int = option(STRIDE, "overlap of the windows of a long labelled row, in tokens")
-    sample_break_mode: str = with_default(
-        BreakModeConfig,
-        "sample_break_mode",
-        "eos",
-        "eos: a line is a row; none: windows of the stream, across documents",
-        choices=("eos", "none"),
-    )
-    mlm_label_mask: str = option(
-        "y",
-        "positions of masked text with a loss, y: the masked ones; x: all (authors' code)",
-        choices=("y", "x"),
-    )
-    valid_size: int = with_default(EvaluationConfig, "valid_size", 128)
-    pairs: int = option(
-        3, "texts whose pairs are logged after each validation (0 = none)", at_least=0
-    )
-    reward_interval: int = option(
-        1000, "samples between logged rewards of masked_lm (0 = never)", at_least=0
-    )
 
 
 @dataclass(kw_only=True)

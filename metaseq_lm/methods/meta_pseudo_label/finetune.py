@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,36 +17,32 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.benchmarks import leaderboard_file
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabelBatch, TokenLabels
+from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.methods.meta_pseudo_label.options import TokenLabelsConfig
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
-    OneSetConfig,
     chosen_rows,
     judged,
     labelled_folder,
     labelled_split,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer
-from metaseq_lm.tasks.options import BatchConfig, EvaluationConfig, RowsConfig
 
 MINI = "mini"
 LARGEST_BATCH = 256  # rows of an evaluation batch
 LARGEST_LOGITS = 1 << 26  # numbers
 
 
-@register_criterion("token_labels")
 class TokenLabelCriterion(Criterion):
     """Cross-entropy of the label token at every position, and the accuracy of the class it implies.
 
@@ -74,32 +69,6 @@ class TokenLabelCriterion(Criterion):
         return {"labels": loss, "accuracy": Term(correct, "rows", 0.0)}
 
 
-@dataclass
-class TokenLabelsConfig(EvaluationConfig, RowsConfig, OneSetConfig):
-    """The labelled set and its batches (paper table 6)."""
-
-    task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
-    batch_size: int = with_default(BatchConfig, "batch_size", 4)
-    tokens_per_sample: int = with_default(
-        RowsConfig,
-        "tokens_per_sample",
-        34,
-        "longest row, with its special tokens; longer rows are cut into windows",
-    )
-    stride: int = option(STRIDE, "overlap of the windows of a long row, in tokens")
-    valid_size: int = with_default(
-        EvaluationConfig,
-        "valid_size",
-        128,
-        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they "
-        "are the split 'mini', and all rows of 'valid' are used",
-    )
-    shuffle: bool = option(
-        True, "shuffle the training rows in every epoch; the authors' code does not"
-    )
-
-
-@register_task("token_labels", dataclass=TokenLabelsConfig)
 class TokenLabelsTask(LabelledSetTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 

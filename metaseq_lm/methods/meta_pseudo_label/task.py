@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Layout, Logs, ScoredBatch, Terms, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
@@ -37,17 +36,11 @@ from metaseq_lm.distributed.graph_sharded import GraphSharded
 from metaseq_lm.distributed.vectors import Vector, local
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.criterion import (
-    HardConfig,
-    HardLabels,
-    SoftLabels,
-    teacher_logits,
-)
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels, teacher_logits
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     UNLABELLED,
     Labelled,
-    MetaPseudoLabelConfig,
     Unlabelled,
     UnlabelledBatch,
     copies_of,
@@ -67,6 +60,7 @@ from metaseq_lm.methods.meta_pseudo_label.model import (
     student_of,
     teacher_of,
 )
+from metaseq_lm.methods.meta_pseudo_label.options import HardConfig, MetaPseudoLabelConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, TextTask
@@ -75,7 +69,6 @@ from metaseq_lm.tasks.masked_lm import limited_count, units_of
 from metaseq_lm.tasks.protocols import Kinds, ScoresTokens
 
 
-@register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)
 class MetaPseudoLabelTask(TextTask):
     """Student and teacher on unlabelled text and labelled sets."""
 

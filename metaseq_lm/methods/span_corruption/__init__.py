@@ -6,4 +6,4 @@ Start with corruption.py (texts to inputs and targets); task.py makes rows of th
 the loss, model.py the encoder-decoder.
 """
 
-from metaseq_lm.methods.span_corruption import criterion, model, task
+from metaseq_lm.methods.span_corruption import options

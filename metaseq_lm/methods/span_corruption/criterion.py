@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import LM, Rows, cross_entropy, single_mask_log_probs
 from metaseq_lm.data.corpus.predictions import source_of
@@ -39,7 +38,6 @@ class CorruptedBatch(SequenceBatch):
     targets: Tensor
 
 
-@register_criterion("span_corruption")
 class SpanCorruption(Criterion):
     """The mean loss of the tokens of the targets, with sentinels and [SEP] (Raffel et al. 2020)."""
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Layout, ScoredBatch, as_tensor
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import LM
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.rows import Samples, layout_of
@@ -27,47 +25,17 @@ from metaseq_lm.methods.span_corruption.corruption import (
     text_length,
 )
 from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch, SpanCorruption
-from metaseq_lm.methods.span_corruption.model import DecoderConfig, EncoderDecoder
+from metaseq_lm.methods.span_corruption.model import EncoderDecoder
+from metaseq_lm.methods.span_corruption.options import DecoderConfig, SpanCorruptionConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, encoder_decoder, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, text_stream
-from metaseq_lm.tasks.options import RowsConfig, UnpackedConfig
 
 NONE = -1  # no target
 # The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
 # of each shape are counted once.
 MULTIPLE = 16
-
-
-@dataclass
-class SpanCorruptionConfig(UnpackedConfig):
-    """Rows of the corpus, and how they are corrupted; the defaults are those of T5."""
-
-    tokens_per_sample: int = with_default(
-        RowsConfig,
-        "tokens_per_sample",
-        112,
-        "tokens of a text and two; rows of inputs and targets are longer, see model.max_positions",
-    )
-    noise_density: float = option(0.15, "share of the tokens that are noise", above=0, below=1)
-    mean_span: float = option(3.0, "mean tokens of a span of noise", at_least=1)
-    denoisers: list[str] = option(
-        [],
-        "a mixture in place of these, MODE:DENSITY:MEAN_SPAN or S:DENSITY each, such as "
-        "[R:0.15:3,S:0.25,X:0.5:8]; rows begin with a token of the mode (UL2 has task=ul2)",
-    )
-    inputs_length: int = option(
-        0,
-        "longest inputs with [SEP], from which tokens_per_sample follows by T5's rule (0 = give "
-        "tokens_per_sample)",
-        at_least=0,
-    )
-    random_roll: bool = option(
-        False,
-        "turn the spans of a text by a random offset, so that it need not end with noise; without "
-        "it a single span is the end of the text",
-    )
 
 
 def denoisers_of(config: SpanCorruptionConfig) -> tuple[Denoiser, ...]:
@@ -132,7 +100,6 @@ class CorruptedRows:
         )
 
 
-@register_task("span_corruption", dataclass=SpanCorruptionConfig)
 class SpanCorruptionTask(TextTask):
     """One stream of corrupted texts, one model, the default update.
 

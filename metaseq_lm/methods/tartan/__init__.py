@@ -9,4 +9,4 @@ Read criterion.py (options, losses, similarity), data.py, update.py (the order o
 task.py (text) and vision.py (images).
 """
 
-from metaseq_lm.methods.tartan import task, vision
+from metaseq_lm.methods.tartan import options

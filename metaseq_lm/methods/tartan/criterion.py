@@ -5,65 +5,23 @@ Shapes: B rows, K classes, T tasks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.criterions import BatchSumConfig
 from metaseq_lm.core.batch import Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
+from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.methods.tartan.data import TaskBatch
 from metaseq_lm.methods.tartan.model import scores_of
+from metaseq_lm.methods.tartan.options import MetaConfig, MultiTaskConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
-
-
-@dataclass
-class MultiTaskConfig:
-    """MT-TARTAN: fixed task weights."""
-
-    weights: list[float] | None = option(None, "task weights, the end task's last (null = equal)")
-    algorithm_1: bool = option(
-        False,
-        "follow algorithm 1 of the paper where its text and the authors' code differ: weights "
-        "change before the step, heads get unweighted gradients, the meta head "
-        "is kept between updates",
-    )
-
-
-@dataclass
-class MetaConfig(MultiTaskConfig):
-    """META-TARTAN: learns the task weights, a softmax, from the end task's development loss."""
-
-    weight_lr: float = option(1e-2, "rate of the weights' logits (0 = MT-TARTAN)", at_least=0)
-    similarity: str = option(
-        "cosine",
-        "similarity of two gradients: cosine (algorithm 1) or dot product (equation 7)",
-        choices=("cosine", "dot"),
-    )
-    similarity_over: str = option(
-        "encoder",
-        "parameters it compares: encoder, or body, which adds the LM heads (the authors' code)",
-        choices=("encoder", "body"),
-    )
-    same_head: bool = option(False, "use the end task's head as the meta head (section 5.4)")
-    meta_head_split: str = option(
-        "train",
-        "rows that the meta head is trained on: train (paper) or dev (the authors' code)",
-        choices=("train", "dev"),
-    )
-    meta_head_steps: int = option(10, "maximum training steps of the meta head", at_least=0)
-    meta_head_tolerance: float = option(0.0, "stop when its loss changes by less (authors: 1e-3)")
-    meta_head_lr: float = option(1e-3, "learning rate of the meta head", at_least=0)
-    meta_head_weight_decay: float = option(0.1, "weight decay of the meta head", at_least=0)
 
 
 def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
@@ -88,7 +46,6 @@ def endtask_scored(model: nn.Module, batch: TaskBatch) -> tuple[Tensor, Terms]:
     return scores.double().softmax(-1), terms
 
 
-@register_criterion("tartan_mt", dataclass=MultiTaskConfig)
 class MultiTask(Criterion):
     """Auxiliary tasks and the end task together with fixed weights (MT-TARTAN, section 3.1)."""
 
@@ -111,7 +68,6 @@ class MultiTask(Criterion):
         return torch.tensor(list(weights), dtype=torch.float64).log()
 
 
-@register_criterion("tartan_meta", dataclass=MetaConfig)
 class Meta(MultiTask):
     """Weights learnt through a separate head (META-TARTAN, sections 3.2, 3.3, algorithm 1)."""
 

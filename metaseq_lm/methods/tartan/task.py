@@ -6,7 +6,6 @@ tartan_mt and tartan_meta the end task together with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch import nn
 from metaseq_lm.core.batch import ALL_VISIBLE, Batch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus
@@ -29,6 +26,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.data import Rows, masked_lines, masked_texts
 from metaseq_lm.methods.tartan.model import META
+from metaseq_lm.methods.tartan.options import TAPT, TartanConfig
 from metaseq_lm.methods.tartan.update import AUXILIARY, DEV, ENDTASK, EndTaskAware
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
 from metaseq_lm.tasks import Passes, Scored, with_epochs
@@ -40,58 +38,11 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import masking_of, scored_rows, units_of
-from metaseq_lm.tasks.options import (
-    BatchConfig,
-    CutRowsConfig,
-    EpochsConfig,
-    EvaluationConfig,
-    HeadConfig,
-    LabelledSetConfig,
-    MaskingConfig,
-)
 
-TAPT = "tapt"  # the auxiliary task on the end task's own texts
 FORMS = ("single", "pair")
 LM = "lm"  # the first LM head
 
 
-@dataclass
-class TartanConfig(
-    EvaluationConfig,
-    HeadConfig,
-    MaskingConfig,
-    CutRowsConfig,
-    EpochsConfig,
-    BatchConfig,
-    LabelledSetConfig,
-):
-    """Tasks and batches; the defaults are the authors' (batches of 2 x 64 accumulated)."""
-
-    labelled: str = with_default(
-        LabelledSetConfig, "labelled", "", "labelled set in DATA, the end task"
-    )
-    auxiliary: list[str] = option(
-        [TAPT], "masked-LM tasks: tapt (the labelled texts) or splits of DATA"
-    )
-    lines_per_example: int = option(0, "lines of each split per labelled row (0 = all)", at_least=0)
-    lines_seed: int | None = option(None, "seed for drawing the lines (null = the run's seed)")
-    fidelity: str = option(
-        "paper",
-        "paper: an LM head for each auxiliary task, padding hidden from attention; authors: as in "
-        "their code, one LM head for all, padding visible",
-        choices=("paper", "authors"),
-    )
-    batch_size: int = with_default(BatchConfig, "batch_size", 128, "rows of a batch of each task")
-    dev_batch_size: int = option(0, "rows for the meta-objective (0 = batch_size)", at_least=0)
-    meta_head_batch_size: int = option(32, "rows that the meta head is trained on", at_least=1)
-    epochs: float = with_default(
-        EpochsConfig, "epochs", 0.0, "epochs of the largest auxiliary task (0 = unused)"
-    )
-    head_lr: float = option(1e-3, "learning rate of the end task's head", at_least=0)
-    head_weight_decay: float = option(0.1, "weight decay of the end task's head", at_least=0)
-
-
-@register_task("tartan", dataclass=TartanConfig)
 class TartanTask(EndTaskAware):
     """One encoder with an LM head per auxiliary task, a head for the end task and a meta head."""
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.optimizers import OptimizerConfig
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import section
@@ -22,12 +23,12 @@ from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
+from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
 from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
+from metaseq_lm.methods.tartan.options import MetaConfig
 from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.tasks import Batches, Task
 
 BODY, HEAD = "body", "head"  # optimizers: encoder with the auxiliary heads; the end task's head

@@ -8,7 +8,6 @@ classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,8 +17,7 @@ from torch import nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.core.registry import nearest, register_task
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.images import (
     Images,
     load_images,
@@ -31,37 +29,13 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.data import Rows
 from metaseq_lm.methods.tartan.model import META
+from metaseq_lm.methods.tartan.options import TartanVisionConfig
 from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
 from metaseq_lm.models.vision import WideResNet, check_whole_batches
 from metaseq_lm.tasks import Passes, Scored, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
-from metaseq_lm.tasks.options import BatchConfig, ChannelsConfig
 
 OTHER, TARGET = "other", "target"  # heads
-
-
-@dataclass
-class TartanVisionConfig(ChannelsConfig, BatchConfig):
-    """Classes, the split of the target images, and batches (the authors' values)."""
-
-    target: list[str] = option([], "names of the classes of the end task")
-    train_on: str = option(
-        "both",
-        "tasks to train: both, auxiliary (pre-training) or target (fine-tuning)",
-        choices=("both", "auxiliary", "target"),
-    )
-    dev_share: float = option(0.2, "share of target images for development", at_least=0, at_most=1)
-    dev_limit: int = option(65, "maximum development images (0 = all)", at_least=0)
-    train_limit: int = option(200, "maximum training images of the target (0 = all)", at_least=0)
-    test_limit: int = option(0, "first target images of a test split to use (0 = all)", at_least=0)
-    split_seed: int = option(1, "seed of the split, the same for all runs")
-    batch_size: int = with_default(BatchConfig, "batch_size", 64, "images of a batch of each task")
-    dev_batch_size: int = option(16, "images of a batch of the meta-objective", at_least=1)
-    meta_head_batch_size: int = option(16, "images that the meta head is trained on", at_least=1)
-    head_lr: float | None = option(
-        None, "rate of the end task's head (null = the run's)", at_least=0
-    )
-    head_weight_decay: float = option(0.0, "weight decay of the end task's head", at_least=0)
 
 
 def select_classes(images: Images, classes: Sequence[int]) -> Images:
@@ -91,7 +65,6 @@ def split_target(images: Images, options: TartanVisionConfig) -> tuple[Images, I
     return parts
 
 
-@register_task("tartan_vision", dataclass=TartanVisionConfig)
 class TartanVisionTask(EndTaskAware):
     """A wide residual network with a linear head for each task, and the meta head."""
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,26 +34,6 @@ from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 from metaseq_lm.runs.flops import attention_flops, count_more
 
 BOTH, CAUSAL, ANTICAUSAL, PREFIX, RANKED = range(len(REACHES))
-
-
-class Scope(NamedTuple):
-    """How far a layer of attention sees, and how it tells positions apart.
-
-    Attributes:
-        window: Number of keys on both sides together that a query sees at most, besides itself; 0
-            for all.
-        theta: Base of the wavelengths of rotary positions; 0 for none.
-    """
-
-    window: int = 0
-    theta: float = 0.0
-
-    def distance(self, length: int) -> int:
-        """Return the largest distance between tokens that see each other, 0 for any.
-
-        `length` is that of the rows.
-        """
-        return self.window // 2 if 0 < self.window // 2 < length else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.models import BiLSTMConfig
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
+from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.layers import Dropout, Linear, select
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, initialise
 
 

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import (
+    DEPTH_SCALED,
+    RMS,
+    TRUNCATED_NORMAL,
+    XAVIER_ATTENTION,
+    EncoderConfig,
+)
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (
     Dropout,
@@ -32,15 +38,6 @@ from metaseq_lm.models.transformer.attention import (
     SelfAttention,
     Visibility,
     document_positions,
-)
-from metaseq_lm.models.transformer.configs import (
-    DEPTH_SCALED,
-    RMS,
-    TRUNCATED_NORMAL,
-    XAVIER_ATTENTION,
-    EncoderConfig,
-    ModernConfig,
-    TransformerConfig,
 )
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -289,7 +286,6 @@ def truncated_normal(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-@register_model("transformer", dataclass=TransformerConfig)
 class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
 
@@ -346,7 +342,6 @@ class TransformerLM(nn.Module):
         return logits
 
 
-@register_model("modern", dataclass=ModernConfig)
 class ModernLM(TransformerLM):
     """An encoder with the layers of ModernBERT (Warner et al. 2025) and language-model heads."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from metaseq_lm.models.transformer.configs import EncoderConfig, ModernConfig
+from metaseq_lm.config.transformer import EncoderConfig, ModernConfig
 
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax that the authors' script takes.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.layers import Linear, select
-from metaseq_lm.models.transformer.configs import EncoderConfig
 from metaseq_lm.models.transformer.encoder import Encoder, initialise
 
 HIDDEN = 512

@@ -4,41 +4,26 @@ Shapes: B rows, S positions, E width of embedded words.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.config.models import (
+    CNNBiLSTMConfig,
+    NoEncoderConfig,
+    TransformerViewsConfig,
+)
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import Stack, initialise
 from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
-from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingConfig
+from metaseq_lm.models.words.word_embedding import WordEmbedding
 
 
-@dataclass
-class CNNBiLSTMConfig(WordEmbeddingConfig):
-    """Sizes and dropout; the defaults are the paper's."""
-
-    encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
-    second_hidden_dim: int = option(512, "cells of each direction of the second layer", at_least=1)
-    projection_dim: int = option(512, "width to which more cells are projected", at_least=1)
-    dropout: float = option(0.5, "dropout of inputs, states and the parser", at_least=0, below=1)
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """The width of the states of one direction of each layer."""
-        most = self.projection_dim
-        return min(self.encoder_hidden_dim, most), min(self.second_hidden_dim, most)
-
-
-@register_model("cnn_bilstm", dataclass=CNNBiLSTMConfig)
 class CNNBiLSTM(ViewsEncoder):
     """Embedded words, one LSTM in each direction, and one more in each on the states of both.
 
@@ -76,23 +61,6 @@ class CNNBiLSTM(ViewsEncoder):
         return [self.dropout(ahead), self.dropout(back)]
 
 
-@dataclass
-class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
-    """Sizes and dropout; encoder_layers are those that see everything."""
-
-    encoder_layers: int = option(2, "layers that see all words", at_least=1)
-    directed_layers: int = option(2, "layers below them in each direction", at_least=1)
-    dropout: float = option(0.1, "dropout of inputs, states and the parser", at_least=0, below=1)
-
-    def check(self) -> None:
-        super().check()
-        if self.segments or self.token_embed_dim:
-            raise UsageError(
-                "model transformer_views has neither segments nor token_embed_dim; leave them 0"
-            )
-
-
-@register_model("transformer_views", dataclass=TransformerViewsConfig)
 class TransformerViews(ViewsEncoder):
     """A Transformer stack in place of each LSTM; attention masks make the views. Not in the paper.
 
@@ -116,7 +84,7 @@ class TransformerViews(ViewsEncoder):
         self.width = self.full_width = width
         self.max_positions = config.max_positions
         self.dropout = Dropout(config.dropout)
-        self.project = Linear(config.input_width(mix), width)
+        self.project = Linear(config.embedded_width + (0 if mix is None else mix.width), width)
         self.positions = nn.Embedding(config.max_positions, width)
         directed = replace(config, encoder_layers=config.directed_layers)
         self.ahead, self.back = Stack(directed), Stack(directed)
@@ -143,14 +111,6 @@ class TransformerViews(ViewsEncoder):
         return Views(ahead, back, merged)
 
 
-@dataclass
-class NoEncoderConfig:
-    """The dropout of prediction modules."""
-
-    dropout: float = option(0.5, "dropout of the parser's hidden units", at_least=0, below=1)
-
-
-@register_model("no_encoder", dataclass=NoEncoderConfig)
 class NoEncoder(ViewsEncoder):
     """No states: prediction modules read the frozen language model of task.elmo, through their mix.
 

@@ -98,7 +98,6 @@ class ViewsEncoder(nn.Module):
 
 
 PRIMARY = "primary"
-ROOTS = ("linear", "vector")
 IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
 
 

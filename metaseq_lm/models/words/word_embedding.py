@@ -5,7 +5,6 @@ width of the word embeddings, E width of the result.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from metaseq_lm.config.models import WordEmbeddingConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
-from metaseq_lm.data.words.vocabulary import CHARACTERS, UNKNOWN
+from metaseq_lm.data.words.vocabulary import UNKNOWN
 from metaseq_lm.models.layers import Dropout, ScalarMix
 
 # Standard deviation of random word embeddings, about that of GloVe's.
@@ -24,50 +23,6 @@ SPREAD = 0.3
 # Rows of an embedding table that are processed together, so that they stay in the processor's
 # cache.
 BLOCK = 2048
-
-
-@dataclass
-class WordEmbeddingConfig:
-    """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
-
-    word_embed_dim: int = option(300, "width of word embeddings and word vectors", at_least=1)
-    word_vectors: bool = option(True, "start from the word vectors of the data folder, if any")
-    normalize_words: bool = option(
-        False,
-        "normalise the embeddings to mean 0 and variance 1, words weighted by their frequency "
-        "(Miyato et al. 2017); criterion vat needs it, for its norm depends on the scale",
-    )
-    char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
-    char_filters: int = option(100, "filters of each width of characters (0 = none)", at_least=0)
-    char_widths: list[int] = option([2, 3, 4], "filter widths", at_least=1, at_most=CHARACTERS)
-    combine: str = option(
-        "concat",
-        "word embedding and character CNN: concat (the authors' code) or sum (the paper)",
-        choices=("concat", "sum"),
-    )
-
-    def check(self) -> None:
-        """Raise UsageError for sizes that do not fit together."""
-        if self.char_filters and not self.char_widths:
-            raise UsageError(
-                "model.char_widths is empty; name one or more widths, or give model.char_filters=0"
-            )
-        filters = self.char_filters * len(self.char_widths)
-        if self.combine == "sum" and filters and filters != self.word_embed_dim:
-            raise UsageError(
-                f"model.combine=sum needs as many filters as model.word_embed_dim "
-                f"({self.word_embed_dim}); there are {len(self.char_widths)} x {self.char_filters}"
-            )
-
-    @property
-    def embedded_width(self) -> int:
-        """The width of a word's embedding with its characters."""
-        extra = self.char_filters * len(self.char_widths) if self.combine == "concat" else 0
-        return self.word_embed_dim + extra
-
-    def input_width(self, mix: ScalarMix | None) -> int:
-        """Return E, the encoder's input width, including the states of a language model."""
-        return self.embedded_width + (0 if mix is None else mix.width)
 
 
 def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,7 +138,7 @@ class WordEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         config.check()
-        self.width = config.input_width(mix)
+        self.width = config.embedded_width + (0 if mix is None else mix.width)
         self.combine, self.normalize = config.combine, config.normalize_words
         width = config.word_embed_dim
         self.words = nn.Embedding(words, width)

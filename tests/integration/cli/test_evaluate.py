@@ -83,7 +83,8 @@ def test_another_plugin_than_that_of_the_run_is_told_apart(
     right, wrong = (tmp_path / f"plugin_{name}.py" for name in ("right", "wrong"))
     right.write_text(
         "from metaseq_lm.core.registry import register_criterion\n"
-        "from metaseq_lm.criterions.masked_lm import MaskedLM, ZLossConfig\n"
+        "from metaseq_lm.config.criterions import ZLossConfig\n"
+        "from metaseq_lm.criterions.masked_lm import MaskedLM\n"
         "register_criterion('of_a_plugin', dataclass=ZLossConfig)(type('Mine', (MaskedLM,), {}))\n"
     )
     wrong.write_text("")

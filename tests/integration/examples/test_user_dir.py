@@ -141,7 +141,7 @@ def test_spans_do_not_depend_on_the_width() -> None:
 
 def test_the_boundary_head_does_not_see_the_span() -> None:
     """Its logits follow the states outside of the span and the offset, nothing else."""
-    from metaseq_lm.models.transformer.configs import TransformerConfig
+    from metaseq_lm.config.transformer import TransformerConfig
     from user_dir.model import BoundaryHead
     from user_dir.spans import SpanBatch
 

@@ -70,7 +70,7 @@ def test_the_page_says_what_becomes_of_it(
 
 def test_the_page_has_each_criterion_and_no_other() -> None:
     rows = [x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith("| `")]
-    built_in = {n for n, e in CRITERIONS.entries.items() if e.origin.startswith("metaseq_lm.")}
+    built_in = {n for n, e in CRITERIONS.entries.items() if e.is_of_package}
     assert {row.split("`")[1] for row in rows} == built_in
     assert len(rows) == len(CASES) - len(PLUG_INS)
 
@@ -78,7 +78,7 @@ def test_the_page_has_each_criterion_and_no_other() -> None:
 def test_declarations_stand_in_the_classes_themselves() -> None:
     """An inherited one does not count, so a built-in class that has one names it in its body."""
     for kind in ("task", "criterion", "model"):
-        built_in = [e for e in ALL[kind].entries.values() if e.origin.startswith("metaseq_lm.")]
+        built_in = [e for e in ALL[kind].entries.values() if e.is_of_package]
         for entry in built_in:
             inherited = getattr(entry.value, "exported", None)
             own = vars(entry.value).get("exported")

@@ -26,10 +26,11 @@ from metaseq_lm.core.registry import register_criterion, register_model, registe
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy
 from metaseq_lm.data.corpus.rows import Corpus
-from metaseq_lm.models.transformer.configs import TransformerConfig
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.models.transformer.encoder import Embeddings, Encoder, TransformerLM
 from metaseq_lm.tasks.language_modeling import language_batch
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, text_stream
+from metaseq_lm.config.tasks import MaskedLMConfig
+from metaseq_lm.tasks.masked_lm import MaskedLMTask, text_stream
 
 LM = Exported(heads=("lm",))
 

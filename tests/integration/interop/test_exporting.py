@@ -8,13 +8,13 @@ import safetensors.torch
 import torch
 
 from metaseq_lm.cli import main
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.config import as_dict
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.configs import ExternalModel
 from metaseq_lm.interop.names import ARCHITECTURES
 from metaseq_lm.interop.parts import assemble, tensor_names
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.runs import checkpoint, manifests
 
 pytest.importorskip("transformers")

@@ -14,7 +14,8 @@ from battery import TINY
 from torch import Tensor, nn
 
 from metaseq_lm.cli import main
-from metaseq_lm.criterions.labelled import BatchSumConfig, Cloze
+from metaseq_lm.config.criterions import BatchSumConfig
+from metaseq_lm.criterions.labelled import Cloze
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer

@@ -6,9 +6,9 @@ import battery
 import pytest
 import torch
 
+from metaseq_lm.config.transformer import ModernConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.electra.model import NoiseModelConfig
-from metaseq_lm.models.transformer.configs import ModernConfig
+from metaseq_lm.methods.electra.options import NoiseModelConfig
 from metaseq_lm.models.transformer.encoder import Layer
 from metaseq_lm.training.run import TrainingRun
 

@@ -12,9 +12,10 @@ from scipy.special import beta
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.criterions import MaskedDiffusionConfig
 from metaseq_lm.core.batch import Layout, ScoredBatch, weighted_loss
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.criterions.predictions import MaskedDiffusion, MaskedDiffusionConfig
+from metaseq_lm.criterions.predictions import MaskedDiffusion
 from metaseq_lm.data.corpus.predictions import PredictionBatch, prediction_batch
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard

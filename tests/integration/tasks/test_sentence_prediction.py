@@ -14,13 +14,13 @@ from sentence_runs import ELECTRA, FORMS, SMALL, TASK, configure
 from torch import Tensor
 
 from metaseq_lm.cli import main
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.config import options_of, untyped_section
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.evaluation.benchmarks import LabelledItems, labelled_results
 from metaseq_lm.evaluation.suites import Results
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import finetuning
 from metaseq_lm.tasks.finetuning import encoder_sizes

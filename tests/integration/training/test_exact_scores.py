@@ -14,16 +14,12 @@ from electra_bench import VOCABULARY, build, make_batch
 from electra_bench import criterion as electra_criterion
 from torch import Tensor, nn
 
+from metaseq_lm.config.criterions import MaskedDiffusionConfig
 from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.criterions.predictions import (
-    MaskedDiffusion,
-    MaskedDiffusionConfig,
-    MaskedNextToken,
-    PrefixLM,
-)
+from metaseq_lm.criterions.predictions import MaskedDiffusion, MaskedNextToken, PrefixLM
 from metaseq_lm.methods.span_corruption.criterion import SpanCorruption
 from metaseq_lm.models.transformer.encoder import TransformerLM
 

@@ -12,11 +12,12 @@ import pytest
 from agreement import SIZES, make_data, make_pairs
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.config import effect
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.options import NOTHING
 from metaseq_lm.distributed import signals
 from metaseq_lm.reporting.folders import read_run
-from metaseq_lm.reporting.runs import BOOKKEEPING
 from metaseq_lm.reporting.settings import differing_suite_options
 from metaseq_lm.training import suites
 from metaseq_lm.training.suites import final_suites
@@ -212,4 +213,4 @@ def test_dry_runs_name_a_mistake(
 
 
 def test_they_make_no_setting() -> None:
-    assert "trainer.final_suites" in BOOKKEEPING
+    assert effect("trainer.final_suites", {}) == NOTHING

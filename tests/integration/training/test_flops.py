@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
+from metaseq_lm.config.groups import NamedParameters
+from metaseq_lm.config.optimizers import OptimizerConfig
 from metaseq_lm.core.batch import Layout, Term, Terms, TokenBatch
 from metaseq_lm.core.config import section
 from metaseq_lm.core.registry import ALL, Entry
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.models.transformer.flops_rules import ModernSizes
-from metaseq_lm.optim.groups import NamedParameters
-from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
 from metaseq_lm.training.price import estimate_price
 
@@ -74,7 +74,7 @@ def test_an_update_is_charged_with_what_its_optimizer_computes(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the run and in its price, where it does not grow with the batch."""
-    entry = Entry("whitened", whitened, OptimizerConfig, "here")
+    entry = Entry("whitened", OptimizerConfig, "here.whitened", whitened)
     monkeypatch.setitem(ALL["optimizer"].entries, "whitened", entry)
     spent, prices = {}, {}
     for optimizer in ("sgd", "whitened"):

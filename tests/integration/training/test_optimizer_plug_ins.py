@@ -13,11 +13,10 @@ from optimizers import make_optimizer
 from real_runs import Started
 from torch import Tensor, nn
 
+from metaseq_lm.config.optimizers import ConstantConfig, OptimizerConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Entry, register_optimizer
-from metaseq_lm.optim import ConstantConfig
-from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.plugins import load_all
 from metaseq_lm.training.run import TrainingRun
 
@@ -25,8 +24,8 @@ PLUG_IN = """
 import torch
 
 from metaseq_lm.core.registry import register_optimizer
-from metaseq_lm.optim.groups import Rule
-from metaseq_lm.optim.optimizers import OptimizerConfig
+from metaseq_lm.config.groups import Rule
+from metaseq_lm.config.optimizers import OptimizerConfig
 
 
 class UnitRows(torch.optim.SGD):
@@ -206,7 +205,7 @@ def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
 def test_what_makes_no_steps_is_refused(
     build: Any, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = Entry("mine", build, OptimizerConfig, "mine")
+    entry = Entry("mine", OptimizerConfig, "mine.build", build)
     monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
     with pytest.raises(UsageError, match=problem):
         make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
@@ -215,7 +214,10 @@ def test_what_makes_no_steps_is_refused(
 def test_parameters_that_are_left_out_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    entry = Entry("mine", lambda _, named: torch.optim.SGD([named[0][1]]), OptimizerConfig, "mine")
+    def build(_: Any, named: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([named[0][1]])
+
+    entry = Entry("mine", OptimizerConfig, "mine.build", build)
     monkeypatch.setitem(OPTIMIZERS.entries, "mine", entry)
     make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
     assert "1 of 2 parameters" in (said := capsys.readouterr().err) and "bias" in said
@@ -225,7 +227,7 @@ def test_parameters_that_are_left_out_are_named(
     "factor", [lambda step: 1 / next(COUNTER), lambda step: float("nan"), lambda _: None]
 )
 def test_a_schedule_is_a_function_of_the_step(factor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Entry("mine", lambda config: factor, ConstantConfig, "mine")
+    entry = Entry("mine", ConstantConfig, "mine.factor", lambda config: factor)
     monkeypatch.setitem(SCHEDULES.entries, "mine", entry)
     with pytest.raises(UsageError, match="mine"):
         make_optimizer(named_parameters(), {"_name": "sgd"}, {"_name": "mine"})

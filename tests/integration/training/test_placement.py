@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, shards, vectors
@@ -27,7 +28,6 @@ from metaseq_lm.distributed.gathering import Gathered, ShardedWeights, UnitPool
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.distributed.shards import whole
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.run import TrainingRun
 

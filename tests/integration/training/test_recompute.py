@@ -10,12 +10,12 @@ import torch
 from optimizers import make_optimizer
 from torch import Tensor, nn
 
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.run import TrainingRun

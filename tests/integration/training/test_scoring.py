@@ -21,7 +21,8 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import read_pairs
 from metaseq_lm.evaluation.suites import SentenceScore
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels
+from metaseq_lm.methods.meta_pseudo_label.options import HardConfig
 from metaseq_lm.tasks.protocols import token_scorer
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import open_run

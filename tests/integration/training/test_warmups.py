@@ -8,10 +8,10 @@ import pytest
 import torch
 from battery import configure, train
 
+from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.tasks.options import WarmupConfig
 from metaseq_lm.tasks.protocols import facts_of
 from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.price import estimate_price

@@ -260,7 +260,7 @@ def test_remembered_compositions_give_what_composing_each_time_gives(tmp_path: P
 def test_a_class_that_takes_a_name_later_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
         options = make_dataclass(name.title(), [(name, int, 1)])
-        entry = Entry("mine", object, options, "here")
+        entry = Entry("mine", options, "here.Mine", object)
         monkeypatch.setitem(ALL["criterion"].entries, "mine", entry)
         config = load_config(["criterion=mine", f"criterion.{name}=2"])
         assert as_dict(config)["criterion"] == {"_name": "mine", name: 2}

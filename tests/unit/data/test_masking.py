@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from metaseq_lm.config.tasks import MaskedLMConfig
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
@@ -15,7 +16,6 @@ from metaseq_lm.data.corpus.masking import (
     mask_tokens,
     pick_by_weight_with_replacement,
 )
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig
 
 REPLACEMENTS = np.arange(10, 60)
 HOW = Masking(mask=1, replacements=REPLACEMENTS)

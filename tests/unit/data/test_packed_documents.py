@@ -13,18 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from metaseq_lm.config.criterions import MaskedDiffusionConfig
+from metaseq_lm.config.tasks import DOCUMENTS
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Layout, TokenBatch
 from metaseq_lm.core.config import section
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.language_modeling import CausalLM
-from metaseq_lm.criterions.predictions import (
-    MaskedDiffusion,
-    MaskedDiffusionConfig,
-    MaskedNextToken,
-    PrefixLM,
-)
-from metaseq_lm.data.corpus.documents import DOCUMENTS, PackedDocuments, best_fit
+from metaseq_lm.criterions.predictions import MaskedDiffusion, MaskedNextToken, PrefixLM
+from metaseq_lm.data.corpus.documents import PackedDocuments, best_fit
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.corpus.predictions import (

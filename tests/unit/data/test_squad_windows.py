@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import squad_data
 
+from metaseq_lm.config.tasks import SquadConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.options import check_options
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
@@ -15,7 +16,6 @@ from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
-from metaseq_lm.tasks.squad import SquadConfig
 
 
 @pytest.fixture(scope="module")

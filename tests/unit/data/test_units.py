@@ -5,12 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from metaseq_lm.config.tasks import SPAN, WORD
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.units import (
-    SPAN,
-    WORD,
     MaskRates,
     SpanLengths,
     Units,

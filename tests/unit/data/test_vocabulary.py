@@ -128,8 +128,9 @@ def test_family_layout_must_be_complete_and_the_only_one():
 @pytest.mark.parametrize("symbols", [BERT, ROBERTA])
 def test_masking_and_words_with_a_family_layout(symbols):
     """Special symbols are neither hidden nor drawn, wherever they are."""
+    from metaseq_lm.config.tasks import MaskedLMConfig
     from metaseq_lm.data.tokenizers.plain import WordTokenizer
-    from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
+    from metaseq_lm.tasks.masked_lm import masking_of
 
     vocabulary = Vocabulary(symbols)
     masking = masking_of(MaskedLMConfig(), vocabulary)
@@ -145,8 +146,8 @@ def test_rare_tokens_are_preferred_in_training_only():
     """Weights are count ** -rarity, of the symbols that never occur those of one that
     occurs once.
     """
-    from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
-    from metaseq_lm.tasks.options import DrawingConfig
+    from metaseq_lm.config.tasks import DrawingConfig, MaskedLMConfig
+    from metaseq_lm.tasks.masked_lm import masking_of
 
     symbols = [*special_symbols(1), "a", "b", "c"]
     vocabulary = Vocabulary(symbols, [0, 0, 0, 0, 100, 4, 0])

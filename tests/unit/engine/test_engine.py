@@ -152,7 +152,7 @@ def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
 
     engine.gradients(loss, batches([2]), engine.parameters("main"))
     engine.evaluate(loss, [batches([2])])
-    assert engine.record.loss_terms == {"a"}
+    assert engine.record.loss_terms == {"a": ""}
 
 
 def test_unknown_size_is_explained(net: nn.Module) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from metaseq_lm.config.suites import FilePart
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.evaluation.file_parts import FilePart, is_apart
+from metaseq_lm.evaluation.file_parts import is_apart
 from metaseq_lm.evaluation.suites import build_suite
 
 

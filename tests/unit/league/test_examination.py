@@ -17,6 +17,7 @@ from metaseq_lm import plugins
 from metaseq_lm.core.batch import ScoredBatch, Term
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.language_modeling import CausalLM, next_tokens
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -100,7 +101,7 @@ class UnnormalisedLoss(MaskedLM):
         logits = model(batch.tokens, batch.layout, batch.positions, segments=batch.segments)
         flat, targets = logits.flatten(0, -2), batch.targets.flatten()
         loss = F.nll_loss(flat, targets, ignore_index=-1, reduction="sum")
-        return {"mlm": Term(loss, "targets")}
+        return {"mlm": Term(loss, "targets", kind=CLOZE_NLL)}
 
 
 class Crowded(CausalLM):
@@ -116,12 +117,12 @@ class Hidden(CausalLM):
     """A bounded term that is computed otherwise than by a cross-entropy."""
 
     tasks = ("causal_lm",)
-    bounds = CausalLM.bounds
 
     def __call__(self, model, batch):
         logits, targets = self.logits(model, batch), next_tokens(batch)
         chosen = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return {"next_token": Term(-(chosen * (targets >= 0)).sum(), "targets")}
+        total = -(chosen * (targets >= 0)).sum()
+        return {"next_token": Term(total, "targets", kind=CAUSAL_NLL)}
 
 
 CHEATS = {

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from metaseq_lm.config.models import BiLSTMConfig
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import ForwardContext, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
-from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
+from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.transformer.attention import (
     SelfAttention,
     Unpacking,
@@ -24,7 +26,6 @@ from metaseq_lm.models.transformer.attention import (
     document_positions,
     reach_mask,
 )
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 4, 7, 8, 11

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from metaseq_lm.config.models import ConvLargeConfig
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision import ConvLarge, ConvLargeConfig, PositionalNorm, feature_size
+from metaseq_lm.models.vision import ConvLarge, PositionalNorm, feature_size
 
 
 def net_of(**options: Any) -> ConvLarge:

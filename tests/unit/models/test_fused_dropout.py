@@ -13,12 +13,12 @@ from second_order import stacked
 from torch import Tensor
 from torch.func import functional_call
 
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward import context
 from metaseq_lm.forward.context import ForwardContext, Noise, TracedNoise, apply_block, use_context
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer.attention import Visibility
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import Layer
 
 SHAPES = [(5, 7), (3, 2, 11), (2, 1030), (1, 1), (3, 9, 65)]

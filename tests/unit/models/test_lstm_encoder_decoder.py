@@ -4,14 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from metaseq_lm.config.models import EncoderDecoderConfig
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.seq2seq import (
-    PRIMARY,
-    Beam,
-    EncoderDecoderConfig,
-    LSTMEncoderDecoder,
-)
+from metaseq_lm.models.seq2seq import PRIMARY, Beam, LSTMEncoderDecoder
 
 SIZES = EncoderDecoderConfig(layers=2, embed_dim=5, hidden_dim=8, output_dim=6, dropout=0.3)
 

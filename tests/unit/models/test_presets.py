@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm.core.loading import FOLDER, load_config
+from metaseq_lm.core.config import FOLDER
+from metaseq_lm.core.loading import load_config
 from metaseq_lm.methods.electra.model import Electra
 from metaseq_lm.models.transformer.encoder import TransformerLM
 

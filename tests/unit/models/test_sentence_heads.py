@@ -7,11 +7,12 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from metaseq_lm.config.criterions import BatchSumConfig
+from metaseq_lm.config.transformer import ModernConfig, TransformerConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
+from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.configs import ModernConfig, TransformerConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 
 WIDTH = 4

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.criterions.labelled import BatchSumConfig, SquadCriterion
+from metaseq_lm.config.criterions import BatchSumConfig
+from metaseq_lm.config.transformer import TransformerConfig
+from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.windows import AnswerBatch
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
     JointSpanHead,

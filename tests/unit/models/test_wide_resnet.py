@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from metaseq_lm.config.models import WideResNetConfig
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision import WideResNet, WideResNetConfig, frozen_statistics
+from metaseq_lm.models.vision import WideResNet, frozen_statistics
 
 
 def closed_form(depth: int, width: int, channels: int) -> int:

@@ -9,10 +9,10 @@ from optimizers import make_optimizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.config.transformer import ModernConfig
 from metaseq_lm.core.config import RunConfig, section
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.interop.claims import claimed
-from metaseq_lm.models.transformer.configs import ModernConfig
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.optim.optimizers import with_width
 from metaseq_lm.plugins import load_all

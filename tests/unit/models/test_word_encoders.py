@@ -9,27 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.config.models import CNNBiLSTMConfig, TransformerViewsConfig, WordEmbeddingConfig
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
-from metaseq_lm.models.words.encoders import (
-    CNNBiLSTM,
-    CNNBiLSTMConfig,
-    TransformerViews,
-    TransformerViewsConfig,
-    sinusoids,
-)
+from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews, sinusoids
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
-from metaseq_lm.models.words.word_embedding import (
-    CharacterCNN,
-    Moments,
-    WordEmbedding,
-    WordEmbeddingConfig,
-    unique_rows,
-)
+from metaseq_lm.models.words.word_embedding import CharacterCNN, Moments, WordEmbedding, unique_rows
 
 WORDS, CHARACTERS, LONGEST = 17, 9, 8
 EMBEDDING = {"word_embed_dim": 6, "char_embed_dim": 3, "char_filters": 2}

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from metaseq_lm.config.groups import Rule, parameter_groups
+from metaseq_lm.config.optimizers import OptimizerConfig
 from metaseq_lm.optim import needs_whole_matrices
-from metaseq_lm.optim.groups import Rule, parameter_groups
-from metaseq_lm.optim.optimizers import FusedAdamW, OptimizerConfig
+from metaseq_lm.optim.optimizers import FusedAdamW
 
 
 def net() -> nn.ModuleDict:

@@ -7,13 +7,13 @@ import torch
 from optimizers import make_optimizer
 from torch import nn
 
+from metaseq_lm.config.groups import options_of, rates_by_depth
+from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.configs import TransformerConfig
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.optim import Optimizer
-from metaseq_lm.optim.groups import options_of, rates_by_depth
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}

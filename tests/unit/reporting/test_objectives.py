@@ -91,6 +91,51 @@ def test_what_makes_another_function(tmp_path: Path, change: Any, differs: list)
     assert list(differing_functions("valid.perplexity", runs)) == differs
 
 
+FOCAL = {"_name": "focal_lm", "gamma": 0.0, "z_loss": 0.0}
+RTD = {"_name": "electra_rtd", "disc_positions": "all", "pll_formula": "corrected"}
+
+
+@pytest.mark.parametrize(
+    "criterion, change, recorded, differs",
+    [
+        # A plug-in's option that says nothing may change the loss; so may one it does not know.
+        (FOCAL, {"gamma": 4.0}, {}, ["criterion.gamma"]),
+        (FOCAL, {"gamma": 4.0}, {"criterion.gamma": "loss"}, ["criterion.gamma"]),
+        (FOCAL, {"gamma": 4.0}, {"criterion.gamma": "weights"}, []),
+        (RTD, {"disc_positions": "masked"}, {}, ["criterion.disc_positions"]),
+        ({"_name": "masked_lm", "z_loss": 0.0}, {"z_loss": 1e-4}, {}, []),  # of training alone
+        ({"_name": "tagging", "label_smoothing": 0.0}, {"label_smoothing": 0.1}, {}, []),
+    ],
+    ids=["focal", "focal-says", "focal-weights", "rtd", "z_loss", "smoothing"],
+)
+def test_options_say_whether_they_change_the_loss(
+    tmp_path: Path, criterion: dict, change: dict, recorded: dict, differs: list
+) -> None:
+    for name, values in (("a", criterion), ("b", {**criterion, **change})):
+        make_run(tmp_path / name, criterion=values, results={"effects": recorded}, task=MASKED)
+    assert list(differing_functions("valid.loss", find_runs([tmp_path]))) == differs
+
+
+@pytest.mark.parametrize("evaluates_as, is_compared", [("causal_lm", True), ("", False)])
+def test_losses_of_what_evaluates_as_another_are_compared(
+    tmp_path: Path, evaluates_as: str, is_compared: bool
+) -> None:
+    for name, values in (
+        ("causal", {"task": {"_name": "causal_lm"}, "criterion": {"_name": "causal_lm"}}),
+        ("mtp", {"task": {"_name": "mtp"}, "criterion": {"_name": "mtp", "tokens": 4}}),
+    ):
+        results = {"evaluates_as": evaluates_as} if name == "mtp" else {}
+        make_run(tmp_path / name, label=name, results=results, **values)
+    runs = find_runs([tmp_path])
+    assert (differing_functions("valid.loss", runs) == {}) == is_compared
+    task = {"_name": "causal_lm", "tokens_per_sample": 64}  # and other rows
+    make_run(tmp_path / "longer", task=task, criterion={"_name": "causal_lm"})
+    task["tokens_per_sample"] = 32
+    make_run(tmp_path / "shorter", task=task, criterion={"_name": "causal_lm"})
+    differing = differing_functions("valid.loss", find_runs([tmp_path]))
+    assert "task.tokens_per_sample" in differing
+
+
 def test_nothing_is_chosen_by_a_loss_of_several_functions(
     objectives: Path, capsys: pytest.CaptureFixture
 ) -> None:

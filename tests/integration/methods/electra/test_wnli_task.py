@@ -10,10 +10,10 @@ import torch
 import wnli_data
 
 from metaseq_lm.cli import main
+from metaseq_lm.config.criterions import BatchSumConfig
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.criterions.labelled import BatchSumConfig
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaseq_lm.config.models import CHARACTERS
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.data.words.buckets import Bucketed, cuts
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, UNKNOWN
+from metaseq_lm.data.words.vocabulary import END, PAD, START, UNKNOWN
 
 
 def spelled(data, word):

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.config.groups import options_of, rates_by_depth
 from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
+from metaseq_lm.methods.bam.criterion import BamDistill
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
-from metaseq_lm.optim.groups import options_of, rates_by_depth
+from metaseq_lm.methods.bam.options import BamDistillConfig
 
 LEAST, SCALE = -6.0, 4.0  # of the real values of set c
 

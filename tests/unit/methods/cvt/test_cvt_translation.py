@@ -7,11 +7,11 @@ import pytest
 import torch
 from cvt_bench import average_moves_before_the_step
 
+from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.methods.electra.model import Electra, ElectraConfig
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.options import ElectraConfig
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import Sizes

@@ -15,7 +15,8 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options
 from metaseq_lm.distributed import vectors
 from metaseq_lm.engine.engine import Engine, copied
-from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
+from metaseq_lm.methods.meta_pretrain.options import MetaOptions
+from metaseq_lm.methods.meta_pretrain.update import meta_update
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.optim import Optimizer
 

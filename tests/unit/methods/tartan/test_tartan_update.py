@@ -14,13 +14,8 @@ from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.config import section
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import update as updates
-from metaseq_lm.methods.tartan.criterion import (
-    Meta,
-    MetaConfig,
-    MultiTask,
-    MultiTaskConfig,
-    task_terms,
-)
+from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
+from metaseq_lm.methods.tartan.options import MetaConfig, MultiTaskConfig
 from metaseq_lm.optim import Optimizer
 
 TWO = "task.auxiliary=[train,tapt]"

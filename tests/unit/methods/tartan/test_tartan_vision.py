@@ -12,7 +12,8 @@ from tartan_bench import logged, one_update, same, weights
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.methods.tartan.vision import TartanVisionConfig, select_classes, split_target
+from metaseq_lm.methods.tartan.options import TartanVisionConfig
+from metaseq_lm.methods.tartan.vision import select_classes, split_target
 from metaseq_lm.training.run import TrainingRun
 
 TINY = [

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from metaseq_lm.core.options import option, with_default
-from metaseq_lm.models.transformer.attention import Scope
+from metaseq_lm.core.options import WEIGHTS, option, with_default
 
 XAVIER_ATTENTION = "xavier_attention"
 TRUNCATED_NORMAL = "truncated_normal"
@@ -22,6 +21,26 @@ ROTARY = "rotary"
 POSITIONS = (ROTARY, "learned")
 
 C = TypeVar("C", bound="EncoderConfig")
+
+
+class Scope(NamedTuple):
+    """How far a layer of attention sees, and how it tells positions apart.
+
+    Attributes:
+        window: Number of keys on both sides together that a query sees at most, besides itself; 0
+            for all.
+        theta: Base of the wavelengths of rotary positions; 0 for none.
+    """
+
+    window: int = 0
+    theta: float = 0.0
+
+    def distance(self, length: int) -> int:
+        """Return the largest distance between tokens that see each other, 0 for any.
+
+        `length` is that of the rows.
+        """
+        return self.window // 2 if 0 < self.window // 2 < length else 0
 
 
 @dataclass(frozen=True)
@@ -60,12 +79,20 @@ class EncoderConfig:
     encoder_attention_heads: int = option(4, "attention heads", at_least=1)
     token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
     segments: int = option(0, "number of segment embeddings", at_least=0)
-    max_positions: int = option(128, "longest row", at_least=1)
-    dropout: float = option(0.1, "dropout of embeddings and of sublayers", at_least=0, below=1)
-    attention_dropout: float = option(
-        0.0, "dropout of attention weights; above 0 without the fused kernel", at_least=0, below=1
+    max_positions: int = option(128, "longest row", at_least=1, affects=WEIGHTS)
+    dropout: float = option(
+        0.1, "dropout of embeddings and of sublayers", at_least=0, below=1, affects=WEIGHTS
     )
-    activation_dropout: float = option(0.0, "dropout in feed-forward networks", at_least=0, below=1)
+    attention_dropout: float = option(
+        0.0,
+        "dropout of attention weights; above 0 without the fused kernel",
+        at_least=0,
+        below=1,
+        affects=WEIGHTS,
+    )
+    activation_dropout: float = option(
+        0.0, "dropout in feed-forward networks", at_least=0, below=1, affects=WEIGHTS
+    )
     norm_eps: float = option(1e-5, "epsilon of the norms", above=0)
 
     @property
@@ -132,6 +159,7 @@ class TransformerConfig(EncoderConfig):
         "initial weights: xavier_attention (normal; attention Xavier "
         "uniform) or truncated_normal (BERT, ELECTRA)",
         choices=INITS,
+        affects=WEIGHTS,
     )
 
     @property

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import UsageError
 
-NamedParameters = Sequence[tuple[str, nn.Parameter]]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NamedParameters = Sequence[tuple[str, "nn.Parameter"]]
 LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
 
 

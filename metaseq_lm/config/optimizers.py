@@ -1,0 +1,218 @@
+"""Options of the optimizers and schedules."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.config.groups import (
+    NamedParameters,
+    Rule,
+    parameter_groups,
+    rates_by_depth,
+    spared_from_decay,
+)
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import option, with_default
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
+
+# The matrices of layers, and the first of LM heads, whose inputs are as many as the width.
+WIDE = r"(.*\.)?(stack\.layers\.\d+\..+|heads\.\w+\.dense)\.weight"
+ORIGINAL, MATCH_RMS = "original", "match_rms_adamw"
+
+
+@dataclass
+class ConstantConfig:
+    """A constant rate after an optional warm-up."""
+
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
+
+
+@dataclass
+class InverseSqrtConfig:
+    """Linear warm-up, then decay like 1/sqrt(step) without end."""
+
+    warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
+    lr_is_peak: bool = option(
+        True,
+        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. "
+        "2017)",
+    )
+
+
+@dataclass
+class DampedInverseSqrtConfig:
+    """Linear warm-up, times 1 / (1 + damping sqrt(step)) without end (Clark et al. 2018)."""
+
+    warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
+    damping: float = option(0.005, "how fast the rate falls; with 0 it is constant", at_least=0)
+
+
+@dataclass
+class LinearConfig(ConstantConfig):
+    """Linear warm-up to 1, then linear decay to 0 at the last update."""
+
+    warmup_ratio: float = option(
+        0.0,
+        "length of the warm-up as a share of total_updates; the longer of the two warm-ups counts",
+        at_least=0,
+        at_most=1,
+    )
+    # 0 until the updates are known that trainer.max_flops pays for.
+    total_updates: int = option(
+        0, "updates until the rate is at its end", at_least=0, follows="trainer.max_update"
+    )
+
+
+@dataclass
+class PolynomialConfig(LinearConfig):
+    """Polynomial decay to `end` over the whole run, times a linear warm-up (BERT, ELECTRA)."""
+
+    power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
+    end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
+    zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
+    decay_in_warmup: bool = option(
+        True, "multiply by the decay during the warm-up too; false: only after it (BERT's code)"
+    )
+
+
+@dataclass
+class CosineConfig(LinearConfig):
+    """Linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter 2017)."""
+
+    end: float = option(0.1, "rate at the last update, as a share of its peak", at_least=0)
+
+
+@dataclass
+class WsdConfig(LinearConfig):
+    """Linear warm-up, a constant rate, and a decay at the end (Hu et al. 2024)."""
+
+    decay_ratio: float = option(
+        0.2, "length of the decay as a share of total_updates", at_least=0, at_most=1
+    )
+    end: float = option(0.0, "rate at the last update, as a share of its peak", at_least=0)
+    decay: str = option(
+        "linear",
+        "the decay by the share x of it that is over: linear, or sqrt: 1 - sqrt(x)",
+        choices=("linear", "sqrt"),
+    )
+
+
+@dataclass
+class OptimizerConfig:
+    """Options of every optimizer: rates, weight decay and gradient clipping."""
+
+    lr: float = option(5e-4, "learning rate at the peak of the schedule", at_least=0)
+    weight_decay: float = option(0.01, "weight decay", at_least=0)
+    decay_norms_and_biases: bool = option(True, "apply weight decay to biases and layer norms too")
+    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
+    layer_decay: float = option(
+        1.0,
+        "the rate of each layer is this factor times that of the layer above it; the top layer has "
+        "its square, as in ELECTRA's code",
+        above=0,
+        at_most=1,
+    )
+
+    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
+        """Return the parameter groups of these options and of further rules, which come last.
+
+        Raises UsageError if `layer_decay` is not 1 and the model has no layers in a stack.
+        """
+        first = [Rule(".*", {"lr": self.lr, "weight_decay": self.weight_decay})]
+        if self.layer_decay != 1.0:
+            names = [name for name, _ in parameters]
+            first += rates_by_depth(names, self.lr, self.layer_decay)
+        if not self.decay_norms_and_biases:
+            first.append(spared_from_decay())
+        return parameter_groups(parameters, [*first, *rules])
+
+
+@dataclass
+class AdamConfig(OptimizerConfig):
+    """Adam's moments."""
+
+    betas: list[float] = option(
+        [0.9, 0.98],
+        "decay rates of the running averages of the gradient and of its square",
+        at_least=0,
+        below=1,
+    )
+    eps: float = option(1e-6, "added to the root of the second moment", at_least=0)
+    beta2_half_life: float = option(
+        0.0,
+        "tokens after which a squared gradient counts half as much in its running average, which "
+        "sets the second of betas (0 = unused); an update has batch_size rows of tokens_per_sample",
+        at_least=0,
+    )
+    width_ratio: float = option(
+        1.0,
+        "by which the rate of the matrices of layers and of the first ones of LM heads is divided; "
+        "model.base_width sets it",
+        above=0,
+    )
+
+    def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
+        """Return the parameter groups as `OptimizerConfig` does, with rates by width.
+
+        Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
+        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too.
+        """
+        if self.width_ratio == 1.0:
+            return super().groups(parameters, *rules)
+        if self.layer_decay != 1.0:
+            raise UsageError(
+                "model.base_width and optimizer.layer_decay each scale the rates of the layers; "
+                "leave one of them out"
+            )
+        wide = Rule(WIDE, {"lr": self.lr / self.width_ratio}, dims=(2,))
+        return super().groups(parameters, wide, *rules)
+
+
+@dataclass
+class MuonConfig(AdamConfig):
+    """Muon for the matrices of the layers; rate, decay and moments of AdamW for the rest."""
+
+    weight_decay: float = with_default(OptimizerConfig, "weight_decay", 0.1)
+    hidden_lr: float = option(
+        0.0, "learning rate of the matrices of the layers (0 = optimizer.lr)", at_least=0
+    )
+    momentum: float = option(0.95, "decay rate of their momentum", at_least=0, below=1)
+    nesterov: bool = option(True, "Nesterov momentum")
+    scale: str = option(
+        MATCH_RMS,
+        "scale of their update, for A rows and B columns: original, sqrt(max(1, A / B)), wants a "
+        "hidden_lr of about 0.02; match_rms_adamw, 0.2 sqrt(max(A, B)), the rate of AdamW",
+        choices=(ORIGINAL, MATCH_RMS),
+    )
+    split: bool = option(
+        True,
+        "orthogonalise queries, keys and values, and the halves of a gated network, one by one",
+    )
+    iteration: str = option(
+        "auto",
+        "precision of the orthogonalisation: fp32, bf16, or auto, that of the weights on a CPU and "
+        "bf16 on a GPU",
+        choices=("auto", "fp32", "bf16"),
+    )
+
+
+@dataclass
+class SGDConfig(OptimizerConfig):
+    """Plain or heavy-ball gradient descent."""
+
+    weight_decay: float = option(0.0, "weight decay", at_least=0)
+    momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
+
+
+OPTIMIZERS.declare("adamw", AdamConfig, "metaseq_lm.optim.optimizers.adamw")
+OPTIMIZERS.declare("adam_uncorrected", AdamConfig, "metaseq_lm.optim.optimizers.adam_uncorrected")
+OPTIMIZERS.declare("sgd", SGDConfig, "metaseq_lm.optim.optimizers.sgd")
+OPTIMIZERS.declare("muon", MuonConfig, "metaseq_lm.optim.muon.muon")
+SCHEDULES.declare("constant", ConstantConfig, "metaseq_lm.optim.schedules.constant")
+SCHEDULES.declare("inverse_sqrt", InverseSqrtConfig, "metaseq_lm.optim.schedules.inverse_sqrt")
+SCHEDULES.declare(
+    "damped_inverse_sqrt", DampedInverseSqrtConfig, "metaseq_lm.optim.schedules.damped_inverse_sqrt"
+)
+SCHEDULES.declare("polynomial", PolynomialConfig, "metaseq_lm.optim.schedules.polynomial")
+SCHEDULES.declare("cosine", CosineConfig, "metaseq_lm.optim.schedules.cosine")
+SCHEDULES.declare("wsd", WsdConfig, "metaseq_lm.optim.schedules.wsd")
+SCHEDULES.declare("linear", LinearConfig, "metaseq_lm.optim.schedules.linear")

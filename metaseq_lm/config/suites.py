@@ -1,0 +1,231 @@
+"""Options of the suites."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from metaseq_lm.config.tasks import NULL_THRESHOLD
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.options import option, with_default
+from metaseq_lm.core.registry import SUITES
+
+BAD_UTF8 = ("replace", "skip", "fail")
+Item = TypeVar("Item")
+HELD_OUT, SCORED = "held_out", "scored"
+
+
+@dataclass
+class ProbeConfig:
+    """Which items are read; a sentence of a tagged set is an item with all of its words."""
+
+    split: str = option("test", "split that is scored")
+    train: int = option(0, "only the first texts or sentences of train (0 = all)", at_least=0)
+    test: int = option(
+        0,
+        "only the first texts or sentences of the split that is scored, and of the one that "
+        "chooses the layer (0 = all)",
+        at_least=0,
+    )
+
+
+@dataclass
+class AdaptConfig(ProbeConfig):
+    """Which sentences are read, and the recipe."""
+
+    train: int = with_default(
+        ProbeConfig, "train", 64, "only the first sentences of train (0 = all)"
+    )
+    updates: int = option(200, "updates of the encoder and the new layer", at_least=1)
+    batch_size: int = option(16, "sentences of a batch", at_least=1)
+    lr: tuple[float, ...] = option(
+        (3e-4, 1e-3, 3e-3), "learning rates at their peak, of which the valid split chooses one"
+    )
+    seed: int = option(
+        0, "seed of the new layer, the dropout and the batches (0 = that of the run)", at_least=0
+    )
+
+
+@dataclass
+class FilePart:
+    """Which items of each file are scored: `first` of those after the first `skip`."""
+
+    first: int = option(0, "only the first items of each file (0 = all)", at_least=0)
+    skip: int = option(
+        0,
+        "items at the beginning of each file to leave out, such as those that a search has chosen "
+        "by; `first` counts from there",
+        at_least=0,
+    )
+
+    def of(self, items: Iterable[Item], file: Path) -> Iterator[Item]:
+        """Yield the items of a file that are in the part; MetaseqError if there is none."""
+        is_empty = True
+        for item in islice(items, self.skip, self.skip + self.first if self.first else None):
+            is_empty = False
+            yield item
+        if is_empty and self.skip:
+            raise MetaseqError(f"{file}: skip={self.skip} leaves none of its items.")
+
+
+@dataclass
+class CompletionsConfig(FilePart):
+    """Which items are scored."""
+
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+@dataclass
+class FineTuneConfig:
+    """The recipe; 0 stands for the challenge's own value."""
+
+    sets: tuple[str, ...] = option(
+        (), "sets in the folder (none = all with a train split and this split)"
+    )
+    split: str = option("valid", "split that is scored")
+    choose: str = option(
+        HELD_OUT,
+        "what chooses the epoch: held_out, the last tenth of train, which is not trained on; or "
+        "scored, the split that is scored, as in the challenge: such scores are too high",
+        choices=(HELD_OUT, SCORED),
+    )
+    lr: float = option(3e-5, "learning rate at its peak", above=0)
+    lr_choices: tuple[float, ...] = option(
+        (), "rates in place of lr; for each encoder and seed, what chooses the epoch chooses one"
+    )
+    batch_size: int = option(
+        0, "rows of a batch (0 = 32, of babylm/BoolQ and babylm/MultiRC 16)", at_least=0
+    )
+    epochs: float = option(0.0, "training epochs (0 = 10, of babylm/WSC 30)", at_least=0)
+    train: int = option(
+        0,
+        "only the first rows of train (0 = all, of babylm/MNLI and babylm/QQP 10,000)",
+        at_least=0,
+    )
+    tokens: int = option(
+        512, "longest row; longer ones, and those longer than the run's, are cut", at_least=8
+    )
+    seeds: tuple[int, ...] = option((42,), "seeds of heads and batches; scores are their means")
+    frozen: bool = option(True, "probe the frozen states, too, of sets that a probe reads")
+
+
+@dataclass
+class PairsConfig(FilePart):
+    """How pairs are grouped."""
+
+    groups: tuple[str, ...] = option(
+        (), "fields of a pair by which results are grouped, the widest first; none: by file"
+    )
+    compare: str = option(
+        "sentences",
+        "the sum over all tokens, or over those in which the sentences of a pair differ",
+        choices=("sentences", "changed"),
+    )
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+@dataclass
+class BlimpConfig(PairsConfig):
+    """How pairs of BLiMP are grouped: by phenomenon, and in it by paradigm."""
+
+    groups: tuple[str, ...] = option(
+        ("linguistics_term", "UID"),
+        "fields of a pair by which results are grouped, the widest first; with "
+        "[field,linguistics_term,UID] also by field",
+    )
+    phenomena: str = option(
+        "files",
+        "the 13 linguistic terms of the files, or the 12 phenomena of the paper, which counts "
+        "s-selection as argument structure",
+        choices=("files", "paper"),
+    )
+
+
+@dataclass
+class SplitConfig:
+    """Which split of a labelled set is scored."""
+
+    split: str = option("valid", "split of the set that is scored")
+
+
+@dataclass
+class SquadSuiteConfig(SplitConfig):
+    """Which split is scored, and when a question counts as predicted to have no answer."""
+
+    null_threshold: float = option(
+        NULL_THRESHOLD, "odds of no answer above which the prediction is empty (version 2.0)"
+    )
+
+
+@dataclass
+class SyntaxGymConfig(FilePart):
+    """Which items are scored."""
+
+    equalities: bool = option(
+        False,
+        "whether predictions with '=' count, as in the official scores; a model that ignores the "
+        "context satisfies them",
+    )
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+@dataclass
+class WugConfig:
+    """What becomes of damaged lines."""
+
+    on_bad_utf8: str = option("fail", "lines with invalid UTF-8", choices=BAD_UTF8)
+
+
+for _name in ["squad/mrqa", "squad/v1.1", "squad/v2.0"]:
+    SUITES.declare(_name, SquadSuiteConfig, "metaseq_lm.evaluation.squad.SquadSuite")
+SUITES.declare("labelled", SplitConfig, "metaseq_lm.evaluation.benchmarks.labelled_suite")
+for _name in [
+    "babylm/BoolQ",
+    "babylm/MNLI",
+    "babylm/MultiRC",
+    "babylm/RTE",
+    "babylm/WSC",
+    "cloth/CLOTH-H",
+    "cloth/CLOTH-M",
+    "glue/MNLI",
+    "glue/QNLI",
+    "glue/RTE",
+    "glue/SST-2",
+    "glue/WNLI",
+    "superglue/BoolQ",
+    "superglue/COPA",
+    "superglue/RTE",
+    "superglue/WSC",
+    "superglue/WiC",
+]:
+    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.accuracy_suite")
+for _name in ["glue/AX", "glue/CoLA", "superglue/AX-b"]:
+    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.matthews_suite")
+for _name in ["glue/MRPC", "glue/QQP"]:
+    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.f1_accuracy_suite")
+for _name in ["babylm/MRPC", "babylm/QQP"]:
+    SUITES.declare(_name, SplitConfig, "metaseq_lm.evaluation.benchmarks.accuracy_f1_suite")
+SUITES.declare("glue/STS-B", SplitConfig, "metaseq_lm.evaluation.benchmarks.correlation_suite")
+SUITES.declare(
+    "superglue/CB", SplitConfig, "metaseq_lm.evaluation.benchmarks.macro_f1_accuracy_suite"
+)
+SUITES.declare("superglue/MultiRC", SplitConfig, "metaseq_lm.evaluation.benchmarks.multirc_suite")
+SUITES.declare("superglue/ReCoRD", SplitConfig, "metaseq_lm.evaluation.benchmarks.record_suite")
+SUITES.declare(
+    "superglue/AX-g", SplitConfig, "metaseq_lm.evaluation.benchmarks.gender_parity_suite"
+)
+SUITES.declare("cloth/CLOTH", SplitConfig, "metaseq_lm.evaluation.benchmarks.cloth_suite")
+SUITES.declare("probe", ProbeConfig, "metaseq_lm.evaluation.probe.Probe")
+SUITES.declare("finetune", FineTuneConfig, "metaseq_lm.evaluation.finetune.FineTune")
+SUITES.declare("adapt", AdaptConfig, "metaseq_lm.evaluation.adapt.Adapt")
+for _name in ["blimp_supplement", "pairs"]:
+    SUITES.declare(_name, PairsConfig, "metaseq_lm.evaluation.minimal_pairs.MinimalPairs")
+SUITES.declare("blimp", BlimpConfig, "metaseq_lm.evaluation.minimal_pairs.MinimalPairs")
+SUITES.declare("comps", CompletionsConfig, "metaseq_lm.evaluation.completions.comps")
+SUITES.declare("ewok", CompletionsConfig, "metaseq_lm.evaluation.completions.ewok")
+SUITES.declare(
+    "entity_tracking", CompletionsConfig, "metaseq_lm.evaluation.completions.entity_tracking"
+)
+SUITES.declare("syntaxgym", SyntaxGymConfig, "metaseq_lm.evaluation.syntaxgym.SyntaxGym")
+SUITES.declare("wug", WugConfig, "metaseq_lm.evaluation.wug.Wug")
