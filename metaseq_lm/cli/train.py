@@ -176,6 +176,12 @@ def prepare(args: argparse.Namespace) -> int:
     options = read_options(TrainOptions, vars(args))
     plugins.load_all(options.user_dir)
     config = compose(args, options)
+    entries = (*getattr(config.task, "objectives", ()), *config.trainer.final_suites)
+    if any(isinstance(entry, str) for entry in entries):
+        hint(
+            "entries of task.objectives and trainer.final_suites as text are those of earlier "
+            "versions; write {task: NAME, weight: W, OPTION: VALUE} and {suite: NAME, folder: F}"
+        )
     if args.help:
         show(args.parser.format_help() + "\nkeys, with the values this command gives them:")
         show(describe(config))

@@ -1,7 +1,7 @@
 """Options of the tasks, and parts that several tasks share."""
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -307,11 +307,11 @@ class SentencePairsConfig(MaskedLMConfig):
 class MixtureConfig(LanguageModelingConfig):
     """The objectives, and the rows that they share."""
 
-    objectives: list[str] = option(
+    objectives: list[Any] = option(
         [],
-        "objectives, each as text: TASK [criterion=CRITERION] [name=NAME] [weight=W | "
-        "weight=[W,...]] [task.OPTION=VALUE ...] [criterion.OPTION=VALUE ...]; the weights, one "
-        "for each phase or one for all, are divided by their sum",
+        "objectives, each as {task: TASK, criterion: CRITERION, name: NAME, weight: W or [W, ...], "
+        "OPTION: VALUE}, of which the task alone is needed; options are those of the task and the "
+        "criterion; the weights, one for each phase or one for all, are divided by their sum",
     )
     phases: list[float] = option(
         [], "lengths of the phases in proportion to each other, such as [4,16,4]", above=0

@@ -111,12 +111,12 @@ class TrainerConfig:
     final_splits: list[str] = option(
         [], "splits scored at the end with the best checkpoint", affects=NOTHING
     )
-    final_suites: list[str] = option(
+    final_suites: list[Any] = option(
         [],
-        "suites that the best checkpoint is scored with at the end, each as text: SUITE FOLDER "
-        "[name=NAME] [too_long=fail] [pll=original] [optional=true] [option=value ...], FOLDER in "
-        "the data folder or absolute; a run that does not give what an optional one takes goes "
-        "without it",
+        "suites that the best checkpoint is scored with at the end, each as {suite: SUITE, folder: "
+        "FOLDER, name: NAME, too_long: fail, pll: original, optional: true, OPTION: VALUE}, of "
+        "which suite and folder are needed; the folder is in the data folder or absolute; a run "
+        "that does not give what an optional one takes goes without it",
         affects=NOTHING,
     )
 

@@ -5,12 +5,12 @@ discriminators with the share of fakes beside it, by the kinds of terms (see `co
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from metaseq_lm.config.entries import ObjectiveEntry, objective_entries
 from metaseq_lm.core.metric_names import CAUSAL_NLL, CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.league.standings import FLAG, NOTE, VOID, Context, Finding, Row
 from metaseq_lm.reporting.runs import Run, is_number
@@ -54,28 +54,24 @@ def best_terms(row: Row) -> dict[str, list[float]]:
     return terms
 
 
-def entry_of(run: Run, term: str) -> str:
-    """Return the entry of task.objectives that a term OBJECTIVE.TERM is of, "" for other terms."""
-    objective = term.rpartition(".")[0]
-    for entry in run.values.get("task.objectives") or [] if objective else []:
-        name = re.search(r" name=(\S+)", entry)
-        if objective == (name[1] if name else entry.split()[0]):
-            return str(entry)
-    return ""
+def entry_of(run: Run, term: str) -> ObjectiveEntry | None:
+    """Return the objective of a mixture that a term OBJECTIVE.TERM is of, None for other terms."""
+    return objective_entries(run.values).get(term.rpartition(".")[0])
 
 
 def is_trained(run: Run, term: str) -> bool:
     """Return whether the objective of a term has a weight above 0 in a phase."""
-    weights = re.search(r" weight=\[?([^\s\]]+)", entry_of(run, term))
-    return weights is None or any(float(weight) > 0 for weight in weights[1].split(","))
+    entry = entry_of(run, term)
+    return entry is None or any(entry.weight)
 
 
 def unmasked_share(run: Run, term: str) -> float:
     """Return the share of the targets of a term that are left as they are."""
     share = run.values.get("task.leave_unmasked_prob")
     if entry := entry_of(run, term):
-        option_text = re.search(r" task\.leave_unmasked_prob=(\S+)", entry)
-        share = float(option_text[1]) if option_text else USUAL_UNMASKED * term.endswith(".mlm")
+        usual = USUAL_UNMASKED * term.endswith(".mlm")
+        keys = ("task.leave_unmasked_prob", "leave_unmasked_prob")
+        share = next((entry.options[key] for key in keys if key in entry.options), usual)
     return float(share or 0)
 
 

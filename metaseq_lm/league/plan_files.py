@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.config.entries import as_text
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
 from metaseq_lm.league.choice import FEWEST
@@ -275,7 +276,10 @@ def _parse_comparison(content: Mapping[str, Any]) -> Comparison:
     for key in ("baseline", "metric", "smallest_effect"):
         if content.get(key) is None:
             raise UsageError(f"comparison has no {key}")
-    suites = sequence(content.get("suites", []), "comparison.suites", True)
+    suites = [
+        as_text(suite) if isinstance(suite, dict) else suite
+        for suite in sequence(content.get("suites", []), "comparison.suites", True)
+    ]
     secondary = sequence(content.get("secondary", []), "comparison.secondary", True)
     effect = _parse_number(content["smallest_effect"], "comparison.smallest_effect")
     level = _parse_number(content.get("level", Comparison.level), "comparison.level")

@@ -48,7 +48,7 @@ from metaseq_lm.sweeps.launching import OPEN, adopt, run_locally, take_code
 from metaseq_lm.sweeps.options import Launch
 from metaseq_lm.sweeps.states import ACTIVE, states
 from metaseq_lm.sweeps.submit import Batch, submit_slurm
-from metaseq_lm.training.suites import SuiteRequest, parse_entry
+from metaseq_lm.training.suites import SuiteRequest, request_of
 
 WAIT = 15.0  # seconds between looks at jobs on Slurm
 SILENCE = 600.0  # seconds without an answer on any job, after which the command ends
@@ -283,7 +283,7 @@ class Runner:
     def suites(self) -> list[SuiteRequest]:
         """Return the suites of the plan."""
         data = self.request.source.data
-        return [parse_entry(entry, data) for entry in self.plan.comparison.suites]
+        return [request_of(entry, data) for entry in self.plan.comparison.suites]
 
     def tune(self) -> None:
         """Run the trials, those of the middle budget first where they choose for the others."""

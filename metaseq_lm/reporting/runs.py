@@ -57,6 +57,7 @@ TYPES: dict[Any, Any] = {
     "bool | None": bool,
     "str": str,
     "list[str]": [str, ...],
+    "list[Any]": [(str, dict), ...],  # entries
 }
 VALUES = {
     **{f"trainer.{item.name}": TYPES[item.type] for item in fields(TrainerConfig)},
@@ -64,7 +65,7 @@ VALUES = {
     "seed": int,
     "label": str,
     "data": str,
-    "task.objectives": [str, ...],
+    "task.objectives": [(str, dict), ...],
     "schedule.total_updates": COUNT,
 }
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
@@ -459,7 +460,7 @@ def read_values(
     except ValueError as error:
         raise MetaseqError(f"{folder / 'config.yaml'}: not a readable config: {error}") from error
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
-    values = {"label": label, **values}
+    values = {"label": label, **run_folder.with_text_entries(values)}
     if values.get("data"):
         values["data"] = relative_to_cwd(str(values["data"]))
         values["data_hash"] = (results or {}).get("data")

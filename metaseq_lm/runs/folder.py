@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.config.entries import as_text
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
@@ -359,6 +360,7 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     before, after = (flatten(mask_options(values)) for values in (old, as_dict(new)))
     names = {group: getattr(new, group)._name for group in GROUPS}
     before |= {key: default_of(names, key) for key in after.keys() - before.keys()}
+    before, after = map(with_text_entries, (before, after))
     movable = options_with("movable", new)
     return {
         key: (before.get(key), after.get(key))
@@ -367,6 +369,12 @@ def changed_options(old: Any, new: RunConfig) -> dict[str, tuple[Any, Any]]:
         and key not in movable
         and not key.startswith("engine.")
     }
+
+
+def with_text_entries(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flat configuration whose entries are texts, however they were written."""
+    keys = [key for key in ("task.objectives", "trainer.final_suites") if values.get(key)]
+    return {**values, **{key: [as_text(entry) for entry in values[key]] for key in keys}}
 
 
 def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:

@@ -5,12 +5,12 @@ results of the checkpoint that a run ended with from those of another one.
 """
 
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.config.entries import SuiteEntry, read_entry
 from metaseq_lm.core import files
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import (
@@ -103,16 +103,16 @@ def default_name(suite: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", suite)
 
 
-def entry_name(entry: str) -> str:
+def entry_name(item: str | Mapping[str, Any]) -> str:
     """Return the name of the results that an entry of trainer.final_suites asks for.
 
-    "" for one of another form, which `training.suites.parse_entry` refuses.
+    "" for one of another form, which `training.suites.request_of` refuses.
     """
     try:
-        suite, _, *options = shlex.split(entry)
-    except ValueError:
+        entry = read_entry(item, SuiteEntry)
+    except UsageError:
         return ""
-    return dict(word.partition("=")[::2] for word in options).get("name", default_name(suite))
+    return entry.name or default_name(entry.suite)
 
 
 def check_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """Several objectives of prediction on one stream of rows: at once, one after the other, or both.
 
-    task.objectives=["causal_lm weight=[1,0]", "masked_lm weight=[0,1] task.mask_prob=0.4"]
+    task.objectives=[{task: causal_lm, weight: [1, 0]},
+                     {task: masked_lm, weight: [0, 1], mask_prob: 0.4}]
     task.phases=[0.25,0.75]
 
 An objective is a registered task with its criterion, as a run of its own would have them. In each
@@ -8,9 +9,7 @@ phase the rows of a batch are divided among the objectives by their weights (dat
 and the loss is the weighted sum of their losses.
 """
 
-import math
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -19,12 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from metaseq_lm.config.entries import ObjectiveEntry, as_text, entry_keys, read_entry, usage
 from metaseq_lm.config.tasks import LanguageModelingConfig, MixtureConfig
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.config import RunConfig, build
+from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.options import check_options
+from metaseq_lm.core.overrides import format_value
 from metaseq_lm.core.registry import TASKS, nearest
 from metaseq_lm.criterions.mixture import Mixture
 from metaseq_lm.data.corpus.mixture import mean_rows, mixed_stream
@@ -33,11 +34,6 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.tasks import Passes, Scored, Task, TextTask, check_pair
 from metaseq_lm.tasks.protocols import Kinds, NeedsEager, Prepares, PricedByRule, usual_facts
 
-ENTRY = (
-    "TASK [criterion=CRITERION] [name=NAME] [weight=W | weight=[W,...]] [task.OPTION=VALUE ...] "
-    "[criterion.OPTION=VALUE ...]"
-)
-WORDS = ("criterion", "name", "weight")  # of an entry, besides options
 # The options of the rows, which all objectives share.
 ROWS = {item.name: item.default for item in fields(LanguageModelingConfig)}
 
@@ -60,61 +56,59 @@ class Objective:
 def parse_objectives(config: RunConfig) -> dict[str, Objective]:
     """Return the objectives of a mixture by name; UsageError that names a wrong entry."""
     objectives: dict[str, Objective] = {}
-    for entry in config.task.objectives:
+    for item in config.task.objectives:
         try:
-            objective = parse_objective(entry, config)
+            objective = parse_objective(item, config)
             if objective.name in objectives:
-                raise UsageError(f"another one is called {objective.name}, too; add name=NAME")
+                raise UsageError(f"another one is called {objective.name}, too; give it a name")
         except UsageError as error:
-            raise UsageError(f"task.objectives, entry '{entry}': {error}") from error
+            raise UsageError(f"task.objectives, entry '{as_text(item)}': {error}") from error
         objectives[objective.name] = objective
     if not objectives:
-        raise UsageError(f'give task.objectives=["...","..."], each entry as {ENTRY}')
+        raise UsageError(f"give task.objectives=[...], each entry as {usage(ObjectiveEntry)}")
     return objectives
 
 
-def parse_objective(entry: str, config: RunConfig) -> Objective:
+def parse_objective(item: str | Mapping[str, Any], config: RunConfig) -> Objective:
     """Return the objective of an entry of task.objectives in a run; UsageError if it is wrong."""
-    try:
-        task, *words = shlex.split(entry)
-    except ValueError as error:
-        raise UsageError(f"write {ENTRY}") from error
-    pairs = [word.partition("=") for word in words]
-    values = {key: value for key, _, value in pairs if key in WORDS}
-    for key, _, _ in pairs:
-        if key not in WORDS and not key.startswith(("task.", "criterion.")):
-            raise UsageError(f"'{key}' is no part of an entry.{nearest(key, WORDS)} Write {ENTRY}")
-        if key.startswith("task.") and key.removeprefix("task.") in ROWS:
-            raise UsageError(f"{key} is that of all objectives; give it as an option by itself")
-    task_name = composed(f"task={task}").task._name  # of a preset another one
+    entry = read_entry(item, ObjectiveEntry)
+    task_name = composed(f"task={entry.task}").task._name  # of a preset another one
     check_takes_part(task_name)
-    name = values.get("name", task)
+    name = entry.name or entry.task
     if not name.isidentifier():
         raise UsageError(f"name={name}: use letters, digits and _")
-    options = [word for word, (key, _, _) in zip(words, pairs) if key not in WORDS]
-    choices = f"task={task}", f"criterion={values.get('criterion', task_name)}"
+    choices = [f"task={entry.task}", f"criterion={entry.criterion or task_name}"]
+    keys = {key: option_key(key, composed(*choices)) for key in entry.options}
+    for key in keys.values():
+        if key.startswith("task.") and key.removeprefix("task.") in ROWS:
+            raise UsageError(f"{key} is that of all objectives; give it as an option by itself")
+    options = [f"{keys[key]}={format_value(value)}" for key, value in entry.options.items()]
     alone = composed(*choices, f"trainer.max_update={config.trainer.max_update}", *options)
     rows = with_rows(alone.task, config.task)
     alone = prepared(replace(config, task=rows, criterion=alone.criterion))
     check_pair(alone)
-    return Objective(name, parse_weights(values.get("weight", "1")), alone)
+    return Objective(name, tuple(entry.weight), alone)
+
+
+def option_key(key: str, config: RunConfig) -> str:
+    """Return the dotted key of an option of an objective; UsageError if none is called so."""
+    if key.startswith(("task.", "criterion.")):
+        return key
+    groups = [group for group in ("task", "criterion") if hasattr(getattr(config, group), key)]
+    if len(groups) == 1:
+        return f"{groups[0]}.{key}"
+    if groups:
+        raise UsageError(f"'{key}' is an option of the task and of the criterion; write task.{key}")
+    known = [*entry_keys(ObjectiveEntry), *options_of(config.task), *options_of(config.criterion)]
+    raise UsageError(
+        f"'{key}' is no part of an entry.{nearest(key, known)} Write {usage(ObjectiveEntry)}"
+    )
 
 
 @cache
 def composed(*overrides: str) -> RunConfig:
     """Return `load_config(overrides)`, which takes longer than all else of a mixture."""
     return load_config(overrides)
-
-
-def parse_weights(text: str) -> tuple[float, ...]:
-    """Return the weights of an entry; UsageError if they are no numbers from 0 on."""
-    try:
-        weights = tuple(map(float, text.removeprefix("[").removesuffix("]").split(",")))
-    except ValueError:
-        weights = ()
-    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise UsageError(f"weight={text}: give a number from 0 on, or one for each phase as [1,0]")
-    return weights
 
 
 def check_takes_part(name: str) -> None:

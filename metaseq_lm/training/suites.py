@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import shlex
 import shutil
 import tempfile
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from metaseq_lm.config.entries import SuiteEntry, as_text, plain_text, read_entry
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import check_folder, to_json
@@ -45,10 +45,6 @@ from metaseq_lm.training.scoring import ORIGINAL, PLL_RULES, TOO_LONG, SentenceS
 from metaseq_lm.training.states import EncoderStates
 
 OF_SENTENCES = {"too_long": TOO_LONG, "pll": PLL_RULES}  # the first of each is the default
-ENTRY = (
-    "SUITE FOLDER [name=NAME] [too_long=fail|skip|cut] [pll=original|within_word_l2r] "
-    "[optional=true] [option=value ...]"
-)
 
 
 @dataclass(frozen=True)
@@ -322,55 +318,43 @@ def checked(suite: Suite[Any, Any], results: Results) -> Results:
 def final_suites(config: RunConfig) -> list[SuiteRequest]:
     """Return what `trainer.final_suites` asks for; UsageError that names a wrong entry."""
     requests: dict[str, SuiteRequest] = {}
-    for entry in config.trainer.final_suites:
+    for item in config.trainer.final_suites:
         try:
-            request = parse_entry(entry, Path(config.data))
+            request = request_of(item, Path(config.data))
             if request.name in requests:
                 raise UsageError(
-                    f"another entry is called {request.name}, too; add name=NAME to one of them"
+                    f"another entry is called {request.name}, too; give one of them a name"
                 )
         except UsageError as error:
-            raise UsageError(f"trainer.final_suites, entry '{entry}': {error}") from error
+            raise UsageError(f"trainer.final_suites, entry '{as_text(item)}': {error}") from error
         requests[request.name] = request
     return list(requests.values())
 
 
-def parse_entry(entry: str, data: Path) -> SuiteRequest:
+def request_of(item: str | Mapping[str, Any], data: Path) -> SuiteRequest:
     """Return what an entry of `trainer.final_suites` asks for.
 
     Args:
-        entry: What ENTRY says, with quotes as in a shell around what has blanks.
-        data: The folder that a relative FOLDER is in.
+        item: The entry.
+        data: The folder that a relative folder of the entry is in.
 
     Raises:
         UsageError: It has another form, or the suite, an option or a value is unknown.
     """
-    try:
-        words = shlex.split(entry)
-    except ValueError as error:
-        raise UsageError(f"{error}; write {ENTRY}") from error
-    if len(words) < 2:
-        raise UsageError(f"write {ENTRY}")
-    suite, folder, *options = words
-    values = dict(word.partition("=")[::2] for word in options)
-    name = suite_results.entry_name(entry)
-    suite_results.check_name(name)
-    of_sentences = {name: values.get(name, known[0]) for name, known in OF_SENTENCES.items()}
+    entry = read_entry(item, SuiteEntry)
+    suite_results.check_name(name := suite_results.entry_name(item))
+    of_sentences = {key: getattr(entry, key) or known[0] for key, known in OF_SENTENCES.items()}
     for option, known in OF_SENTENCES.items():
         if of_sentences[option] not in known:
             raise UsageError(f"{option}={of_sentences[option]}: choose one of {', '.join(known)}")
-    optional = values.get("optional", "false")
-    if optional not in ("true", "false"):
-        raise UsageError(f"optional={optional}: write true or false")
-    of_request = ("name", "optional", *OF_SENTENCES)
-    of_suite = [word for word in options if word.partition("=")[0] not in of_request]
+    words = [f"{key}={plain_text(value)}" for key, value in entry.options.items()]
     return SuiteRequest(
-        build_suite(suite, of_suite),
-        data / folder,
+        build_suite(entry.suite, words),
+        data / entry.folder,
         name,
         too_long=of_sentences["too_long"],
         pll=of_sentences["pll"],
-        is_optional=optional == "true",
+        is_optional=entry.optional,
     )
 
 

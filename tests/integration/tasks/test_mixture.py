@@ -19,7 +19,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.interop.claims import claimed
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError
-from metaseq_lm.tasks.mixture import MixtureTask
+from metaseq_lm.tasks.mixture import MixtureTask, parse_objectives
 from metaseq_lm.tasks.protocols import reach_of, task_read_as
 from metaseq_lm.tasks.sentence_prediction import reach_of_manifest
 from metaseq_lm.training.parts import Parts, build_parts, check_parts, prepare_config
@@ -289,7 +289,7 @@ def test_runs_with_a_share_of_causal_rows_are_opened(
         (["masked_lm criterion=prefix_lm"], [], "prefix_lm is for task prefix_lm, not for masked"),
         (["electra"], [], "task electra is no objective of a mixture"),
         (["sentence_pairs criterion=masked_lm"], [], "sentence_pairs is no objective"),
-        (["masked_lm", "masked_lm"], [], "add name=NAME"),
+        (["masked_lm", "masked_lm"], [], "give it a name"),
         (["masked_lm name=a.b"], [], "name=a.b"),
         (["causal_lm weight=[1,0]"], [], "2 weights, but task.phases has no phases"),
         (["causal_lm weight=[1,0]"], ["task.phases=[1,1]"], "phase 2 .* no objective"),
@@ -315,3 +315,17 @@ def test_what_does_not_fit_is_refused(
             if "~" not in more:
                 config = configure(moons, tmp_path, *mixture(*entries), *more)
             check(config)
+
+
+def test_mappings_are_what_texts_are(moons: Path, tmp_path: Path) -> None:
+    """An option is called by its name, or with its section."""
+    more = [f"data={moons}", f"save_dir={tmp_path}", "task=mixture", "criterion=mixture"]
+    by_text = load_config([*more, 'task.objectives=["masked_lm weight=2 task.mask_prob=0.3"]'])
+    for key in ("mask_prob", "task.mask_prob"):
+        entry = f"{{task: masked_lm, weight: 2, {key}: 0.3}}"
+        by_mapping = load_config([*more, f"task.objectives=[{entry}]"])
+        assert parse_objectives(by_mapping) == parse_objectives(by_text)
+    for key, message in (("mask_pro", "Did you mean 'mask_prob'"), ("batch_size", "of all obj")):
+        wrong = load_config([*more, f"task.objectives=[{{task: masked_lm, {key}: 3}}]"])
+        with pytest.raises(UsageError, match=message):
+            parse_objectives(wrong)

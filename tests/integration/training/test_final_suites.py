@@ -159,7 +159,7 @@ def test_an_interrupted_run_scores_the_rest_when_it_goes_on(
 
 MISTAKES = [
     ("pears pairs", "pears.*Did you mean"),
-    ("pairs", "write SUITE FOLDER"),
+    ("pairs", "write {suite: SUITE"),
     ("pairs 'pairs", "quotation"),
     ("pairs pairs compar=changed", "Did you mean 'compare'"),
     ("pairs nowhere", "nowhere: no such folder"),
@@ -197,7 +197,7 @@ def test_an_optional_suite_is_left_out_where_the_run_does_not_give_it(
 
 def test_two_results_of_a_name_are_refused(data: Path) -> None:
     entries = json.dumps(["pairs pairs", "pairs pairs/far.jsonl"])
-    with pytest.raises(UsageError, match="add name=NAME"):
+    with pytest.raises(UsageError, match="give one of them a name"):
         final_suites(load_config([f"data={data}", f"trainer.final_suites={entries}"]))
 
 

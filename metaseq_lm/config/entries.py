@@ -1,0 +1,163 @@
+"""Entries of lists of options: the objectives of a mixture, and the suites at the end of a run.
+
+    task.objectives=[{task: causal_lm, weight: [1, 0]},
+                     {task: masked_lm, weight: [0, 1], mask_prob: 0.4}]
+    trainer.final_suites=[{suite: blimp, folder: blimp, first: 100}]
+
+An entry is a mapping of the keys of its dataclass; all others are options of the task and criterion
+or of the suite. Earlier versions wrote an entry as text, "masked_lm weight=[0,1]
+task.mask_prob=0.4", which `as_mapping` converts.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.overrides import format_value, is_valid, override_value
+
+E = TypeVar("E", "ObjectiveEntry", "SuiteEntry")
+
+
+@dataclass
+class ObjectiveEntry:
+    """An objective of task.objectives.
+
+    Attributes:
+        task: A task, or a preset of one.
+        criterion: Its criterion; "" for the one that is called as the task.
+        name: Its name, also that of its losses; "" for that of the task.
+        weight: Its weight, or one for each phase.
+        options: Options of the task and the criterion, by their names or as task.NAME.
+    """
+
+    task: str
+    criterion: str = ""
+    name: str = ""
+    weight: list[float] = field(default_factory=lambda: [1.0])
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class SuiteEntry:
+    """A suite of trainer.final_suites.
+
+    Attributes:
+        suite: The registered name.
+        folder: The folder of its data, in the data folder or absolute.
+        name: What reports call the results; "" for the name of the suite.
+        too_long: What to do with sentences that are longer than the run's rows; "" for the default.
+        pll: What a masked LM does not see of a token's word; "" for the default.
+        optional: Whether a run that does not give what the suite takes goes without it.
+        options: Options of the suite.
+    """
+
+    suite: str
+    folder: str
+    name: str = ""
+    too_long: str = ""
+    pll: str = ""
+    optional: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def as_mapping(entry: str | Mapping[str, Any], schema: type[E]) -> dict[str, Any]:
+    """Return an entry as a mapping, also one that is written as text; UsageError if it is wrong."""
+    if not isinstance(entry, str):
+        return dict(entry)
+    positional = [key for key in entry_keys(schema) if key in ("task", "suite", "folder")]
+    try:
+        words = shlex.split(entry)
+    except ValueError as error:
+        raise UsageError(f"{error}; write {usage(schema)}") from error
+    if len(words) < len(positional):
+        raise UsageError(f"write {usage(schema)}")
+    pairs = [word.partition("=") for word in words[len(positional) :]]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"'{key}' is no part of an entry; write {usage(schema)}")
+    return {
+        **dict(zip(positional, words)),
+        **{key: _value(value) for key, _, value in pairs},
+    }
+
+
+def as_text(entry: str | Mapping[str, Any]) -> str:
+    """Return an entry as one line of text, in the form of earlier versions."""
+    if isinstance(entry, str):
+        return entry
+    positional = ("task", "suite", "folder")
+    words = [str(entry[key]) for key in positional if key in entry]
+    words += [f"{k}={plain_text(v)}" for k, v in entry.items() if k not in positional]
+    return " ".join(shlex.quote(word) if set(word) & set(" \t'\"\\") else word for word in words)
+
+
+def read_entry(entry: str | Mapping[str, Any], schema: type[E]) -> E:
+    """Return an entry with checked types; UsageError names the key that is wrong."""
+    mapping = as_mapping(entry, schema)
+    known = entry_keys(schema)
+    values = {key: value for key, value in mapping.items() if key in known}
+    if "weight" in values and not isinstance(values["weight"], list):
+        values["weight"] = [values["weight"]]
+    options = {key: value for key, value in mapping.items() if key not in known}
+    for key in ("task", "suite", "folder"):
+        if key in known and key not in values:
+            raise UsageError(f"it has no {key}; write {usage(schema)}")
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(schema), values)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key).partition("[")[0]
+        reason = str(error).split("\n")[0]
+        raise UsageError(f"{key}={plain_text(values.get(key))}: {reason}") from error
+    read = schema(**{**vars(OmegaConf.to_object(typed)), "options": options})
+    if isinstance(read, ObjectiveEntry):
+        _check_weights(read.weight)
+    return read
+
+
+def usage(schema: type[ObjectiveEntry] | type[SuiteEntry]) -> str:
+    """Return how an entry is written."""
+    if schema is ObjectiveEntry:
+        return (
+            "{task: TASK, criterion: CRITERION, name: NAME, weight: W or [W, ...], OPTION: VALUE}"
+        )
+    return (
+        "{suite: SUITE, folder: FOLDER, name: NAME, too_long: fail, skip or cut, pll: original or "
+        "within_word_l2r, optional: true, OPTION: VALUE}"
+    )
+
+
+def objective_entries(values: Mapping[str, Any]) -> dict[str, ObjectiveEntry]:
+    """Return the entries of task.objectives of a flat configuration by their names."""
+    entries = [read_entry(item, ObjectiveEntry) for item in values.get("task.objectives") or []]
+    return {entry.name or entry.task: entry for entry in entries}
+
+
+def _check_weights(weights: Sequence[float]) -> None:
+    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise UsageError(
+            f"weight={plain_text(list(weights))}: give a number from 0 on, or one for each phase "
+            "as [1, 0]"
+        )
+
+
+def entry_keys(schema: type) -> list[str]:
+    """Return the keys of an entry that are no options."""
+    return [item.name for item in fields(schema) if item.name != "options"]
+
+
+def _value(text: str) -> Any:
+    """Return the value of a text in Hydra's grammar, else the text."""
+    return override_value(f"x={text}") if is_valid(f"x={text}") else text
+
+
+def plain_text(value: Any) -> str:
+    """Return the value of an option of an entry as text."""
+    return value if isinstance(value, str) else format_value(value)
