@@ -35,13 +35,6 @@ class Scope(NamedTuple):
     window: int = 0
     theta: float = 0.0
 
-    def distance(self, length: int) -> int:
-        """Return the largest distance between tokens that see each other, 0 for any.
-
-        `length` is that of the rows.
-        """
-        return self.window // 2 if 0 < self.window // 2 < length else 0
-
 
 @dataclass(frozen=True)
 class Style:

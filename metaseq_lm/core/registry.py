@@ -66,7 +66,8 @@ class Entry(Generic[T]):
 
 def _docstring_in_source(module: str, name: str) -> str | None:
     """Return the docstring of a class or function of the package, which is not imported."""
-    file = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
+    folder = Path(__file__).parents[2].joinpath(*module.split("."))
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     for node in _parsed(file).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return ast.get_docstring(node)

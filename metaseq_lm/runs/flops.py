@@ -125,7 +125,6 @@ class Counter(TorchDispatchMode):
     # differently: what is counted must be what is computed without a counter.
     indivisible: ClassVar[set[Any]] = {torch.ops.aten.silu_backward.default}
     paused: ClassVar[bool] = False
-    stepping: ClassVar[bool] = False  # whether an optimizer is at work
     active: ClassVar[list[Counter]] = []  # the counters at work
 
     @classmethod
@@ -136,7 +135,6 @@ class Counter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.rules = FlopCounterMode(display=False, custom_mapping=RULES).flop_registry
         self.total = 0
-        self.steps = 0  # of these, what optimizers computed
 
     def __enter__(self) -> Counter:
         Counter.active.append(self)
@@ -149,7 +147,6 @@ class Counter(TorchDispatchMode):
     def add(self, flops: int) -> None:
         """Add FLOPs to the total."""
         self.total += flops
-        self.steps += flops * Counter.stepping
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, or the operations that it decomposes into, and count the FLOPs."""
@@ -200,16 +197,6 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         Counter.paused = False
-
-
-@contextlib.contextmanager
-def optimizer_step() -> Iterator[None]:
-    """Count the FLOPs of the with block as an optimizer's: they do not depend on the batch."""
-    Counter.stepping = True
-    try:
-        yield
-    finally:
-        Counter.stepping = False
 
 
 def shapes_of(work: Any) -> str:

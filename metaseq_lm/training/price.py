@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from metaseq_lm.core.errors import DivergedError, UsageError
 from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
@@ -92,14 +93,17 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     streams = kind_streams_of(task)
     divisor = divisor or divisor_of_dry_run(parts, streams)
     window, costs, steps = Window(), [], []
+    of_steps = count_steps(engine)
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
+        of_steps.clear()
         with Counter() as counter:
             logs = task.update(engine, model, placed)
         window.add(logs)
         if refused := engine.finite_check.refused:
             raise DivergedError(describe_refusal(number + 1, engine, refused, logs))
-        steps.append(sum(process_group.gather_objects(counter.steps)))
-        on_batches = sum(process_group.gather_objects(counter.total - counter.steps))
+        # What optimizers compute does not depend on the batch.
+        steps.append(sum(process_group.gather_objects(sum(of_steps))))
+        on_batches = sum(process_group.gather_objects(counter.total)) - steps[-1]
         costs.append(float(divisor * on_batches))
     kinds = kinds_of(task)
     scales = [size * part * mean_over_first(streams, needs) for part, needs in kinds]
@@ -107,6 +111,25 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     price += sum(share * step for (share, _), step in zip(kinds, steps, strict=True))
     costs = [cost + step for cost, step in zip(costs, steps, strict=True)]
     return PriceEstimate(price, costs, scales, window.means(), divisor, parts)
+
+
+def count_steps(engine: Engine) -> list[int]:
+    """Return a list that the FLOPs of each step of an optimizer are added to from now on."""
+    spent: list[int] = []
+
+    def counted(step: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            before = Counter.active[-1].total if Counter.active else 0
+            result = step()
+            if Counter.active:
+                spent.append(Counter.active[-1].total - before)
+            return result
+
+        return run
+
+    for optimizer in engine.optimizers.values():
+        optimizer.inner.step = counted(optimizer.inner.step)  # type: ignore[assignment]
+    return spent
 
 
 def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:

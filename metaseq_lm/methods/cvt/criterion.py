@@ -26,6 +26,7 @@ from metaseq_lm.methods.cvt.model import (
 from metaseq_lm.methods.cvt.options import (
     CrossViewConfig,
     UnlabelledConfig,
+    UnlabelledWeightConfig,
     VATConfig,
     WordDropoutConfig,
 )
@@ -37,6 +38,13 @@ from metaseq_lm.models.words.prediction_modules import (
     shifted,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet
+
+
+def weight_after(config: UnlabelledWeightConfig, updates: int) -> float:
+    """Return the weight, never 0, of an unlabelled batch, `updates` after task.labelled_first."""
+    if not config.unlabelled_warmup:
+        return config.unlabelled_weight
+    return config.unlabelled_weight * min(1.0, max(updates, 1) / config.unlabelled_warmup)
 
 
 class Unlabelled(WordLabels):

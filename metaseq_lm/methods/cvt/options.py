@@ -34,12 +34,6 @@ class UnlabelledWeightConfig:
         0, "updates after task.labelled_first in which this weight rises to its value", at_least=0
     )
 
-    def weight_after(self, updates: int) -> float:
-        """Return the weight, never 0, at a number of updates after task.labelled_first."""
-        if not self.unlabelled_warmup:
-            return self.unlabelled_weight
-        return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
-
 
 def student_dropout(default: float | None) -> Any:
     """Return the option for the student's dropout; the teacher has none."""

@@ -17,7 +17,7 @@ from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, Bucketed
 from metaseq_lm.data.words.sets import SentenceWords, WordSet
 from metaseq_lm.engine.engine import PRECISIONS, Engine
-from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
+from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial, weight_after
 from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
 from metaseq_lm.methods.cvt.options import CVTConfig
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
@@ -143,7 +143,7 @@ class CVTTask(WordTask):
     def weighed(self, engine: Engine, updates: int, batches: Batches) -> Batches:
         """Return unlabelled batches with the weight of their loss at a number of updates."""
         assert isinstance(self.criterion, Unlabelled)
-        number = self.criterion.config.weight_after(updates - self.config.labelled_first)
+        number = weight_after(self.criterion.config, updates - self.config.labelled_first)
         # A tensor, because torch.compile would recompile for each number.
         dtype = PRECISIONS[engine.precision]
         weight = torch.full((), number, dtype=dtype, device=engine.device)

@@ -26,6 +26,7 @@ from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import current_context
+from metaseq_lm.methods.cvt.criterion import weight_after
 from metaseq_lm.methods.cvt.model import AveragedNet
 from metaseq_lm.methods.cvt.options import (
     FUTURE,
@@ -187,7 +188,7 @@ class CVTTranslationTask(TranslationTask):
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
             assert isinstance(self.criterion, SemiSupervisedTranslation)
             updates = engine.optimizers["main"].updates - self.config.labelled_first
-            weight = self.criterion.config.weight_after(updates)
+            weight = weight_after(self.criterion.config, updates)
             translated = self.with_translations(engine, model, parts)
             batches = {UNLABELLED: [[part.replace(weight=weight) for part in translated]]}
         assert isinstance(model, AveragedNet)

@@ -18,6 +18,7 @@ from metaseq_lm.config.transformer import (
     TRUNCATED_NORMAL,
     XAVIER_ATTENTION,
     EncoderConfig,
+    Scope,
 )
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
@@ -160,6 +161,12 @@ class Embeddings(nn.Module):
         return embeddings
 
 
+def farthest(scope: Scope, length: int) -> int:
+    """Return the largest distance between tokens of rows that see each other, 0 for any."""
+    half = scope.window // 2
+    return half if 0 < half < length else 0
+
+
 class Stack(nn.Module):
     """A projection if the embeddings have another width, the layers, the final norm if pre-norm."""
 
@@ -187,7 +194,7 @@ class Stack(nn.Module):
         The states that each layer ends with are appended to `outputs`, the last as returned.
         """
         length = x.shape[-2]
-        distances = [scope.distance(length) for scope in self.scopes]
+        distances = [farthest(scope, length) for scope in self.scopes]
         visibility = {
             d: Visibility.of(layout, length, x.device, d) for d in dict.fromkeys(distances)
         }

@@ -6,7 +6,7 @@ import pytest
 
 from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.optim.schedules import Schedule
+from metaseq_lm.optim import Schedule
 
 
 def constant(warmup_updates: int) -> Schedule:
