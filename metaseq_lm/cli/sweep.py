@@ -51,6 +51,7 @@ from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option
 from metaseq_lm.core.output import show
+from metaseq_lm.core.plain_yaml import naming_place
 
 if TYPE_CHECKING:
     from metaseq_lm.sweeps.configs import Check
@@ -335,7 +336,8 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     content = content_of(args, options)
     if rules := search_of(content, options):
         return launch_search(content, rules, args, options)
-    runs, definition, launch, out = plan(content, args, options)
+    with naming_place(sweep_file(args)):
+        runs, definition, launch, out = plan(content, args, options)
     if SweepFolder(out).stored_search():
         raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
     check(runs, definition)
@@ -392,7 +394,8 @@ def launch_search(
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
-    _, definition, launch, out = plan(content, args, options)
+    with naming_place(sweep_file(args)):
+        _, definition, launch, out = plan(content, args, options)
     searched = Searched(definition, Search.from_json(rules), out, launch, check_for(definition))
     settings = searched.check_all()
     folder = SweepFolder(out)
@@ -437,6 +440,15 @@ def plan(
     return expand(definition, out), definition, launch, out
 
 
+def sweep_file(args: argparse.Namespace) -> Path | None:
+    """Return the sweep file that the arguments name, the first; None without one."""
+    from metaseq_lm.core.config import TOP
+    from metaseq_lm.core.overrides import split_overrides
+
+    paths, _ = split_overrides(args.words, TOP)
+    return next((Path(path) for path in paths if path.endswith((".yaml", ".yml"))), None)
+
+
 def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
     from metaseq_lm.core.config import TOP, names_runs
@@ -451,11 +463,11 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     )
 
     paths, overrides = split_overrides(args.words, TOP)
-    files = [path for path in paths if path.endswith((".yaml", ".yml"))]
-    data = [path for path in paths if path not in files]
-    if len(files) > 1 or len(data) > 1:
+    file = sweep_file(args)
+    data = [path for path in paths if file is None or Path(path) != file]
+    if len(data) > 1:
         raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
-    content = read_file(Path(files[0])) if files else {}
+    content = read_file(file) if file else {}
     working_dir = Path.cwd()
     if data:
         content["data"] = absolute(data[0], working_dir)
@@ -594,7 +606,8 @@ def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
 
     content = content_of(args, options)
     rules = search_of(content, options)
-    runs, definition, launch, out = plan(content, args, options)
+    with naming_place(sweep_file(args)):
+        runs, definition, launch, out = plan(content, args, options)
     if rules:
         searched = Searched(definition, Search.from_json(rules), out, launch)
         searched.check_rules()

@@ -2,11 +2,14 @@
 
 import itertools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import read_bounded
 
 DEEPEST = 50  # lists and mappings in each other
@@ -54,6 +57,40 @@ def read_yaml(path: Path, limit: int = LARGEST_YAML) -> Any:
         raise ValueError(_problem(error)) from error
     _check_plain(content)
     return content
+
+
+@contextmanager
+def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
+    """Add FILE:LINE to a UsageError in the block that begins with the name of a key of a file.
+
+    Args:
+        path: The file; None for none.
+        always: Whether errors that name no key of it get the file, too.
+    """
+    try:
+        yield
+    except UsageError as error:
+        line = _line_of(path, str(error)) if path else 0
+        if path is None or not (line or always):
+            raise
+        raise UsageError(f"{path}{f':{line}' if line else ''}: {error}") from error
+
+
+def _line_of(path: Path, message: str) -> int:
+    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none."""
+    named = re.match(r"[\w.@/-]*\w", message)
+    if named is None or not path.is_file():
+        return 0
+    node = PlainReader(read_bounded(path, LARGEST_YAML).decode("utf-8")).get_single_node()
+    line, rest = 0, named[0]
+    while rest and isinstance(node, yaml.MappingNode):
+        below = {key.value: (key, value) for key, value in node.value}
+        name = max((key for key in below if f"{rest}.".startswith(f"{key}.")), key=len, default="")
+        if not name:
+            break
+        key, node = below[name]
+        line, rest = key.start_mark.line + 1, rest[len(name) + 1 :]
+    return line
 
 
 def _extent(

@@ -11,6 +11,7 @@ from typing import Any
 from metaseq_lm.config.entries import as_text
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.core.plain_yaml import naming_place
 from metaseq_lm.league.choice import FEWEST
 from metaseq_lm.league.plan import (
     BENCHMARKS,
@@ -120,13 +121,10 @@ def read_plan(
         content = _merge(read_plan(file, above=above)[1], content)
     if files:
         content = _with_text(content, {k: absolute(file, Path.cwd()) for k, file in files.items()})
-    try:
+    with naming_place(path, always=True):
         if isinstance(content.get("data"), dict):
             content["data"] = _parse_data(content["data"], path.parent)
-        plan = parse_plan(content)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    return plan, content
+        return parse_plan(content), content
 
 
 def _merge(base: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
