@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from metaseq_lm.config.transformer import ModernConfig, TransformerConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import WEIGHTS, option
 from metaseq_lm.core.registry import MODELS
 
 LONGEST_WORD = 20  # characters of a word that are read
@@ -19,10 +19,18 @@ ROOTS = ("linear", "vector")
 class BiLSTMConfig:
     """Sizes and dropout; the defaults are ELMo's."""
 
-    encoder_layers: int = option(2, "LSTMs in the stack of each direction", at_least=1)
-    encoder_embed_dim: int = option(512, "width of embeddings and of each direction", at_least=1)
-    encoder_hidden_dim: int = option(4096, "cells of an LSTM before its projection", at_least=1)
-    dropout: float = option(0.1, "dropout of the inputs of LSTMs and heads", at_least=0, below=1)
+    encoder_layers: int = option(
+        2, "LSTMs in the stack of each direction", at_least=1, affects=WEIGHTS
+    )
+    encoder_embed_dim: int = option(
+        512, "width of embeddings and of each direction", at_least=1, affects=WEIGHTS
+    )
+    encoder_hidden_dim: int = option(
+        4096, "cells of an LSTM before its projection", at_least=1, affects=WEIGHTS
+    )
+    dropout: float = option(
+        0.1, "dropout of the inputs of LSTMs and heads", at_least=0, below=1, affects=WEIGHTS
+    )
 
     @property
     def width(self) -> int:
@@ -52,11 +60,21 @@ class AveragingConfig:
 class EncoderDecoderConfig:
     """Sizes and dropout; the paper's decoder is not described, these follow its other LSTMs."""
 
-    layers: int = option(2, "LSTM layers of the encoder and of the decoder", at_least=1)
-    embed_dim: int = option(300, "width of the embeddings of both sides", at_least=1)
-    hidden_dim: int = option(1024, "decoder cells; an encoder direction has half", at_least=2)
-    output_dim: int = option(512, "width of the states; an encoder direction has half", at_least=2)
-    dropout: float = option(0.5, "dropout of embeddings and LSTM outputs", at_least=0, below=1)
+    layers: int = option(
+        2, "LSTM layers of the encoder and of the decoder", at_least=1, affects=WEIGHTS
+    )
+    embed_dim: int = option(
+        300, "width of the embeddings of both sides", at_least=1, affects=WEIGHTS
+    )
+    hidden_dim: int = option(
+        1024, "decoder cells; an encoder direction has half", at_least=2, affects=WEIGHTS
+    )
+    output_dim: int = option(
+        512, "width of the states; an encoder direction has half", at_least=2, affects=WEIGHTS
+    )
+    dropout: float = option(
+        0.5, "dropout of embeddings and LSTM outputs", at_least=0, below=1, affects=WEIGHTS
+    )
 
     def check(self) -> None:
         """Raise UsageError for sizes that do not fit together."""
@@ -72,10 +90,14 @@ class EncoderDecoderConfig:
 class WideResNetConfig:
     """Options of a wide ResNet; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
 
-    depth: int = option(16, "number of layers with weights, 6 n + 4")
-    width: int = option(2, "factor of the numbers of channels, 16, 32 and 64", at_least=1)
-    channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.1, "dropout between the convolutions of a block", at_least=0, below=1)
+    depth: int = option(16, "number of layers with weights, 6 n + 4", affects=WEIGHTS)
+    width: int = option(
+        2, "factor of the numbers of channels, 16, 32 and 64", at_least=1, affects=WEIGHTS
+    )
+    channels: int = option(3, "channels of the images", at_least=1, affects=WEIGHTS)
+    dropout: float = option(
+        0.1, "dropout between the convolutions of a block", at_least=0, below=1, affects=WEIGHTS
+    )
     norm: str = option(
         "batch",
         "batch: batch norm, which needs whole batches in one process; group: group "
@@ -88,9 +110,11 @@ class WideResNetConfig:
 class ConvLargeConfig:
     """Options of Conv-Large. The layers follow the authors' code, reproduced from memory."""
 
-    width: float = option(1.0, "factor of the numbers of channels, 128, 256 and 512", above=0)
-    channels: int = option(3, "channels of the images", at_least=1)
-    dropout: float = option(0.5, "dropout after each pooling", at_least=0, below=1)
+    width: float = option(
+        1.0, "factor of the numbers of channels, 128, 256 and 512", above=0, affects=WEIGHTS
+    )
+    channels: int = option(3, "channels of the images", at_least=1, affects=WEIGHTS)
+    dropout: float = option(0.5, "dropout after each pooling", at_least=0, below=1, affects=WEIGHTS)
     norm: str = option(
         POSITIONAL,
         "positional: over the channels of each position; batch: batch norm, which "
@@ -103,16 +127,24 @@ class ConvLargeConfig:
 class WordEmbeddingConfig:
     """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
 
-    word_embed_dim: int = option(300, "width of word embeddings and word vectors", at_least=1)
-    word_vectors: bool = option(True, "start from the word vectors of the data folder, if any")
+    word_embed_dim: int = option(
+        300, "width of word embeddings and word vectors", at_least=1, affects=WEIGHTS
+    )
+    word_vectors: bool = option(
+        True, "start from the word vectors of the data folder, if any", affects=WEIGHTS
+    )
     normalize_words: bool = option(
         False,
         "normalise the embeddings to mean 0 and variance 1, words weighted by their frequency "
         "(Miyato et al. 2017); criterion vat needs it, for its norm depends on the scale",
     )
-    char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
-    char_filters: int = option(100, "filters of each width of characters (0 = none)", at_least=0)
-    char_widths: list[int] = option([2, 3, 4], "filter widths", at_least=1, at_most=CHARACTERS)
+    char_embed_dim: int = option(50, "width of character embeddings", at_least=1, affects=WEIGHTS)
+    char_filters: int = option(
+        100, "filters of each width of characters (0 = none)", at_least=0, affects=WEIGHTS
+    )
+    char_widths: list[int] = option(
+        [2, 3, 4], "filter widths", at_least=1, at_most=CHARACTERS, affects=WEIGHTS
+    )
     combine: str = option(
         "concat",
         "word embedding and character CNN: concat (the authors' code) or sum (the paper)",
@@ -143,10 +175,18 @@ class WordEmbeddingConfig:
 class CNNBiLSTMConfig(WordEmbeddingConfig):
     """Sizes and dropout; the defaults are the paper's."""
 
-    encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
-    second_hidden_dim: int = option(512, "cells of each direction of the second layer", at_least=1)
-    projection_dim: int = option(512, "width to which more cells are projected", at_least=1)
-    dropout: float = option(0.5, "dropout of inputs, states and the parser", at_least=0, below=1)
+    encoder_hidden_dim: int = option(
+        1024, "cells of each direction of the first layer", at_least=1, affects=WEIGHTS
+    )
+    second_hidden_dim: int = option(
+        512, "cells of each direction of the second layer", at_least=1, affects=WEIGHTS
+    )
+    projection_dim: int = option(
+        512, "width to which more cells are projected", at_least=1, affects=WEIGHTS
+    )
+    dropout: float = option(
+        0.5, "dropout of inputs, states and the parser", at_least=0, below=1, affects=WEIGHTS
+    )
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -159,9 +199,13 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
 class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
     """Sizes and dropout; encoder_layers are those that see everything."""
 
-    encoder_layers: int = option(2, "layers that see all words", at_least=1)
-    directed_layers: int = option(2, "layers below them in each direction", at_least=1)
-    dropout: float = option(0.1, "dropout of inputs, states and the parser", at_least=0, below=1)
+    encoder_layers: int = option(2, "layers that see all words", at_least=1, affects=WEIGHTS)
+    directed_layers: int = option(
+        2, "layers below them in each direction", at_least=1, affects=WEIGHTS
+    )
+    dropout: float = option(
+        0.1, "dropout of inputs, states and the parser", at_least=0, below=1, affects=WEIGHTS
+    )
 
     def check(self) -> None:
         super().check()
@@ -175,7 +219,9 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
 class NoEncoderConfig:
     """The dropout of prediction modules."""
 
-    dropout: float = option(0.5, "dropout of the parser's hidden units", at_least=0, below=1)
+    dropout: float = option(
+        0.5, "dropout of the parser's hidden units", at_least=0, below=1, affects=WEIGHTS
+    )
 
 
 MODELS.declare(

@@ -66,12 +66,16 @@ class Style:
 class EncoderConfig:
     """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
 
-    encoder_layers: int = option(12, "layers", at_least=1)
-    encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
-    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
+    encoder_layers: int = option(12, "layers", at_least=1, affects=WEIGHTS)
+    encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1, affects=WEIGHTS)
+    encoder_ffn_embed_dim: int = option(
+        1024, "width inside the feed-forward networks", at_least=1, affects=WEIGHTS
+    )
     encoder_attention_heads: int = option(4, "attention heads", at_least=1)
-    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
-    segments: int = option(0, "number of segment embeddings", at_least=0)
+    token_embed_dim: int = option(
+        0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0, affects=WEIGHTS
+    )
+    segments: int = option(0, "number of segment embeddings", at_least=0, affects=WEIGHTS)
     max_positions: int = option(128, "longest row", at_least=1, affects=WEIGHTS)
     dropout: float = option(
         0.1, "dropout of embeddings and of sublayers", at_least=0, below=1, affects=WEIGHTS
@@ -193,7 +197,10 @@ class ModernConfig(EncoderConfig):
     )
     local_theta: float = option(10_000.0, "the same in local layers", above=0)
     vocab_multiple: int = option(
-        1, "round the rows of the embedding up to a multiple of this", at_least=1
+        1,
+        "round the rows of the embedding up to a multiple of this",
+        at_least=1,
+        affects=WEIGHTS,
     )
     base_width: int = option(
         0,

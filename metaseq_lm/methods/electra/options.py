@@ -12,7 +12,7 @@ from metaseq_lm.config.tasks import (
 )
 from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option, with_default
+from metaseq_lm.core.options import WEIGHTS, option, with_default
 from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, NoOptions
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
@@ -88,23 +88,36 @@ class NoiseModelConfig(EncoderConfig):
         "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: "
         "strategic masking",
         choices=(*NOISES, DIFFICULTY),
+        affects=WEIGHTS,
     )
     generator_size: float = option(
-        0.25, "width of the noise model divided by the encoder's", above=0
+        0.25,
+        "width of the noise model divided by the encoder's",
+        above=0,
+        affects=WEIGHTS,
     )
     generator_layers: float = option(
-        1.0, "depth of the noise model divided by the encoder's", above=0
+        1.0,
+        "depth of the noise model divided by the encoder's",
+        above=0,
+        affects=WEIGHTS,
     )
     generator_embed_dim: int = option(
-        0, "width of the noise model's embeddings with sharing=none (0 = its width)", at_least=0
+        0,
+        "width of the noise model's embeddings with sharing=none (0 = its width)",
+        at_least=0,
+        affects=WEIGHTS,
     )
     sharing: str = option(
         "embeddings",
         "parameters shared with the noise model: embeddings, none or all",
         choices=("embeddings", "none", "all"),
+        affects=WEIGHTS,
     )
     freeze_generator: bool = option(
-        False, "do not train the noise model (second stage of two-stage training)"
+        False,
+        "do not train the noise model (second stage of two-stage training)",
+        affects=WEIGHTS,
     )
 
     def check(self) -> None:

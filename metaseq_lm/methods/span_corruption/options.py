@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from metaseq_lm.config.tasks import RowsConfig, UnpackedConfig
 from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
-from metaseq_lm.core.options import option, with_default
+from metaseq_lm.core.options import WEIGHTS, option, with_default
 from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, NoOptions
 
 
@@ -12,7 +12,9 @@ from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, NoOptions
 class DecoderConfig(EncoderConfig):
     """The decoder, whose other sizes are those of the encoder."""
 
-    decoder_layers: int = option(0, "layers of the decoder (0 = encoder_layers)", at_least=0)
+    decoder_layers: int = option(
+        0, "layers of the decoder (0 = encoder_layers)", at_least=0, affects=WEIGHTS
+    )
 
     @property
     def decoder_depth(self) -> int:
