@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.config.transformer import EncoderConfig
+from metaseq_lm.core.roles import Role
 from metaseq_lm.models.layers import Embedding, LayerNorm, Linear, select
 from metaseq_lm.models.transformer.encoder import LMHead
 
@@ -24,6 +25,7 @@ class BoundaryHead(nn.Module):
         super().__init__()
         width = config.encoder_embed_dim
         self.offsets = Embedding(longest, OFFSET_DIM)
+        self.parameter_roles = {"dense": Role.HEAD_HIDDEN}
         self.dense = Linear(2 * width + OFFSET_DIM, width)
         self.norm = LayerNorm(width, config.norm_eps)
         self.words = LMHead(config, vocab_size)

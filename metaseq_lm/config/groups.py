@@ -1,4 +1,4 @@
-"""Parameter groups: options of an optimizer by rules over the names of parameters.
+"""Parameter groups: options of an optimizer by rules over the roles and names of parameters.
 
 Learning rates that decay with depth, biases and norms without weight decay, and matrices that an
 optimizer treats in a way of their own are all rules of this kind.
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.core.roles import Role, role_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NamedParameters = Sequence[tuple[str, "nn.Parameter"]]
-LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,24 @@ class Rule:
         pattern: The regular expression.
         options: Options of their group, such as "lr" and "weight_decay".
         dims: The numbers of dimensions that they have; any if empty.
+        roles: Their roles; any if empty.
+        levels: The numbers of levels that they are below the heads; any if empty.
     """
 
     pattern: str
     options: Mapping[str, Any]
     dims: tuple[int, ...] = ()
+    roles: tuple[Role, ...] = ()
+    levels: tuple[int, ...] = ()
 
     def matches(self, name: str, parameter: Tensor) -> bool:
         """Return whether the rule applies to a parameter."""
         if self.dims and parameter.dim() not in self.dims:
+            return False
+        role = role_of(name, parameter)
+        if self.roles and role.role not in self.roles:
+            return False
+        if self.levels and role.level not in self.levels:
             return False
         return re.fullmatch(self.pattern, name) is not None
 
@@ -75,43 +85,48 @@ def parameter_groups(parameters: NamedParameters, rules: Sequence[Rule]) -> list
 
 
 def spared_from_decay() -> Rule:
-    """Return the rule that norms and biases have no weight decay.
+    """Return the rule that gains and biases have no weight decay.
 
-    These are the parameters of one dimension or none. They are a group of their own even where the
-    weight decay of all is 0.
+    They are a group of their own even where the weight decay of all is 0.
     """
-    return Rule(".*", {"weight_decay": 0.0, "is_spared": True}, dims=(0, 1))
+    options = {"weight_decay": 0.0, "is_spared": True}
+    return Rule(".*", options, roles=(Role.GAIN, Role.BIAS))
 
 
-def rates_by_depth(names: Sequence[str], lr: float, decay: float) -> list[Rule]:
-    """Return rules for rates of lr * decay^(depth of the heads - depth of the parameter).
+def rates_by_level(parameters: NamedParameters, lr: float, decay: float) -> list[Rule]:
+    """Return rules for rates of lr * decay^level, the level being that below the heads.
 
-    As in the code of ELECTRA and BAM: embeddings (and their projection) have depth 0, layer i
-    depth i + 1, BERT's tanh pooler L + 1 and heads L + 2, so that the top layer gets decay^2.
+    As in the code of ELECTRA and BAM, heads have level 0, BERT's tanh pooler 1, the top layer 2 and
+    the embeddings (and their projection) L + 2, so that the top layer gets decay^2.
 
     Args:
-        names: The names of the trained parameters.
+        parameters: Names and trained parameters.
         lr: The rate of the heads.
-        decay: The factor from each depth to the one below it.
+        decay: The factor from each level to the one below it.
 
     Raises:
-        UsageError: The model has no such layers.
+        UsageError: The model has no layers with levels.
     """
-    layers = sorted({int(match[1]) for match in map(LAYER.match, names) if match})
-    if not layers:
+    roles = [role_of(name, parameter) for name, parameter in parameters]
+    if not any(role.level and role.role is Role.HIDDEN for role in roles):
         raise UsageError(
-            f"optimizer.layer_decay is {decay}, but no trained parameter of the model is called "
-            "encoder.stack.layers.N; it must be 1 for this task"
+            f"optimizer.layer_decay is {decay}, but no trained parameter of the model is a matrix "
+            "of a layer that declares its level (parameter_levels); it must be 1 for this task"
         )
-    top = layers[-1] + 1  # the depth of the top layer
-    rules = [
-        Rule(".*", {"lr": lr}),
-        Rule(r".*\.pooler\..*", {"lr": lr * decay}),
-        Rule(r"encoder\..*", {"lr": lr * decay ** (top + 2)}),
-        # The last norm of a pre-LN stack belongs to its top layer.
-        Rule(r"encoder\.stack\.norm\..*", {"lr": lr * decay**2}),
+    levels = sorted({role.level for role in roles})
+    return [Rule(".*", {"lr": lr * decay**level}, levels=(level,)) for level in levels]
+
+
+def check_roles(parameters: NamedParameters, reader: str) -> None:
+    """Raise UsageError if a matrix has no role, which `reader` goes by."""
+    unknown = [
+        f"{name} {tuple(parameter.shape)}"
+        for name, parameter in parameters
+        if role_of(name, parameter).role is None
     ]
-    for layer in layers:
-        rate = lr * decay ** (top + 1 - layer)
-        rules.append(Rule(rf"encoder\.stack\.layers\.{layer}\..*", {"lr": rate}))
-    return rules
+    if unknown:
+        raise UsageError(
+            f"{reader} goes by the roles of matrices, and no module declares one for "
+            f"{abbreviated(unknown)}; declare it in the module that has it, as in "
+            "parameter_roles = {'weight': Role.HIDDEN} (docs/how_to/plugins.md#roles)"
+        )

@@ -6,16 +6,16 @@ from typing import Any
 from metaseq_lm.config.groups import (
     NamedParameters,
     Rule,
+    check_roles,
     parameter_groups,
-    rates_by_depth,
+    rates_by_level,
     spared_from_decay,
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import option, with_default
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
+from metaseq_lm.core.roles import Role
 
-# The matrices of layers, and the first of LM heads, whose inputs are as many as the width.
-WIDE = r"(.*\.)?(stack\.layers\.\d+\..+|heads\.\w+\.dense)\.weight"
 ORIGINAL, MATCH_RMS = "original", "match_rms_adamw"
 
 
@@ -115,12 +115,11 @@ class OptimizerConfig:
     def groups(self, parameters: NamedParameters, *rules: Rule) -> list[dict[str, Any]]:
         """Return the parameter groups of these options and of further rules, which come last.
 
-        Raises UsageError if `layer_decay` is not 1 and the model has no layers in a stack.
+        Raises UsageError if `layer_decay` is not 1 and the model has no layers with levels.
         """
         first = [Rule(".*", {"lr": self.lr, "weight_decay": self.weight_decay})]
         if self.layer_decay != 1.0:
-            names = [name for name, _ in parameters]
-            first += rates_by_depth(names, self.lr, self.layer_decay)
+            first += rates_by_level(parameters, self.lr, self.layer_decay)
         if not self.decay_norms_and_biases:
             first.append(spared_from_decay())
         return parameter_groups(parameters, [*first, *rules])
@@ -154,7 +153,8 @@ class AdamConfig(OptimizerConfig):
         """Return the parameter groups as `OptimizerConfig` does, with rates by width.
 
         Adam's steps do not shrink with the gradient, and the more inputs a matrix has, the more of
-        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too.
+        them add up (Yang et al. 2021, table 8). Raises UsageError with `layer_decay`, too, and for
+        a matrix without a role.
         """
         if self.width_ratio == 1.0:
             return super().groups(parameters, *rules)
@@ -163,7 +163,9 @@ class AdamConfig(OptimizerConfig):
                 "model.base_width and optimizer.layer_decay each scale the rates of the layers; "
                 "leave one of them out"
             )
-        wide = Rule(WIDE, {"lr": self.lr / self.width_ratio}, dims=(2,))
+        check_roles(parameters, "model.base_width")
+        rate = {"lr": self.lr / self.width_ratio}
+        wide = Rule(".*", rate, roles=(Role.HIDDEN, Role.HEAD_HIDDEN))
         return super().groups(parameters, wide, *rules)
 
 

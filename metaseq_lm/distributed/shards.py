@@ -67,7 +67,9 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return the part of a parameter that this process holds, as an optimizer steps it."""
     if not is_dtensor(parameter):
         return parameter
-    return nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+    part = nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+    part.role = getattr(parameter, "role", None)  # type: ignore[attr-defined]
+    return part
 
 
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -14,7 +14,7 @@ from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.forward.context import current_context
-from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse, select
+from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse, select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
@@ -143,7 +143,7 @@ class BiLSTMLM(nn.Module):
         head = Linear(width, vocab_size)
         nn.init.normal_(head.weight, std=width**-0.5)
         nn.init.zeros_(head.bias)
-        self.heads = nn.ModuleDict({"lm": head})
+        self.heads = Heads({"lm": head})
 
     def directions(self, tokens: Tensor, layout: Layout = ALL_VISIBLE) -> tuple[Tensor, Tensor]:
         """Return the logits (B, S - 1, V) of the next and of the previous token.

@@ -10,13 +10,14 @@ Shapes: C copies, B batch, S length, D width, V vocabulary.
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.roles import Role
 from metaseq_lm.distributed.vectors import local
 from metaseq_lm.forward.context import current_context, scale_of
 
@@ -248,6 +249,12 @@ class ScalarMix(nn.Module):
         ]
         embeddings: Tensor = self.dropout(torch.stack(parts).sum(0))
         return embeddings
+
+
+class Heads(nn.ModuleDict):
+    """Heads by name, whose matrices have the role of heads where a head declares no other."""
+
+    parameter_roles: ClassVar = {"": Role.HEAD}
 
 
 RAW_PREFIX = "raw_"  # of metrics of the weights without averaging

@@ -19,7 +19,7 @@ from metaseq_lm.config.models import EncoderDecoderConfig
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.models.bilstm import projected_lstm
-from metaseq_lm.models.layers import Dropout, Embedding, Linear, reverse
+from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse
 
 # (last tokens (B, K), state) -> log-probabilities of what follows (B, K, V), state
 Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -190,7 +190,7 @@ class LSTMEncoderDecoder(nn.Module):
             layer.is_gathered_alone = False
         self.decoder = nn.ModuleList(decoder)
         self.dropout = Dropout(config.dropout)
-        self.heads = nn.ModuleDict()
+        self.heads = Heads()
         draw_uniform(self)
         self.add_head(PRIMARY)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from metaseq_lm.config.models import POSITIONAL, ConvLargeConfig, WideResNetConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.distributed import process_group
-from metaseq_lm.models.layers import Dropout, LayerNorm, Linear
+from metaseq_lm.models.layers import Dropout, Heads, LayerNorm, Linear
 
 GROUPS = 8  # of the channels, with norm=group
 
@@ -185,7 +185,7 @@ class ConvLarge(nn.Module):
             Convolution(config, middle, small, 1, 0),
         )
         self.outputs = small
-        self.heads = nn.ModuleDict({PRIMARY: Linear(small, classes)})
+        self.heads = Heads({PRIMARY: Linear(small, classes)})
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=SLOPE, nonlinearity="leaky_relu")

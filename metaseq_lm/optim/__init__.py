@@ -64,6 +64,11 @@ class Optimizer:
         return bool(self.inner.defaults.get("fused"))
 
     @property
+    def step_flops(self) -> float:
+        """The FLOPs of a step, as the class of `inner` says; 0 if it says nothing."""
+        return getattr(self.inner, "step_flops", 0.0)
+
+    @property
     def lr(self) -> float:
         """The rate of the next step; with rates by layer that of the heads, the largest."""
         return max(self.base) * self.schedule(self.updates + 1)

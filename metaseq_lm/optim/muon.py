@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from metaseq_lm.config.groups import NamedParameters, Rule
+from metaseq_lm.config.groups import NamedParameters, Rule, check_roles
 from metaseq_lm.config.optimizers import (
     MATCH_RMS,
     ORIGINAL,
@@ -21,15 +20,9 @@ from metaseq_lm.config.optimizers import (
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.core.roles import Role, role_of
 from metaseq_lm.optim.optimizers import FusedAdamW, pair_of
 
-HIDDEN = (
-    r"(.*\.)?layers\.\d+\.(?!.*(embed|position)).+\.weight"  # matrices of a Transformer's layers
-)
-# What AdamW steps, unless it is in a numbered block, where a head may be one of attention.
-OTHERS = r"((?!\d+\.)\w+\.)*(\w*embed\w*|positions|\w*heads?|project)(\..*)?"
-JOINT = {"in_proj.weight": 3, "kv_proj.weight": 2}  # (queries,) keys and values, each square
-GATED, AFTER = "fc1.weight", "fc2.weight"
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 LEAST_NORM = 1e-7
@@ -70,6 +63,17 @@ class Muon(FusedAdamW):
     """
 
     needs_whole_matrices = True
+
+    @property
+    def step_flops(self) -> int:
+        """The FLOPs of a step of all parameters; those of AdamW do not count."""
+        flops = 0
+        for group in self.param_groups:
+            for p in group["params"] if "pieces" in group else ():
+                rows, columns = p.shape
+                smaller, larger = sorted((rows // group["pieces"], columns))
+                flops += group["pieces"] * STEPS * (4 * smaller**2 * larger + 2 * smaller**3)
+        return flops
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # AdamW's own method expects a count of steps in the state of every parameter.
@@ -121,68 +125,43 @@ def precision_of(weight: Tensor, iteration: str) -> torch.dtype:
 
 
 def hidden_rules(config: MuonConfig, parameters: NamedParameters) -> list[Rule]:
-    """Return the rules of the matrices that Muon steps, with the number of their pieces.
+    """Return the rules of the hidden matrices, which Muon steps, with the number of their pieces.
 
-    Raises UsageError if there are none, if names do not tell which they are or how they are cut, or
-    if optimizer.layer_decay would be lost.
+    Raises UsageError if there are none, if a matrix has no role or cannot be cut into its pieces,
+    or if optimizer.layer_decay would be lost.
     """
-    common = {
-        name: getattr(config, name) for name in ("momentum", "nesterov", "scale", "iteration")
-    }
-    rules = [Rule(HIDDEN, {"pieces": 1, **common}, dims=(2,))]
-    hidden = {name: p.shape for name, p in parameters if rules[0].matches(name, p)}
+    check_roles(parameters, "optimizer muon")
+    hidden = [
+        (name, p, role_of(name, p).pieces if config.split else 1)
+        for name, p in parameters
+        if role_of(name, p).role is Role.HIDDEN
+    ]
     if not hidden:
         raise UsageError(
-            "optimizer muon is for the matrices of Transformer layers, of which no trained "
-            "parameter is one; choose another --optimizer"
+            "optimizer muon is for matrices between hidden states, such as those of Transformer "
+            "layers, of which no trained parameter is one; choose another --optimizer"
         )
-    unknown = [
-        f"{name} {tuple(p.shape)}"
-        for name, p in parameters
-        if p.dim() > 1 and name not in hidden and not re.fullmatch(OTHERS, name)
-    ]
-    if unknown:
+    uncut = [f"{name} {tuple(p.shape)}" for name, p, n in hidden if p.dim() != 2 or len(p) % n]
+    if uncut:
         raise UsageError(
-            f"optimizer muon cannot tell whether to step {abbreviated(unknown)}: it steps matrices "
-            "called layers.N.NAME.weight, and leaves embeddings, positions, project and heads to "
-            "AdamW; rename them in the model, or choose another --optimizer"
+            f"optimizer muon steps hidden matrices, and not {abbreviated(uncut)}: they need two "
+            "dimensions, and rows for as many equal pieces as parameter_pieces says"
         )
     if config.hidden_lr and config.layer_decay != 1.0:
         raise UsageError(
             f"optimizer.layer_decay={config.layer_decay} scales one rate; leave "
             "optimizer.hidden_lr out, or layer_decay"
         )
+    options: dict[str, Any] = {
+        name: getattr(config, name) for name in ("momentum", "nesterov", "scale", "iteration")
+    }
     if config.hidden_lr or config.width_ratio != 1.0:
         rate = config.hidden_lr or config.lr
         # An update has singular values near its scale, and with match_rms_adamw that grows with the
         # root of the width.
-        rate *= config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0
-        rules.append(Rule(HIDDEN, {"lr": rate}, dims=(2,)))
-    if config.split:
-        pieces = pieces_of(hidden)
-        rules += [Rule(re.escape(name), {"pieces": count}) for name, count in pieces.items()]
-    return rules
-
-
-def pieces_of(shapes: Mapping[str, torch.Size]) -> dict[str, int]:
-    """Return the number of pieces of the matrices that have more than one.
-
-    The first matrix of a gated network has two rows for each inner unit. Raises UsageError for a
-    joint projection whose parts are not square.
-    """
-    pieces = {}
-    for name, (rows, columns) in shapes.items():
-        if joint := next((joint for joint in JOINT if name.endswith(joint)), None):
-            pieces[name] = JOINT[joint]
-            if rows != JOINT[joint] * columns:
-                raise UsageError(
-                    f"optimizer.split=true would cut {name} {rows, columns} into {JOINT[joint]} "
-                    "square matrices; use optimizer.split=false"
-                )
-        after = shapes.get(name.removesuffix(GATED) + AFTER) if name.endswith(GATED) else None
-        if after is not None and rows == 2 * after[1]:
-            pieces[name] = 2
-    return pieces
+        options["lr"] = rate * (config.width_ratio**-0.5 if config.scale == MATCH_RMS else 1.0)
+    cuts = [Rule(re.escape(name), {"pieces": n}) for name, _, n in hidden if n > 1]
+    return [Rule(".*", {"pieces": 1, **options}, roles=(Role.HIDDEN,)), *cuts]
 
 
 def muon(config: MuonConfig, parameters: NamedParameters) -> torch.optim.Optimizer:

@@ -112,7 +112,9 @@ def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) ->
 
 def _without_memory(parameter: nn.Parameter) -> nn.Parameter:
     zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-    return nn.Parameter(zero.expand(parameter.shape))
+    stand_in = nn.Parameter(zero.expand(parameter.shape))
+    stand_in.role = getattr(parameter, "role", None)  # type: ignore[attr-defined]
+    return stand_in
 
 
 def _set_gradients(inner: torch.optim.Optimizer) -> None:

@@ -20,6 +20,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, TASKS
 from metaseq_lm.criterions import Exported
 from metaseq_lm.data.storage.manifest import labels_in
+from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import Encoder
 from metaseq_lm.runs.lineage_cost import Costs
@@ -87,7 +88,17 @@ class PricedByRule(Protocol):
     """Has a closed form of its FLOPs (see models.transformer.flops_rules)."""
 
     def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update; None where the rule does not cover the configuration."""
+        """Return the FLOPs of an update's passes; None where no rule covers the configuration."""
+
+
+def flops_by_rule(task: Any, engine: Engine) -> float | None:
+    """Return the FLOPs of an update of all replicas, steps of optimizers too, None without a rule.
+
+    Each replica makes the whole step of an optimizer whose FLOPs count.
+    """
+    passes = task.flops_by_rule() if isinstance(task, PricedByRule) else None
+    steps = sum(optimizer.step_flops for optimizer in engine.optimizers.values())
+    return None if passes is None else passes + steps * process_group.world_size()
 
 
 @runtime_checkable

@@ -32,6 +32,7 @@ from metaseq_lm.forward.compilation import compile_blocks
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Layer, Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
+from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
 from metaseq_lm.training.words import numbers_of_words
@@ -150,6 +151,7 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
         set_up_compiler()
         if by_block:
             compile_blocks([m for m in model.modules() if isinstance(m, Layer)])
+    assign_roles(model)
     optimizers = task.build_optimizers(model)
     engine = Engine(
         optimizers,

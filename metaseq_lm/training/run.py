@@ -25,9 +25,9 @@ from metaseq_lm.runs.facts import check_facts
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import (
     LoadsFrozen,
-    PricedByRule,
     UsesOtherRuns,
     facts_of,
+    flops_by_rule,
     submissions_of,
 )
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
@@ -210,7 +210,7 @@ class TrainingRun:
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))
         by_replica = process_group.gather_objects(spent) if status != "failed" else [spent]
-        by_rule = self.task.flops_by_rule() if isinstance(self.task, PricedByRule) else None
+        by_rule = flops_by_rule(self.task, self.engine)
         further = self.task.further_costs() if isinstance(self.task, UsesOtherRuns) else {}
         ancestors = lineage_cost.union([self.initialisation.costs, further])
         if self.folder is None:

@@ -16,7 +16,7 @@ from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks import Batches
-from metaseq_lm.tasks.protocols import PricedByRule
+from metaseq_lm.tasks.protocols import flops_by_rule
 from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
 from metaseq_lm.training.conditions import conditions_of
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
@@ -110,7 +110,7 @@ class Trainer:
 
     def _expected(self) -> int:
         """Return the updates that the run will make, as far as a rule for its FLOPs tells."""
-        price = self.task.flops_by_rule() if isinstance(self.task, PricedByRule) else None
+        price = flops_by_rule(self.task, self.engine)
         most, flops = self.options.max_update, self.options.max_flops
         return min(most, math.ceil(flops / price)) if price and flops else most
 

@@ -18,6 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.transformer.encoder import Layer
+from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.tasks.protocols import ScoresTraining
 from metaseq_lm.training.parts import Parts, build_task, prepare_config
@@ -74,6 +75,7 @@ def test_muon_steps_all_matrices_of_layers_or_is_refused(
     config = prepare_config(battery.configure(moons, tmp_path, case, "optimizer=muon"))
     task = build_task(config)
     model = task.build_model()
+    assign_roles(model)
     try:
         optimizers = task.build_optimizers(model).values()
     except UsageError:

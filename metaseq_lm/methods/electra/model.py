@@ -23,7 +23,7 @@ from metaseq_lm.methods.electra.options import (
     DIFFICULTY,
     NoiseModelConfig,
 )
-from metaseq_lm.models.layers import Linear, select
+from metaseq_lm.models.layers import Heads, Linear, select
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
@@ -230,7 +230,7 @@ class Electra(nn.Module):
             "contrast": lambda: Linear(width, 1),
             "baseline": lambda: Linear(small.encoder_embed_dim, 1),
         }
-        self.heads = nn.ModuleDict({name: builders[name]() for name in heads})
+        self.heads = Heads({name: builders[name]() for name in heads})
         self.glorot = [head for head in self.heads.values() if isinstance(head, Linear)]
         shared = self.encoder is not None and config.sharing != "none"
         sizes = (small, vocab_size, padding_idx, shared)

@@ -33,6 +33,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.forward.context import full_precision
 from metaseq_lm.methods.electra.options import WnliTaskConfig
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
+from metaseq_lm.models.layers import Heads
 from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, initialise
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
@@ -63,7 +64,7 @@ class Discriminator(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
-        self.heads = nn.ModuleDict({"rtd": BinaryHead(config.encoder_embed_dim)})
+        self.heads = Heads({"rtd": BinaryHead(config.encoder_embed_dim)})
         self.register_buffer("prior", torch.tensor(prior))
         initialise(self, config.init)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.methods.span_corruption.options import DecoderConfig
+from metaseq_lm.models.layers import Heads
 from metaseq_lm.models.transformer.decoder import Decoder
 from metaseq_lm.models.transformer.encoder import Encoder, LMHead, initialise
 
@@ -25,7 +26,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
         self.decoder = Decoder(config, config.decoder_depth)
-        self.heads = nn.ModuleDict({name: LMHead(config, vocab_size) for name in heads})
+        self.heads = Heads({name: LMHead(config, vocab_size) for name in heads})
         initialise(self, config.init)
 
     def decode(self, tokens: Tensor, layout: Layout, inputs: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from metaseq_lm.methods.tartan.data import Rows
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.options import TartanVisionConfig
 from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
+from metaseq_lm.models.layers import Heads
 from metaseq_lm.models.vision import WideResNet, check_whole_batches
 from metaseq_lm.tasks import Passes, Scored, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
@@ -156,7 +157,7 @@ class TartanVisionTask(EndTaskAware):
         heads = {OTHER: nn.Linear(width, len(others)), TARGET: nn.Linear(width, len(target))}
         if self.has_meta_head:
             heads[META] = nn.Linear(width, len(target))
-        model.heads = nn.ModuleDict(heads)
+        model.heads = Heads(heads)
         model.register_buffer("task_logits", self.criterion.initial_logits(len(self.members)))
         return model
 

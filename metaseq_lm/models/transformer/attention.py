@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.context import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 from metaseq_lm.runs.flops import attention_flops, count_more
@@ -364,6 +365,8 @@ class SelfAttention(nn.Module):
                 f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
             )
         self.heads = heads
+        self.parameter_roles = {"in_proj": Role.HIDDEN, "out_proj": Role.HIDDEN}
+        self.parameter_pieces = {"in_proj": 3}
         self.in_proj = Linear(width, 3 * width, bias)
         self.out_proj = Linear(width, width, bias)
         self.q_norm = RMSNorm(width // heads, norm_eps) if norm_eps else None
@@ -396,6 +399,8 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
+        self.parameter_roles = dict.fromkeys(("q_proj", "kv_proj", "out_proj"), Role.HIDDEN)
+        self.parameter_pieces = {"kv_proj": 2}
         self.q_proj = Linear(width, width, bias)
         self.kv_proj = Linear(width, 2 * width, bias)
         self.out_proj = Linear(width, width, bias)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout
+from metaseq_lm.core.roles import Role
 from metaseq_lm.models.bilstm import BiLSTM
-from metaseq_lm.models.layers import Dropout, Linear, select
+from metaseq_lm.models.layers import Dropout, Heads, Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, initialise
 
 
@@ -46,7 +47,7 @@ class SentencePredictor(nn.Module):
             self.encoder = BiLSTM(config, vocab_size, padding_idx)
         else:
             self.encoder = Encoder(config, vocab_size, padding_idx)
-        self.heads = nn.ModuleDict({"sentence": head})
+        self.heads = Heads({"sentence": head})
         self.register_buffer(
             "label_range", None if label_range is None else torch.tensor(label_range)
         )
@@ -93,7 +94,7 @@ class TokenClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
-        self.heads = nn.ModuleDict({"token": head})
+        self.heads = Heads({"token": head})
         initialise(self, config.init)
 
     def forward(self, tokens: Tensor, layout: Layout, segments: Tensor | None) -> Tensor:
@@ -128,6 +129,7 @@ class SetHeads(nn.Module):
         self, width: int, outputs: Mapping[str, int], dropout: float, pooled: bool
     ) -> None:
         super().__init__()
+        self.parameter_roles, self.parameter_levels = {"": Role.HEAD}, {"pooler": 1}
         self.names = list(outputs)
         self.pooler = Linear(width, width) if pooled else None
         self.dropout = Dropout(dropout)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout
+from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.attention import CrossAttention, Rotation, Visibility
@@ -59,6 +60,7 @@ class Decoder(nn.Module):
         width, style = config.encoder_embed_dim, config.style
         other = config.embed_dim != width
         self.project = Linear(config.embed_dim, width, style.bias) if other else None
+        self.parameter_roles = {"project": Role.EMBEDDING}
         self.glorot = [self.project] if self.project is not None else []
         self.layers = nn.ModuleList(DecoderLayer(config, number) for number in range(layers))
         self.norm = make_norm(width, config) if style.pre_norm else None

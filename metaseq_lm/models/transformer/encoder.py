@@ -22,10 +22,12 @@ from metaseq_lm.config.transformer import (
 )
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.context import apply_block
 from metaseq_lm.models.layers import (
     Dropout,
     Embedding,
+    Heads,
     LayerNorm,
     Linear,
     RMSNorm,
@@ -81,6 +83,8 @@ class Layer(nn.Module):
         skip = is_normal and number == 0
         self.attention_norm = nn.Identity() if skip else make_norm(width, config)
         self.gate = ACTIVATIONS[style.gate] if style.gate else None
+        self.parameter_roles = {"fc1": Role.HIDDEN, "fc2": Role.HIDDEN}
+        self.parameter_pieces = {"fc1": 2 if style.gate else 1}
         self.fc1 = Linear(width, 2 * inner if style.gate else inner, style.bias)
         self.fc2 = Linear(inner, width, style.bias)
         self.ffn_norm = make_norm(width, config)
@@ -175,6 +179,7 @@ class Stack(nn.Module):
         width, layers = config.encoder_embed_dim, range(config.encoder_layers)
         other = config.embed_dim != width
         self.project = Linear(config.embed_dim, width, config.style.bias) if other else None
+        self.parameter_roles = {"project": Role.EMBEDDING}
         self.glorot = [self.project] if self.project is not None else []
         self.layers = nn.ModuleList(Layer(config, number) for number in layers)
         self.norm = make_norm(width, config) if config.style.pre_norm else None
@@ -221,6 +226,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.embeddings = Embeddings(config, vocab_size, padding_idx)
         self.stack = Stack(config)
+
+    @property
+    def parameter_levels(self) -> dict[str, int]:
+        """Levels below the heads as in ELECTRA's code; the last norm belongs to the top layer."""
+        bottom = len(self.stack.layers) + 2
+        layers = {f"stack.layers.{i}": bottom - 1 - i for i in range(bottom - 2)}
+        return {"": bottom, "stack.norm": 2, **layers}
 
     def forward(
         self, tokens: Tensor, layout: Layout = ALL_VISIBLE, segments: Tensor | None = None
@@ -311,7 +323,7 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
-        self.heads = nn.ModuleDict({name: LMHead(config, vocab_size, tied) for name in heads})
+        self.heads = Heads({name: LMHead(config, vocab_size, tied) for name in heads})
         self.init = config.init
         initialise(self, self.init)
         if not tied:
@@ -370,6 +382,7 @@ class LMHead(nn.Module):
     ) -> None:
         super().__init__()
         rows, embed_dim = config.rows(vocab_size), config.embed_dim
+        self.parameter_roles = {"dense": Role.HEAD_HIDDEN, "weight": Role.HEAD}
         self.dense = Linear(width or config.encoder_embed_dim, embed_dim, config.style.bias)
         self.norm = make_norm(embed_dim, config)
         self.bias = nn.Parameter(torch.zeros(rows))
@@ -391,6 +404,7 @@ class BinaryHead(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.parameter_roles = {"dense": Role.HEAD_HIDDEN, "out": Role.HEAD}
         self.dense = Linear(width, width)
         self.out = Linear(width, 1)
         self.glorot = [self.out]
@@ -418,6 +432,7 @@ class SentenceHead(nn.Module):
         activation: str = "tanh",
     ) -> None:
         super().__init__()
+        self.parameter_levels = {"pooler": 1}
         self.pooler = Linear(width, width) if pooled else None
         self.activation = ACTIVATIONS[activation]
         self.pooler_dropout = pooler_dropout

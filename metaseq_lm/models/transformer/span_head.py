@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
+from metaseq_lm.core.roles import Role
 from metaseq_lm.forward.context import full_precision
-from metaseq_lm.models.layers import Linear, select
+from metaseq_lm.models.layers import Heads, Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, initialise
 
 HIDDEN = 512
@@ -116,6 +117,7 @@ class AnswerabilityHead(nn.Module):
 
     def __init__(self, width: int, hidden: int = HIDDEN) -> None:
         super().__init__()
+        self.parameter_roles = {"dense": Role.HEAD_HIDDEN}
         self.dense = Linear(2 * width, hidden)
         self.out = Linear(hidden, 1)
         self.glorot = [self.dense, self.out]
@@ -144,7 +146,7 @@ class SpanModel(nn.Module):
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
         width = config.encoder_embed_dim
-        self.heads = nn.ModuleDict({"span": JointSpanHead(width) if joint else SpanHead(width)})
+        self.heads = Heads({"span": JointSpanHead(width) if joint else SpanHead(width)})
         if answerability:
             self.heads["answerability"] = AnswerabilityHead(width)
         initialise(self, config.init)

@@ -17,6 +17,7 @@ from metaseq_lm.config.models import (
 )
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.roles import Role
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse
 from metaseq_lm.models.transformer.encoder import Stack, initialise
@@ -84,6 +85,7 @@ class TransformerViews(ViewsEncoder):
         self.width = self.full_width = width
         self.max_positions = config.max_positions
         self.dropout = Dropout(config.dropout)
+        self.parameter_roles = {"project": Role.EMBEDDING}
         self.project = Linear(config.embedded_width + (0 if mix is None else mix.width), width)
         self.positions = nn.Embedding(config.max_positions, width)
         directed = replace(config, encoder_layers=config.directed_layers)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.models.bilstm import BiLSTM
-from metaseq_lm.models.layers import AveragedWeights, ScalarMix
+from metaseq_lm.models.layers import AveragedWeights, Heads, ScalarMix
 from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 
 
@@ -32,7 +32,7 @@ class WordNet(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.heads = nn.ModuleDict(heads)
+        self.heads = Heads(heads)
         self.mixes = nn.ModuleDict(mixes)
 
     def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:

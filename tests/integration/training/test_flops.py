@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from battery import configure, train
+from battery import Case, configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
 from metaseq_lm.config.groups import NamedParameters
@@ -89,6 +89,28 @@ def test_an_update_is_charged_with_what_its_optimizer_computes(
     for cheap, dear in zip(prices["sgd"], prices["whitened"], strict=True):
         assert dear.flops - cheap.flops == pytest.approx(step)
         assert dear.first_updates[0] - cheap.first_updates[0] == step
+
+
+@pytest.mark.parametrize(
+    ("case", "is_ruled"),
+    [(("causal_lm", 2), True), (("span_corruption", 3), False), (("electra_rtd", 1), False)],
+)
+def test_flops_by_rule_have_the_steps_of_muon(
+    case: Case, is_ruled: bool, moons: Path, tmp_path: Path
+) -> None:
+    """As many as are counted, of the layers of encoder, decoder and generator."""
+    spent = {}
+    for optimizer in ("adamw", "muon"):
+        more = [f"optimizer={optimizer}", "trainer.max_update=3", "task.valid_size=16"]
+        folder = tmp_path / optimizer
+        train(configure(moons, folder, case, *more))
+        spent[optimizer] = json.loads((folder / "results.json").read_text())
+    by_rule, counted = (
+        spent["muon"][key] - spent["adamw"][key] for key in ("flops_by_rule", "flops")
+    )
+    assert by_rule == counted > 0
+    if is_ruled:  # a causal LM of the modern encoder, all of whose rows are as long
+        assert spent["muon"]["flops_by_rule"] == pytest.approx(spent["muon"]["flops"], rel=0.02)
 
 
 def test_attention_counts_whatever_computes_it() -> None:

@@ -42,7 +42,7 @@ def changes(width: int, base: int, optimizer: str, scale: str = "") -> tuple[flo
     model = ModernLM(config, 40)
     options = {"_name": optimizer, "lr": 0.01, "weight_decay": 0.0, "eps": 1e-12}
     options |= {"width_ratio": config.width_ratio} | ({"scale": scale} if scale else {})
-    stepper = make_optimizer(model.named_parameters(), options, FLAT)
+    stepper = make_optimizer(model, options, FLAT)
 
     def outputs() -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -98,7 +98,7 @@ def test_rates_by_width() -> None:
     options = {"_name": "muon", "lr": 0.1, "hidden_lr": 0.3, "scale": "match_rms_adamw"}
     for name, hidden in (("adamw", 0.05), ("muon", 0.3 / 2**0.5)):
         more = options if name == "muon" else {"_name": "adamw", "lr": 0.1}
-        optimizer = make_optimizer(model.named_parameters(), more | {"width_ratio": 2.0}, FLAT)
+        optimizer = make_optimizer(model, more | {"width_ratio": 2.0}, FLAT)
         for group in optimizer.inner.param_groups:
             for parameter in group["params"]:
                 path = names[id(parameter)]

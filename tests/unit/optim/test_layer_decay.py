@@ -7,13 +7,14 @@ import torch
 from optimizers import make_optimizer
 from torch import nn
 
-from metaseq_lm.config.groups import options_of, rates_by_depth
+from metaseq_lm.config.groups import options_of, rates_by_level
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead
 from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.roles import assign_roles
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}
@@ -36,7 +37,8 @@ def model(layers: int = 12, pooled: bool = False, before: bool = False) -> Sente
 
 def multipliers_of(net: nn.Module, decay: float) -> dict[str, float]:
     """Return the factor of the rate of each parameter."""
-    rules = rates_by_depth([name for name, _ in net.named_parameters()], 1.0, decay)
+    assign_roles(net)
+    rules = rates_by_level(list(net.named_parameters()), 1.0, decay)
     return {name: options_of(name, p, rules)["lr"] for name, p in net.named_parameters()}
 
 
@@ -73,7 +75,7 @@ def test_pooler_and_last_norm() -> None:
 
 
 def build(net: nn.Module, **more: object) -> Optimizer:
-    return make_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
+    return make_optimizer(net, OPTIONS | more, FLAT)
 
 
 def rates(optimizer: Optimizer, net: nn.Module) -> Mapping[str, tuple[float, float]]:
@@ -99,9 +101,7 @@ def test_groups_have_one_rate_and_one_decay() -> None:
 
 def test_the_schedule_scales_every_group() -> None:
     net = model(2)
-    optimizer = make_optimizer(
-        net.named_parameters(), OPTIONS | {"layer_decay": 0.8}, FLAT | {"warmup_updates": 4}
-    )
+    optimizer = make_optimizer(net, OPTIONS | {"layer_decay": 0.8}, FLAT | {"warmup_updates": 4})
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
         p.grad = torch.ones_like(p)

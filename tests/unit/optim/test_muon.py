@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers import make_optimizer
+from optimizers import make_optimizer, with_role
 from torch import Tensor, nn
 
 from metaseq_lm.core.config import section
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.roles import Role
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.optim import Optimizer, needs_whole_matrices
 from metaseq_lm.optim.muon import COEFFICIENTS, Muon, orthogonalise
+from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.runs.flops import Counter
 
 FLAT = {"_name": "constant", "warmup_updates": 0}
@@ -66,8 +68,9 @@ def test_scale_and_zero() -> None:
     assert error < 0.02
 
 
-def one_matrix(name: str = "stack.layers.0.attention.out_proj.weight", *shape: int) -> dict:
-    return {name: nn.Parameter(matrix(*(shape or (12, 20))))}
+def one_matrix(*shape: int, pieces: int = 1) -> dict[str, nn.Parameter]:
+    weight = nn.Parameter(matrix(*(shape or (12, 20))))
+    return {"weight": with_role(weight, Role.HIDDEN, pieces=pieces)}
 
 
 def build(named: dict[str, nn.Parameter], schedule: dict = FLAT, **options: Any) -> Optimizer:
@@ -87,7 +90,7 @@ def run(named: dict[str, nn.Parameter], optimizer: Any, steps: Sequence[int]) ->
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_steps_in_bf16_are_torchs(shape: tuple[int, int], scale: str, nesterov: bool) -> None:
     options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "nesterov": nesterov}
-    named, other = one_matrix("stack.layers.0.fc1.weight", *shape), nn.Parameter(matrix(*shape))
+    named, other = one_matrix(*shape), nn.Parameter(matrix(*shape))
     ours = build(named, scale=scale, iteration="bf16", **options)
     theirs = torch.optim.Muon([other], adjust_lr_fn=scale, **options)
     run(named, ours, range(4))
@@ -98,7 +101,9 @@ def test_steps_in_bf16_are_torchs(shape: tuple[int, int], scale: str, nesterov: 
 
 def net(**options: Any) -> ModernLM:
     torch.manual_seed(1)
-    return ModernLM(section("model", _name="modern", **SIZES, **options), 20)
+    model = ModernLM(section("model", _name="modern", **SIZES, **options), 20)
+    assign_roles(model)
+    return model
 
 
 def names_by_pieces(model: nn.Module, optimizer: Optimizer) -> dict[int, set[str]]:
@@ -135,7 +140,7 @@ def test_pieces_are_stepped_one_by_one() -> None:
     apart = {}
     for name, pieces in zip(joint, (3, 2, 1)):
         for i, part in enumerate(joint[name].detach().chunk(pieces)):
-            apart[f"stack.layers.{i}.{len(apart)}.weight"] = nn.Parameter(part.clone())
+            apart[f"{name}.{i}"] = with_role(nn.Parameter(part.clone()), Role.HIDDEN)
     for named in (joint, apart):
         optimizer = build(named, lr=0.1, scale="original")
         run(named, optimizer, range(1))
@@ -161,7 +166,7 @@ def test_the_rest_is_stepped_by_adamw() -> None:
     ("scale", "factor"), [("original", 3**0.5), ("match_rms_adamw", 0.2 * 48**0.5)]
 )
 def test_scales_of_the_update(scale: str, factor: float) -> None:
-    named = one_matrix("stack.layers.0.fc1.weight", 48, 16)
+    named = one_matrix(48, 16)
     (parameter,) = named.values()
     before = parameter.detach().clone()
     parameter.grad = matrix(48, 16)
@@ -183,7 +188,7 @@ def test_flops_of_a_step() -> None:
         optimizer.step()
     pieces = [(8, 8)] * 3 + [(8, 8)] + 2 * [(8, 12)] + [(8, 12)]
     expected = 2 * sum(5 * (4 * m * m * n + 2 * m**3) for m, n in pieces)
-    assert counter.total == expected
+    assert counter.total == optimizer.step_flops == expected
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -194,6 +199,7 @@ def test_state_continues_bitwise_and_fits_its_parameters(split: bool) -> None:
     optimizer = build(named, schedule, split=split)
     run(named, optimizer, range(3))
     other = copy.deepcopy(one)
+    assign_roles(other)
     twin = dict(other.named_parameters())
     resumed = build(twin, schedule, split=split)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -226,38 +232,42 @@ def test_a_refused_step_changes_nothing() -> None:
     assert torch.equal(optimizer.inner.state[parameter]["momentum_buffer"], momentum)
 
 
-UNKNOWN = ["blocks.0.qkv.weight", "blocks.0.multi_head.q.weight", "layers.0.in_proj_weight"]
+class Routed(nn.Module):
+    """A plug-in's network: matrices of its own, and torch's layers."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 8)
+        self.dense = nn.Linear(8, 8)
+        self.experts = nn.Parameter(matrix(*shape))
+        self.out = nn.Linear(8, 5)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [(name, (8, 8)) for name in [*UNKNOWN, "wte.weight"]] + [("layers.0.experts", (2, 8, 8))],
-)
-def test_matrices_of_unknown_names_are_refused(other: tuple[str, tuple[int, ...]]) -> None:
-    """As those of plug-ins; what is in embeddings or heads is known, and gates only in layers."""
-    name, shape = other
-    known = ["tok_embeddings.weight", "lm_head.weight", "heads.x.fc1.weight", "heads.x.fc2.weight"]
-    named = one_matrix() | {n: nn.Parameter(matrix(16, 8)) for n in known}
-    named["heads.x.fc2.weight"] = nn.Parameter(matrix(8, 8))
-    named["layers.0.relative_position.weight"] = nn.Parameter(matrix(8, 8))
-    with pytest.raises(UsageError, match=r"layers.0.relative_position"):
-        build(named)
-    del named["layers.0.relative_position.weight"]
-    run(named, build(named), range(1))
-    with pytest.raises(UsageError, match=name):
-        build(named | {name: nn.Parameter(matrix(*shape))})
+def test_matrices_without_a_role_are_refused() -> None:
+    """As a plug-in may have; the message names them, and what declares a role."""
+    model = Routed(8, 8)
+    with pytest.raises(UsageError, match=r"experts \(8, 8\).*parameter_roles"):
+        make_optimizer(model, {"_name": "muon"}, FLAT)
+    model.parameter_roles = {"experts": Role.HIDDEN, "out": Role.HEAD}
+    optimizer = make_optimizer(model, {"_name": "muon"}, FLAT)
+    assert names_by_pieces(model, optimizer)[1] == {"dense.weight", "experts"}
+    run(dict(model.named_parameters()), optimizer, range(1))
 
 
-def test_fewer_keys_than_queries_are_not_cut() -> None:
-    named = one_matrix("layers.0.attention.in_proj.weight", 16, 8)
-    with pytest.raises(UsageError, match="split"):
+def test_hidden_matrices_that_cannot_be_cut_are_refused() -> None:
+    model = Routed(2, 8, 8)
+    model.parameter_roles = {"experts": Role.HIDDEN}
+    with pytest.raises(UsageError, match=r"experts \(2, 8, 8\).*two dimensions"):
+        make_optimizer(model, {"_name": "muon"}, FLAT)
+    named = one_matrix(16, 8, pieces=3)
+    with pytest.raises(UsageError, match=r"weight \(16, 8\).*equal pieces"):
         build(named)
     run(named, build(named, split=False), range(1))
 
 
 def test_impossible_settings() -> None:
     with pytest.raises(UsageError, match="no trained parameter"):
-        build({"weight": nn.Parameter(matrix(4, 4))})
+        build({"weight": with_role(nn.Parameter(matrix(4, 4)), Role.HEAD)})
     named = dict(net().named_parameters())
     with pytest.raises(UsageError, match="layer_decay"):
         build(named, hidden_lr=0.1, layer_decay=0.9)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.config.groups import options_of, rates_by_depth
+from metaseq_lm.config.groups import options_of, rates_by_level
 from metaseq_lm.core.config import build, section
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill
@@ -186,7 +186,7 @@ def test_rates_by_layer(bam_sets: Path) -> None:
     """Heads 1, the shared pooler alpha, layer i alpha^(L + 1 - i), embeddings alpha^(L + 2)."""
     run = bam_bench.dry(bam_sets, "model.encoder_layers=3", "optimizer.layer_decay=0.9")
     names = [name for name, _ in run.model.named_parameters()]
-    rules = rates_by_depth(names, 1.0, 0.9)
+    rules = rates_by_level(list(run.model.named_parameters()), 1.0, 0.9)
     multipliers = {
         name: options_of(name, p, rules)["lr"] for name, p in run.model.named_parameters()
     }
