@@ -51,12 +51,11 @@ def option(
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
         affects: LOSS if evaluated losses with other values are another function, so that the
-            smaller one is not the better one; DATA if they are of other rows; FUNCTION if given
-            weights compute something else, unless they do not fit at all; WEIGHTS if only the training, or
-            the shapes of weights, differ; SPEED or NOTHING
-            if results are the same. None for the usual of its section: LOSS of tasks and
-            criterions, FUNCTION of models, WEIGHTS of optimizers, schedules and the trainer,
-            NOTHING of the engine.
+            smaller one is not the better one; DATA if they are of other rows; FUNCTION if weights
+            of the same shapes compute something else; WEIGHTS if only the training, or the shapes
+            of weights, differ; SPEED or NOTHING if results are the same. None for the usual of its
+            section: LOSS of tasks and criterions, FUNCTION of models, WEIGHTS of optimizers,
+            schedules and the trainer, NOTHING of the engine.
         metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
             option, whose value a run's configuration has here unless it sets one.
     """
