@@ -236,6 +236,7 @@ class RunConfig:
 
 # The files of presets and of the base configuration.
 FOLDER = Path(__file__).parents[1] / "config"
+RECIPES = "recipes"  # its folder of primary configs
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 TOP = {item.name for item in fields(RunConfig)}
 PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs

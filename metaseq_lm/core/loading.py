@@ -34,6 +34,7 @@ from metaseq_lm.core.config import (
     FOLDER,
     GROUPS,
     PATHS,
+    RECIPES,
     TOP,
     RunConfig,
     as_dict,
@@ -151,6 +152,29 @@ def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Pat
             f"Configs there: {', '.join(configs) or 'none'}"
         )
     return folder, name
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes of the package, such as recipes/bert."""
+    return sorted(f"{RECIPES}/{file.stem}" for file in (FOLDER / RECIPES).glob("*.yaml"))
+
+
+def config_file(name: str) -> tuple[str, str]:
+    """Return folder and name of the primary config that --config names.
+
+    That is a recipe of the package, such as recipes/bert, or a YAML file. Raises UsageError if
+    there is no such one.
+    """
+    recipes = recipe_names()
+    file = FOLDER / f"{name}.yaml" if name in recipes else Path(name)
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        raise UsageError(
+            f"--config {name}: there is no such recipe, nor a YAML file of this name."
+            f"{nearest(name, recipes)} Recipes: {', '.join(recipes)}"
+        )
+    if file.suffix != ".yaml":
+        raise UsageError(f"--config {name}: call the file {file.stem}.yaml")
+    return str(file.parent.resolve()), file.stem
 
 
 def literal_path(override: str) -> str:

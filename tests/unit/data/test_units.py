@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from published_masks import gpt_bert_spans, spanbert_spans
 
 from metaseq_lm.config.tasks import SHORT_SPAN, SPAN, WORD
 from metaseq_lm.core.errors import UsageError
@@ -133,22 +134,6 @@ def test_all_tokens_of_a_span_are_replaced_alike() -> None:
     assert np.mean(kept) == pytest.approx(0.21, abs=0.02)
 
 
-def spans_by_tokens(words: list[int], budget: int, generator: np.random.Generator) -> set[int]:
-    """Return which tokens of words of some sizes SpanBERT's code masks: a loop over its rule."""
-    word = np.repeat(np.arange(len(words)), words)
-    lengths = SpanLengths()
-    chosen: set[int] = set()
-    while len(chosen) < budget:
-        span = generator.choice(np.arange(1, 11), p=lengths.probabilities)
-        anchor = generator.integers(len(word))
-        if anchor in chosen:
-            continue
-        for at in np.flatnonzero((word >= word[anchor]) & (word < word[anchor] + span)):
-            if len(chosen) < budget:
-                chosen.add(int(at))
-    return chosen
-
-
 def test_spans_by_tokens_favour_long_words() -> None:
     """As SpanBERT's code, which draws a token; its paper draws a word (Joshi et al. 2020)."""
     words, rows = [1, 2, 3, 4, 5] * 20, 1500
@@ -159,7 +144,7 @@ def test_spans_by_tokens_favour_long_words() -> None:
     generator = np.random.default_rng(1)
     expected = np.zeros(sum(words))
     for _ in range(rows):
-        expected[[*spans_by_tokens(words, 45, generator)]] += 1 / rows
+        expected[[*spanbert_spans(words, 45, generator)]] += 1 / rows
     by_size = {}
     for by_tokens in (True, False):
         args = starts, candidates, counts, SpanLengths(), keys_of(rows), by_tokens
@@ -179,16 +164,6 @@ def test_spans_by_tokens_favour_long_words() -> None:
     assert by_size[True][0] < by_size[False][0] - 0.005
 
 
-def short_spans(length: int, rate: float, generator: np.random.Generator) -> np.ndarray:
-    """Return which tokens GPT-BERT's code masks, boolean (length,): a loop over its rule."""
-    draws: list[float] = []
-    while len(draws) < length:
-        draws += [generator.random()] * generator.integers(1, 4)
-    ratios = np.array(draws[:length])
-    count = max(1, int(length * rate + generator.random()))
-    return np.asarray(ratios <= np.sort(ratios)[count - 1])
-
-
 def groups(is_chosen: np.ndarray, most: int = 8) -> np.ndarray:
     """Return the number of groups of 1 to `most` chosen tokens beside each other, by size."""
     edges = np.flatnonzero(np.diff(np.pad(is_chosen.astype(int), ((0, 0), (1, 1))), axis=1))
@@ -201,7 +176,7 @@ def test_short_spans_are_those_of_gpt_bert(rate: float) -> None:
     """Charpentier and Samuel 2024, code: how many are masked, and in how long groups."""
     rows, length = 4000, 126
     generator = np.random.default_rng(2)
-    expected = np.array([short_spans(length, rate, generator) for _ in range(rows)])
+    expected = np.array([gpt_bert_spans(length, rate, generator) for _ in range(rows)])
     tokens, lengths = np.full((rows, length + 2), 10), np.full(rows, length + 2)
     tokens[:, 0], tokens[:, -1] = 2, 3
     options = masking(SHORT_SPAN, rate=rate, random=0.0, keep=0.0)
