@@ -56,7 +56,11 @@ SECTIONS = (*GROUPS, "trainer", "engine")
 OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
 # Tasks that earlier versions could mix with a causal LM, and their options of rows.
 OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
-OLD_ROWS = ("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size")
+OLD_ROWS = (
+    *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
+    *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
+    *("length_warmup_updates", "length_warmup_ratio", "length_start"),
+)
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
