@@ -108,6 +108,16 @@ def test_a_file_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
     assert main(["train", "--print-config", *flags]) == 2
 
 
+def test_a_sweep_takes_a_recipe(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--config", "recipes/gpt_bert", "--out", str(tmp_path / "sweep"), "--dry-run"]
+    options = options_of("recipes/gpt_bert", moons)[:-1]
+    assert main(["sweep", str(moons), *flags, *options, "--grid", "optimizer.lr=1e-2,1e-3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("--config-name gpt_bert") == text.count("config/recipes") == 2
+
+
 def test_list_has_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
     assert re.findall(r"^  (\S+)", capsys.readouterr().out, re.M) == NAMES
