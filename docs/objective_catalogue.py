@@ -94,7 +94,10 @@ CATALOGUE = (
     Objective(
         "causal_lm",
         ("task=causal_lm", "criterion=causal_lm", MODERN),
-        ("task.sample_break_mode", "task.tokens_per_sample", "criterion.z_loss"),
+        (
+            *("task.sample_break_mode", "task.tokens_per_sample"),
+            *("criterion.z_loss", "criterion.label_smoothing"),
+        ),
         pictures=(
             Picture("causal_lm", (Panel("one sentence"),)),
             Picture(
@@ -108,7 +111,10 @@ CATALOGUE = (
     Objective(
         "prefix_lm",
         ("task=prefix_lm", "criterion=prefix_lm", MODERN),
-        ("task.sample_break_mode", "task.tokens_per_sample", "criterion.read"),
+        (
+            *("task.sample_break_mode", "task.tokens_per_sample", "criterion.read"),
+            *("criterion.z_loss", "criterion.label_smoothing"),
+        ),
         pictures=(
             Picture("prefix_lm", (Panel("a prefix, and what follows it"),), seed=8),
             Picture(
@@ -125,9 +131,15 @@ CATALOGUE = (
         ("task=masked_lm", "criterion=masked_lm", MODERN),
         (
             *("task.mask_prob", "task.random_token_prob", "task.leave_unmasked_prob"),
-            *("task.mask_unit", "task.mean_span", "task.longest_span", "task.mask_rates"),
-            *("task.mask_phases", "task.mask_updates", "task.mask_rounding", "task.mask_rarity"),
-            *("task.legacy_duplicates", "criterion.z_loss"),
+            *("task.mask_unit", "task.mean_span", "task.longest_span", "task.span_anchors"),
+            *(
+                "task.mask_rates",
+                "task.mask_phases",
+                "task.mask_updates",
+                "task.mask_rounding",
+                "task.mask_rarity",
+            ),
+            *("task.legacy_duplicates", "criterion.z_loss", "criterion.label_smoothing"),
         ),
         {
             "15 %": (),
@@ -162,7 +174,8 @@ CATALOGUE = (
         ("task=masked_next_token", "criterion=masked_next_token", MODERN),
         (
             *("task.mask_prob", "task.random_token_prob", "task.leave_unmasked_prob"),
-            "task.mask_unit",
+            *("task.mask_unit", "task.mask_rates", "task.mask_phases", "task.mask_updates"),
+            *("criterion.z_loss", "criterion.label_smoothing"),
         ),
         {"15 %": (), "30 %": ("task.mask_prob=0.3",)},
         (Picture("masked_next_token", (Panel("a masked row"),), masked("task.mask_prob=0.4")),),
@@ -194,6 +207,7 @@ CATALOGUE = (
         (
             *("task.times", "task.weights", "criterion.shifted"),
             *("criterion.score_samples", "criterion.score_seed"),
+            *("criterion.z_loss", "criterion.label_smoothing"),
         ),
         {
             "diffusion": (),
@@ -247,6 +261,7 @@ CATALOGUE = (
         (
             *("task.noise_density", "task.mean_span", "task.tokens_per_sample"),
             *("task.inputs_length", "task.denoisers", "task.random_roll"),
+            *("criterion.z_loss", "criterion.label_smoothing"),
         ),
         {
             "one Transformer": (),

@@ -1,7 +1,7 @@
 """List registered names with the module that each comes from, or the checkpoints of runs.
 
 Criterions that fit only some tasks name them. Sizes are models with their options set, and are
-chosen like a model (--model NAME).
+chosen like a model (--model NAME). Recipes are whole configurations (train --config NAME).
 
 examples:
   metaseq-lm list criterion
@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import FOLDER
+from metaseq_lm.core.config import FOLDER, RECIPES
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import human_bytes, to_json
 from metaseq_lm.core.output import show
@@ -72,11 +72,18 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
     """Return a row for each name of one kind or of all, and for each size of a model."""
     registries = {name.replace("_", "-"): registry for name, registry in registries.items()}
     requested = kind.rstrip("s") if kind else None
-    if requested is not None and requested not in registries:
-        hint = nearest(requested, list(registries))
-        raise UsageError(f"unknown kind '{kind}'.{hint} Kinds: {', '.join(registries)}")
+    kinds = [*registries, RECIPES.rstrip("s")]
+    if requested is not None and requested not in kinds:
+        hint = nearest(requested, kinds)
+        raise UsageError(f"unknown kind '{kind}'.{hint} Kinds: {', '.join(kinds)}")
     rows: list[dict[str, Any]] = []
-    for name in [requested] if requested else registries:
+    for name in [requested] if requested else kinds:
+        if name not in registries:
+            rows += [
+                {"kind": name, "name": f"{RECIPES}/{file.stem}", "summary": summary_of(file)}
+                for file in sorted((FOLDER / RECIPES).glob("*.yaml"))
+            ]
+            continue
         for entry in (registries[name].entries[key] for key in registries[name].names()):
             row: dict[str, Any] = {"kind": name, "name": entry.name, "summary": entry.summary}
             row["module"] = entry.origin
@@ -84,10 +91,14 @@ def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[d
                 row["tasks"] = tasks_of(entry)
             rows.append(row)
         for file in sorted((FOLDER / name).glob("*.yaml")):
-            summary = file.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
             kind = f"{name}, {'sizes' if name == 'model' else 'presets'}"
-            rows.append({"kind": kind, "name": file.stem, "summary": summary})
+            rows.append({"kind": kind, "name": file.stem, "summary": summary_of(file)})
     return rows
+
+
+def summary_of(preset: Path) -> str:
+    """Return the first line of the comment of a preset or recipe."""
+    return preset.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
 
 
 def tasks_of(criterion: Entry[Any]) -> list[str]:

@@ -471,12 +471,13 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     working_dir = Path.cwd()
     if data:
         content["data"] = absolute(data[0], working_dir)
-    if options.config_dir:
-        content["config_dir"] = absolute(options.config_dir, working_dir)
+    config_dir, config_name = options.primary()
+    if config_dir:
+        content["config_dir"] = absolute(config_dir, working_dir)
     if args.user_dir:
         content["user_dir"] = plugin(args.user_dir, working_dir)
-    if options.config_name:
-        content["config_name"] = options.config_name
+    if config_name:
+        content["config_name"] = config_name
     if options.seeds:
         content["seeds"] = list(options.seeds)
     values = flag_values(args)

@@ -2,6 +2,7 @@
 
 examples:
   metaseq-lm train data/wiki --task masked_lm --save-dir runs/mlm --lr 1e-3 --max-update 10000
+  metaseq-lm train data/wiki --config recipes/gpt_bert --model modern_nano --save-dir runs/gpt_bert
   metaseq-lm train data/moons --config-dir my/configs --config-name soft --save-dir runs/2 seed=2
 
 Any option of the configuration is set by key=value (Hydra's grammar), which wins over a flag.
@@ -71,9 +72,25 @@ FLAGS = {
 class ConfigOptions:
     """Where a configuration and a plug-in come from."""
 
+    config: str | None = option(
+        None, "a published recipe, such as recipes/bert (see 'metaseq-lm list recipes'), or a file"
+    )
     config_dir: str | None = option(None, "folder with configs of your own")
     config_name: str | None = option(None, "config in --config-dir (default: base)")
     user_dir: str | None = option(None, "plug-in folder or file to load")
+
+    def primary(self) -> tuple[str | None, str | None]:
+        """Return folder and name of the primary config; None where they are not given.
+
+        Raises UsageError if both kinds of options are, or there is no such recipe or file.
+        """
+        if not self.config:
+            return self.config_dir, self.config_name
+        if self.config_dir or self.config_name:
+            raise UsageError("--config names a whole configuration; leave --config-dir and -name")
+        from metaseq_lm.core.loading import config_file
+
+        return config_file(self.config)
 
 
 @dataclass(frozen=True)
@@ -202,9 +219,10 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
     from metaseq_lm.data.storage.manifest import require_data_folder
 
     overrides = overrides_of(args)
-    if not (options.config_dir or options.config_name):
+    config_dir, config_name = options.primary()
+    if not (config_dir or config_name):
         overrides = with_stored(overrides)
-    config = load_config(overrides, options.config_dir, options.config_name)
+    config = load_config(overrides, config_dir, config_name)
     plugins.check_named(config, options.user_dir)
     reset_parts(options.reset)
     if args.help or options.print_config:

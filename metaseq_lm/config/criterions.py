@@ -38,6 +38,20 @@ class ZLossConfig:
 
 
 @dataclass
+class LabelSmoothingConfig:
+    """Smoothing of the targets."""
+
+    label_smoothing: float = option(
+        0.0, "label smoothing in training", at_least=0, below=1, affects=WEIGHTS
+    )
+
+
+@dataclass
+class TokenLossConfig(ZLossConfig, LabelSmoothingConfig):
+    """Parts of the training loss of every objective that predicts tokens; evaluations have none."""
+
+
+@dataclass
 class ReadConfig:
     """As what a mixture is read."""
 
@@ -49,7 +63,7 @@ class ReadConfig:
 
 
 @dataclass
-class PrefixLMConfig:
+class PrefixLMConfig(TokenLossConfig):
     """The attention of frozen states; sentences have one score."""
 
     read: str = option(
@@ -61,7 +75,7 @@ class PrefixLMConfig:
 
 
 @dataclass
-class MaskedDiffusionConfig:
+class MaskedDiffusionConfig(TokenLossConfig):
     """Predictions, and the scores of sentences."""
 
     shifted: bool = option(
@@ -84,18 +98,9 @@ class TaggingConfig:
     )
 
 
-@dataclass
-class LabelSmoothingConfig:
-    """Smoothing of the targets."""
-
-    label_smoothing: float = option(
-        0.0, "label smoothing in training", at_least=0, below=1, affects=WEIGHTS
-    )
-
-
-CRITERIONS.declare("masked_lm", ZLossConfig, "metaseq_lm.criterions.masked_lm.MaskedLM")
+CRITERIONS.declare("masked_lm", TokenLossConfig, "metaseq_lm.criterions.masked_lm.MaskedLM")
 CRITERIONS.declare(
-    "bert_pretraining", ZLossConfig, "metaseq_lm.criterions.masked_lm.BertPretraining"
+    "bert_pretraining", TokenLossConfig, "metaseq_lm.criterions.masked_lm.BertPretraining"
 )
 CRITERIONS.declare(
     "image_classification", NoOptions, "metaseq_lm.criterions.labelled.ImageClassification"
@@ -108,14 +113,14 @@ CRITERIONS.declare(
 )
 CRITERIONS.declare("cloze", BatchSumConfig, "metaseq_lm.criterions.labelled.Cloze")
 CRITERIONS.declare("squad", BatchSumConfig, "metaseq_lm.criterions.labelled.SquadCriterion")
-CRITERIONS.declare("causal_lm", ZLossConfig, "metaseq_lm.criterions.language_modeling.CausalLM")
+CRITERIONS.declare("causal_lm", TokenLossConfig, "metaseq_lm.criterions.language_modeling.CausalLM")
 CRITERIONS.declare(
     "language_modeling", NoOptions, "metaseq_lm.criterions.language_modeling.LanguageModeling"
 )
 CRITERIONS.declare("mixture", ReadConfig, "metaseq_lm.criterions.mixture.Mixture")
 CRITERIONS.declare("prefix_lm", PrefixLMConfig, "metaseq_lm.criterions.predictions.PrefixLM")
 CRITERIONS.declare(
-    "masked_next_token", NoOptions, "metaseq_lm.criterions.predictions.MaskedNextToken"
+    "masked_next_token", TokenLossConfig, "metaseq_lm.criterions.predictions.MaskedNextToken"
 )
 CRITERIONS.declare(
     "masked_diffusion", MaskedDiffusionConfig, "metaseq_lm.criterions.predictions.MaskedDiffusion"

@@ -79,6 +79,12 @@ class CosineConfig(LinearConfig):
     """Linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter 2017)."""
 
     end: float = option(0.1, "rate at the last update, as a share of its peak", at_least=0)
+    cooldown_ratio: float = option(
+        0.0,
+        "last share of total_updates, in which the rate falls linearly from `end` to 0 instead",
+        at_least=0,
+        at_most=1,
+    )
 
 
 @dataclass
@@ -170,6 +176,14 @@ class AdamConfig(OptimizerConfig):
 
 
 @dataclass
+class LambConfig(OptimizerConfig):
+    """Adam's moments for steps as long as the parameters."""
+
+    betas: list[float] = with_default(AdamConfig, "betas", [0.9, 0.98])
+    eps: float = with_default(AdamConfig, "eps", 1e-6)
+
+
+@dataclass
 class MuonConfig(AdamConfig):
     """Muon for the matrices of the layers; rate, decay and moments of AdamW for the rest."""
 
@@ -207,6 +221,7 @@ class SGDConfig(OptimizerConfig):
 
 OPTIMIZERS.declare("adamw", AdamConfig, "metaseq_lm.optim.optimizers.adamw")
 OPTIMIZERS.declare("adam_uncorrected", AdamConfig, "metaseq_lm.optim.optimizers.adam_uncorrected")
+OPTIMIZERS.declare("lamb", LambConfig, "metaseq_lm.optim.lamb.lamb")
 OPTIMIZERS.declare("sgd", SGDConfig, "metaseq_lm.optim.optimizers.sgd")
 OPTIMIZERS.declare("muon", MuonConfig, "metaseq_lm.optim.muon.muon")
 SCHEDULES.declare("constant", ConstantConfig, "metaseq_lm.optim.constant")

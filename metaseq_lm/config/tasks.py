@@ -12,8 +12,9 @@ from metaseq_lm.core.registry import TASKS
 DOCUMENTS = "documents"
 SEGMENTS = "segments"
 UNIFORM, BELL = "uniform", "bell"
-TOKEN, WORD, SPAN = "token", "word", "span"
-UNITS = (TOKEN, WORD, SPAN)
+TOKEN, WORD, SPAN, SHORT_SPAN = "token", "word", "span", "short_span"
+UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
+WORDS, TOKENS = "words", "tokens"
 STRIDE = 64
 UNLABELLED = "unlabelled"
 BUCKETS = (15, 40)
@@ -204,8 +205,8 @@ class WordLanguageModelingConfig(EvaluationConfig, BucketsConfig, BatchConfig):
 
 
 @dataclass
-class DrawingConfig:
-    """The choice of targets."""
+class MaskRatesConfig:
+    """A share of targets that changes in training."""
 
     mask_rates: list[float] = option(
         [],
@@ -227,6 +228,12 @@ class DrawingConfig:
         at_least=0,
         affects=WEIGHTS,
     )
+
+
+@dataclass
+class DrawingConfig(MaskRatesConfig):
+    """The choice of targets."""
+
     legacy_duplicates: bool = option(
         False, "draw targets with replacement (ELECTRA's code)", affects=WEIGHTS
     )
@@ -247,13 +254,20 @@ class MaskingConfig:
     leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
     mask_unit: str = option(
         TOKEN,
-        "what is masked as a whole: token; word: all its pieces; span: several words (SpanBERT)",
+        "what is masked as a whole: token; word: all its pieces; span: several words (SpanBERT); "
+        "short_span: 1 to 3 tokens (GPT-BERT)",
         choices=UNITS,
     )
     mean_span: float = option(
         5.0, "mean words of a span if none were too long (geometric)", at_least=1
     )
     longest_span: int = option(10, "no span has more words", at_least=1)
+    span_anchors: str = option(
+        WORDS,
+        "the word that begins a span is drawn among words (SpanBERT's paper), or is that of a "
+        "token drawn among tokens (its code; spans that touch are then replaced alike)",
+        choices=(WORDS, TOKENS),
+    )
 
 
 @dataclass
@@ -392,12 +406,12 @@ class ChannelsConfig:
 
 
 @dataclass
-class CorpusConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class CorpusConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
     """Rows of a corpus."""
 
 
 @dataclass
-class UnpackedConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
+class UnpackedConfig(WarmupConfig, EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig):
     """Rows of one document each, or windows: their batches have no documents beside each other."""
 
     sample_break_mode: str = with_default(
@@ -410,7 +424,7 @@ class UnpackedConfig(EvaluationConfig, BreakModeConfig, RowsConfig, BatchConfig)
 
 
 @dataclass
-class MaskedNextTokenConfig(MaskingConfig, CorpusConfig):
+class MaskedNextTokenConfig(MaskRatesConfig, MaskingConfig, CorpusConfig):
     """Rows and their masks."""
 
 

@@ -51,6 +51,13 @@ class TrainerConfig:
         "stop when this many words of the corpus were seen, with repetition (0 = no limit)",
         at_least=0,
     )
+    average_decay: float = option(
+        0.0,
+        "decay of a moving average of the weights by update, which is what is validated, saved and "
+        "exported (0 = the weights themselves)",
+        at_least=0,
+        below=1,
+    )
     log_interval: int = option(50, "updates between lines of the log", at_least=0, affects=NOTHING)
     validate_interval_updates: int = option(
         500, "updates between validations (0 = only at the end)", at_least=0
@@ -229,6 +236,7 @@ class RunConfig:
 
 # The files of presets and of the base configuration.
 FOLDER = Path(__file__).parents[1] / "config"
+RECIPES = "recipes"  # its folder of primary configs
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 TOP = {item.name for item in fields(RunConfig)}
 PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs

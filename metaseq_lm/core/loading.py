@@ -34,6 +34,7 @@ from metaseq_lm.core.config import (
     FOLDER,
     GROUPS,
     PATHS,
+    RECIPES,
     TOP,
     RunConfig,
     as_dict,
@@ -55,7 +56,11 @@ SECTIONS = (*GROUPS, "trainer", "engine")
 OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
 # Tasks that earlier versions could mix with a causal LM, and their options of rows.
 OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
-OLD_ROWS = ("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size")
+OLD_ROWS = (
+    *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
+    *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
+    *("length_warmup_updates", "length_warmup_ratio", "length_start"),
+)
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
@@ -151,6 +156,29 @@ def primary_config(config_dir: str | None, config_name: str | None) -> tuple[Pat
             f"Configs there: {', '.join(configs) or 'none'}"
         )
     return folder, name
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes of the package, such as recipes/bert."""
+    return sorted(f"{RECIPES}/{file.stem}" for file in (FOLDER / RECIPES).glob("*.yaml"))
+
+
+def config_file(name: str) -> tuple[str, str]:
+    """Return folder and name of the primary config that --config names.
+
+    That is a recipe of the package, such as recipes/bert, or a YAML file. Raises UsageError if
+    there is no such one.
+    """
+    recipes = recipe_names()
+    file = FOLDER / f"{name}.yaml" if name in recipes else Path(name)
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        raise UsageError(
+            f"--config {name}: there is no such recipe, nor a YAML file of this name."
+            f"{nearest(name, recipes)} Recipes: {', '.join(recipes)}"
+        )
+    if file.suffix != ".yaml":
+        raise UsageError(f"--config {name}: call the file {file.stem}.yaml")
+    return str(file.parent.resolve()), file.stem
 
 
 def literal_path(override: str) -> str:

@@ -12,7 +12,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CAUSAL_NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy, z_terms
+from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy, smoothing_of, z_terms
 from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
 
@@ -32,7 +32,7 @@ class CausalLM(Criterion):
     def terms(self, model: nn.Module, batch: TokenBatch, logits: Tensor) -> Terms:
         """Return the terms of a batch, given its logits (B, S, V)."""
         targets = next_tokens(batch)
-        loss = cross_entropy(logits, targets).sum()
+        loss = cross_entropy(logits, targets, smoothing_of(self.config, model)).sum()
         terms = {"next_token": Term(loss, "targets", kind=CAUSAL_NLL)}
         return terms | z_terms(self.config, model, logits, batch.replace(targets=targets))
 

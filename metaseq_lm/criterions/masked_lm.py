@@ -58,17 +58,26 @@ def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     return hits.double() / counted.sum(-1).clamp(min=1)
 
 
-def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
+def smoothing_of(config: Any, model: nn.Module) -> float:
+    """Return the label smoothing of LabelSmoothingConfig in training, 0 in evaluations.
+
+    A `config` without the option has none.
+    """
+    return float(getattr(config, "label_smoothing", 0.0)) if model.training else 0.0
+
+
+def labelled_terms(logits: Tensor, batch: TokenBatch, label_smoothing: float = 0.0) -> Terms:
     """Return the mean loss over targets, and the mean over rows with targets of their accuracy."""
     assert batch.targets is not None
-    losses, accuracies = cross_entropy(logits, batch.targets), row_accuracy(logits, batch.targets)
+    losses = cross_entropy(logits, batch.targets, label_smoothing)
+    accuracies = row_accuracy(logits, batch.targets)
     return {
         "mlm": Term(copy_sums(losses, batch), "targets", kind=CLOZE_NLL),
         "accuracy": Term(copy_sums(accuracies, batch), "rows_with_targets", weight=0.0),
     }
 
 
-def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: TokenBatch) -> Terms:
+def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: Any) -> Terms:
     """Return the term of ZLossConfig for logits (..., V) at the batch's targets (...), if any.
 
     The loss of an evaluation, which is compared between runs, does not have it. A `config` without
@@ -77,7 +86,6 @@ def z_terms(config: Any, model: nn.Module, logits: Tensor, batch: TokenBatch) ->
     weight = getattr(config, "z_loss", 0.0)
     if not weight or not model.training:
         return {}
-    assert batch.targets is not None
     squares = full_precision(logits).logsumexp(-1).square()
     squares = squares.masked_fill(batch.targets == IGNORE, 0.0)
     return {"z_loss": Term(copy_sums(squares, batch), "targets", weight)}
@@ -92,7 +100,8 @@ class MaskedLM(Criterion):
         logits = model(  # (B, M, V)
             batch.tokens, batch.layout, batch.positions, segments=batch.segments
         )
-        return labelled_terms(logits, batch) | z_terms(self.config, model, logits, batch)
+        terms = labelled_terms(logits, batch, smoothing_of(self.config, model))
+        return terms | z_terms(self.config, model, logits, batch)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """One pass per scored token, with only that token masked (Salazar et al. 2020, 2)."""
@@ -168,7 +177,7 @@ class BertPretraining(Criterion):
         labels = batch.next_sentence.unsqueeze(-1)  # (B, 1)
         scores = model.heads[NEXT_SENTENCE](x).unsqueeze(-2)  # (B, 1, 2)
         return {
-            **labelled_terms(tokens, batch),
+            **labelled_terms(tokens, batch, smoothing_of(self.config, model)),
             **z_terms(self.config, model, tokens, batch),
             "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
             "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),

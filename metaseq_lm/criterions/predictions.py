@@ -16,7 +16,13 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, number_of
 from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.language_modeling import CausalLM
-from metaseq_lm.criterions.masked_lm import Rows, cross_entropy, single_mask_log_probs
+from metaseq_lm.criterions.masked_lm import (
+    Rows,
+    cross_entropy,
+    single_mask_log_probs,
+    smoothing_of,
+    z_terms,
+)
 from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count, source_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
@@ -32,6 +38,17 @@ def without_symbol(logits: Tensor, symbol: int) -> Tensor:
     """Return logits (N, V) with that of one symbol at -inf, so that its probability is 0."""
     hidden = torch.arange(logits.shape[-1], device=logits.device) == symbol
     return logits.masked_fill(hidden, float("-inf"))
+
+
+def smoothed_without_symbol(
+    logits: Tensor, targets: Tensor, symbol: int, label_smoothing: float
+) -> Tensor:
+    """Return the loss of each target (N,), smoothed over all symbols of logits (N, V) but one.
+
+    That has probability 0 and is no target.
+    """
+    others = torch.cat([logits[:, :symbol], logits[:, symbol + 1 :]], 1)
+    return cross_entropy(others, targets - (targets > symbol).to(targets), label_smoothing)
 
 
 class PrefixLM(Criterion):
@@ -54,8 +71,9 @@ class PrefixLM(Criterion):
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        loss = cross_entropy(logits, batch.targets).sum()
-        return {"next_token": Term(loss, "targets", kind=NLL)}
+        loss = cross_entropy(logits, batch.targets, smoothing_of(self.config, model)).sum()
+        terms = {"next_token": Term(loss, "targets", kind=NLL)}
+        return terms | z_terms(self.config, model, logits, batch)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given [CLS] and those before it, in one pass."""
@@ -73,12 +91,13 @@ class MaskedNextToken(Criterion):
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        loss = cross_entropy(logits, batch.targets).sum()
+        loss = cross_entropy(logits, batch.targets, smoothing_of(self.config, model)).sum()
         with torch.no_grad():
             correct = number_of(logits.argmax(-1) == batch.targets)
         return {
             "masked_next_token": Term(loss, "targets", kind=NLL),
             "accuracy": Term(correct, "targets", weight=0.0),
+            **z_terms(self.config, model, logits, batch),
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -112,10 +131,15 @@ class MaskedDiffusion(Criterion):
 
     def __call__(self, model: nn.Module, batch: PredictionBatch) -> Terms:
         logits = logits_at(model, batch.tokens, batch.layout, batch.sources)
-        losses = cross_entropy(without_symbol(logits, batch.mask_id), batch.targets)
+        allowed = without_symbol(logits, batch.mask_id)
+        if smoothing := smoothing_of(self.config, model):
+            losses = smoothed_without_symbol(logits, batch.targets, batch.mask_id, smoothing)
+        else:
+            losses = cross_entropy(allowed, batch.targets)
         if batch.weights is not None:
             losses = losses * batch.weights.to(losses.dtype)
-        return {"denoising": Term(losses.sum(), "tokens")}
+        terms = {"denoising": Term(losses.sum(), "tokens")}
+        return terms | z_terms(self.config, model, allowed, batch)
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return each token's part of a lower bound on the log-likelihood of the scored tokens.

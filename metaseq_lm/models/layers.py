@@ -260,6 +260,13 @@ class Heads(nn.ModuleDict):
 RAW_PREFIX = "raw_"  # of metrics of the weights without averaging
 
 
+@torch.no_grad()
+def move_averages(averages: Sequence[Tensor], weights: Sequence[Tensor], decay: float) -> None:
+    """Move averages in place: a <- decay a + (1 - decay) w."""
+    if averages:
+        torch._foreach_lerp_(list(averages), list(weights), 1 - decay)
+
+
 class AveragedWeights(nn.Module):
     """A copy of `net` whose weights are exponential moving averages of those of `net`.
 
@@ -281,10 +288,10 @@ class AveragedWeights(nn.Module):
         """
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())
-        torch._foreach_lerp_(
+        move_averages(
             [local(average) for average in averages.values()],
             [local(weights[name]) for name in averages],
-            1 - (self.decay if decay is None else decay),
+            self.decay if decay is None else decay,
         )
         for name, buffer in self.net.named_buffers():
             buffer.copy_(buffers[name])

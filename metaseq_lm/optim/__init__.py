@@ -317,14 +317,20 @@ def cosine(config: CosineConfig) -> Schedule:
     """Return min(1, step / W) * (end + (1 - end) (1 + cos(pi p)) / 2).
 
     p is the share of the updates after the warm-up, (step - W) / (total - W), in it 0. The factor
-    is `end` at the last step and after it, if the warm-up is over by then.
+    is `end` at the last step and after it, if the warm-up is over by then. With a cooldown of C
+    updates it is end (total - step) / C in the last C, and 0 at the last step and after it
+    (Charpentier and Samuel 2024, code, which counts steps from 0).
     """
     total, end = config.total_updates, config.end
     check_length(total)
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
     falling = total - rising if total > rising else 1.0
+    cooling = config.cooldown_ratio * total
 
     def factor(step: int) -> float:
+        left = max(0, total - step)
+        if cooling and left <= cooling:
+            return warmup(step, rising) * end * left / cooling
         share = min(1.0, max(0.0, (step - rising) / falling))
         return warmup(step, rising) * (end + (1.0 - end) * (1.0 + math.cos(math.pi * share)) / 2)
 

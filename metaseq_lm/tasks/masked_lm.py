@@ -13,9 +13,12 @@ from torch import nn
 from metaseq_lm.config.tasks import (
     DOCUMENTS,
     SEGMENTS,
+    SHORT_SPAN,
     TOKEN,
+    TOKENS,
     DrawingConfig,
     MaskingConfig,
+    MaskRatesConfig,
     WarmupConfig,
 )
 from metaseq_lm.config.transformer import ModernConfig
@@ -164,11 +167,16 @@ def units_of(config: MaskingConfig, folder: Path) -> Units | None:
     """
     if config.mask_unit == TOKEN:
         return None
-    lengths = SpanLengths(config.mean_span, config.longest_span)
-    return Units(config.mask_unit, load_tokenizer(folder).word_starts, lengths)
+    if config.mask_unit == SHORT_SPAN:
+        return Units(SHORT_SPAN, np.zeros(0, bool))
+    lengths, by_tokens = (
+        SpanLengths(config.mean_span, config.longest_span),
+        config.span_anchors == TOKENS,
+    )
+    return Units(config.mask_unit, load_tokenizer(folder).word_starts, lengths, by_tokens)
 
 
-def mask_rates(config: DrawingConfig, run_config: RunConfig) -> MaskRates | None:
+def mask_rates(config: MaskRatesConfig, run_config: RunConfig) -> MaskRates | None:
     """Return the shares of targets over the updates of a run, None for one share.
 
     Raises UsageError for phases that do not fit.

@@ -28,7 +28,15 @@ from metaseq_lm.data.corpus.predictions import (
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, masked_lm
 from metaseq_lm.tasks import TextTask
-from metaseq_lm.tasks.masked_lm import build_lm, masking_of, text_stream, units_of
+from metaseq_lm.tasks.masked_lm import (
+    build_lm,
+    mask_rates,
+    masked_stream,
+    masking_of,
+    ramps,
+    text_stream,
+    units_of,
+)
 
 
 class PredictionTask(TextTask):
@@ -47,7 +55,7 @@ class PredictionTask(TextTask):
         The head counts at the positions that predict something, attention for all pairs of tokens.
         """
         sizes, length = self.run_config.model, self.config.tokens_per_sample
-        if sizes._name not in RULED:
+        if sizes._name not in RULED or any(ramps(self.run_config)):
             return None
         row = Sizes.of(sizes, len(self.vocabulary), length)
         flops: float = self.config.batch_size * masked_lm(row, self.predicted_share(length))
@@ -83,12 +91,13 @@ class MaskedNextTokenTask(PredictionTask):
         corpus = open_corpus(self.data, split, self.vocabulary, options, self.run_config.seed)
         units = units_of(options, self.data)
         masking = masking_of(options, self.vocabulary, split, units=units)
-        collate = partial(next_token_batch, corpus, masking)
-        return {split: text_stream(self.run_config, split, corpus, collate)}
+        collate = partial(next_token_batch, corpus)
+        return {split: masked_stream(self, split, corpus, masking, collate)}
 
     def predicted_share(self, length: int) -> float:
-        share: float = self.config.mask_prob * (length - 2) / length
-        return share
+        rates = mask_rates(self.config, self.run_config)
+        rate: float = self.config.mask_prob if rates is None else rates.mean
+        return rate * (length - 2) / length
 
 
 class MaskedDiffusionTask(PredictionTask):

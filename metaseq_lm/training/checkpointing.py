@@ -341,9 +341,11 @@ def check_produced(metric: str, metrics: Mapping[str, float]) -> None:
         )
 
 
-def check_room(folder: Path, model: nn.Module) -> None:
+def check_room(folder: Path, model: nn.Module, has_average: bool = False) -> None:
     """Raise MetaseqError if the disk cannot hold two checkpoints with two moments per weight."""
-    size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
+    size = (3 + has_average) * sum(
+        w.numel() * w.element_size() for w in model.state_dict().values()
+    )
     needed, free = int(2.2 * size), free_bytes(folder)
     if free < needed:
         raise MetaseqError(

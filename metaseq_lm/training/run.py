@@ -127,14 +127,15 @@ class TrainingRun:
         self.log.start(options.max_update, trainer.update)
         self.log.open_loggers(trainer.update)
         if self.folder is not None:
-            check_room(folder, self.model)
+            check_room(folder, self.model, bool(options.average_decay))
             (folder / "results.json").unlink(missing_ok=True)
         for message in messages:
             self.log.event(trainer.update, trainer.seconds, message)
         try:
             trainer.train()
             self._note_missed_words()
-            self._finish()
+            with trainer.average.shown():
+                self._finish()
         finally:
             self.log.close(failed=sys.exc_info()[0] is not None)
 

@@ -17,6 +17,7 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import flops_by_rule
+from metaseq_lm.training.averaging import MovingAverage
 from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
 from metaseq_lm.training.conditions import conditions_of
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
@@ -54,6 +55,7 @@ class Trainer:
         self.config, self.options = parts.config, parts.config.trainer
         self.task, self.model, self.engine = parts.task, parts.model, parts.engine
         self.nonfinite = NonfinitePolicy(self.options, self.model, self.engine)
+        self.average = MovingAverage(self.model, self.options.average_decay)
         self.flops = FlopMeter()
         self.words = WordCounter(self.options)
         self.update, self.seconds = 0, 0.0
@@ -177,11 +179,13 @@ class Trainer:
             self._unchecked[update] = Unchecked(sample_numbers(batches), logs)
         if finite_check.defers:
             self.nonfinite.undo_skipped(snapshot)
+            self.average.move(finite_check.skips())
         elif finite_check.refused:
             self.nonfinite.undo(snapshot)
         else:
             self.nonfinite.accept()
             self.window.add(logs)
+            self.average.move()
 
     def _check_skipped(self) -> bool:
         """Ask the device which updates it refused; return whether the run was rolled back."""
@@ -293,7 +297,9 @@ class Trainer:
     def _validate(self) -> bool:
         """Validate and log; return whether this is the best so far."""
         try:
-            self.last_valid = evaluate_split(self.parts, self.options.valid_split).metrics
+            with self.average.shown():
+                valid = evaluate_split(self.parts, self.options.valid_split)
+            self.last_valid = valid.metrics
         except Interrupted as error:
             if self.update:
                 self.save(False, required=True)
@@ -304,7 +310,9 @@ class Trainer:
             self._event(trouble)
         if self.last_valid:
             self.log.values("valid", self.update, self.seconds, self.last_valid)
-        if texts := sample_texts(self.parts):
+        with self.average.shown():
+            texts = sample_texts(self.parts)
+        if texts:
             self.log.record("samples", self.update, self.seconds, {"texts": texts})
         self.seconds = time.monotonic() - self._started
         if not self.last_valid:
@@ -323,7 +331,7 @@ class Trainer:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds besides the weights.
+        """Return the state that a checkpoint holds besides the weights, which are averages.
 
         A call of all replicas; moments of sharded parameters are shards.
         """
@@ -337,12 +345,14 @@ class Trainer:
             "flops": self.flops.state_dict(),
             "words": self.words.state_dict(),
             "optimizers": {name: o.state_dict() for name, o in self.engine.optimizers.items()},
+            **self.average.hidden_weights(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a saved state; raises KeyError for a missing part, ValueError for other shapes."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        self.average.load(state)
         self.flops.load_state_dict(state["flops"])
         if "words" in state:  # else the run is of an earlier version, and they are counted anew
             self.words.load_state_dict(state["words"])
@@ -361,8 +371,10 @@ class Trainer:
         `required`.
         """
         self.checkpointer.check_weights(self.update)
-        state, names = self.state_dict(), [*["best"] * is_best, *self.words.names_at(self.update)]
-        trouble = self.checkpointer.save(self.update, state, self.last_valid, names, required)
+        names = [*["best"] * is_best, *self.words.names_at(self.update)]
+        with self.average.shown():
+            state, valid = self.state_dict(), self.last_valid
+            trouble = self.checkpointer.save(self.update, state, valid, names, required)
         if trouble:
             self._event(trouble)
         else:

@@ -61,7 +61,9 @@ def check_words(options: TrainerConfig, task: Task) -> None:
 def require_words(task: Task, streams: Mapping[str, Any], option: str) -> None:
     """Raise UsageError, which names the option that asks, if words cannot be counted."""
     read = corpora(streams)
-    if not any(name in read for _, needs in kinds_of(task) for name in needs):
+    # The kinds of updates of a mixture are its objectives, which share a stream.
+    needed = {name for _, needs in kinds_of(task) for name in needs} | task.needs(0).keys()
+    if not needed & read.keys():
         name = task.run_config.task._name
         raise UsageError(f"{option} counts words of a corpus, but task {name} here reads none")
     if reasons := [stream.words.missing for stream in read.values() if stream.words.missing]:

@@ -65,6 +65,7 @@ TOWERS = [*ELECTRA, "model.noise=two_tower"]
 MODERN = ["model=modern", "model.local_window=6"]
 DOCUMENTS = ["task.sample_break_mode=documents"]
 WARM = ["task.batch_warmup_updates=4", "task.length_warmup_updates=3"]
+PARTS = ["criterion.z_loss=0.01", "criterion.label_smoothing=0.1"]
 MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
 # Instead of the sizes above.
 LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
@@ -172,6 +173,7 @@ CASES: dict[str, list[list[str]]] = {
         [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
         ["task=masked_lm", *TEXT, *MODERN, *DOCUMENTS, "model.norm=rms", "model.qk_norm=true"],
         ["task=masked_lm", *TEXT, "task.mask_unit=word", *FALLING],
+        ["task=masked_lm", *TEXT, "task.mask_unit=span", "task.span_anchors=tokens", *PARTS],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
@@ -187,15 +189,18 @@ CASES: dict[str, list[list[str]]] = {
     "prefix_lm": [
         ["task=prefix_lm", *TEXT],
         ["task=prefix_lm", *TEXT, *MODERN, *DOCUMENTS],
+        ["task=prefix_lm", *TEXT, *WARM, *PARTS],
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
         ["task=masked_next_token", *TEXT, *MODERN, *DOCUMENTS],
+        ["task=masked_next_token", *TEXT, "task.mask_unit=short_span", *FALLING, *WARM, *PARTS],
     ],
     "masked_diffusion": [
         ["task=masked_diffusion", *TEXT],
         ["task=masked_diffusion", *TEXT, "criterion.shifted=true"],
         ["task=masked_diffusion", *TEXT, *MODERN, "task.weights=flat", "task.times=bell"],
+        ["task=masked_diffusion", *TEXT, *WARM, *PARTS],
     ],
     "mixture": [
         [*MIXTURE, 'task.objectives=["masked_lm weight=0.9","causal_lm weight=0.1"]'],
@@ -302,6 +307,7 @@ CASES: dict[str, list[list[str]]] = {
         [*SPANS, *MODERN, "task=ul2", "task.batch_size=5"],
         [*SPANS, *DECODER, "model.decoder_layers=1"],
         [*SPANS, "task=ul2", *MODERN_DECODER, "model.vocab_multiple=8"],
+        [*SPANS, *WARM, *PARTS, "optimizer=lamb"],
     ],
     "span_boundary": [
         ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]

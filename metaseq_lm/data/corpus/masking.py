@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metaseq_lm.config.tasks import SPAN
+from metaseq_lm.config.tasks import SHORT_SPAN, SPAN
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import mix, uniforms, words
-from metaseq_lm.data.corpus.units import Units, choose_spans, choose_words, span_counts
+from metaseq_lm.data.corpus.units import (
+    SHORT,
+    Units,
+    choose_short_spans,
+    choose_spans,
+    choose_words,
+    span_counts,
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,9 @@ class Masking:
         weights: How likely each id is drawn in comparison with others, positive (V,); empty for all
             alike. Tokens are drawn one after the other, in proportion to the weights of those left.
         units: Whole words or spans that are chosen instead of single tokens. Words together have at
-            most the number of tokens that `rounding` says, spans exactly ceil(rate * candidates).
-            What replaces the tokens is drawn for each token of a word, but once for a span.
+            most the number of tokens that `rounding` says, short spans at least, by up to SHORT - 1
+            more, spans exactly ceil(rate * candidates). What replaces the tokens is drawn for each
+            token of a word, but once for a span.
 
     Raises:
         UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1; words or
@@ -206,11 +214,16 @@ def choose_units(
     units, number = masking.units, None
     assert units is not None
     chosen, most = budget(masking, candidates, lengths, keys)
-    starts = units.starts(tokens, candidates)
-    if units.kind == SPAN:
-        is_chosen, number = choose_spans(starts, candidates, chosen, units.lengths, keys)
+    if units.kind == SHORT_SPAN:
+        is_chosen, number = choose_short_spans(candidates, chosen, keys)
+        most += SHORT - 1
+    elif units.kind == SPAN:
+        starts = units.starts(tokens, candidates)
+        is_chosen, number = choose_spans(
+            starts, candidates, chosen, units.lengths, keys, units.by_tokens
+        )
     else:
-        is_chosen = choose_words(starts, candidates, chosen, keys)
+        is_chosen = choose_words(units.starts(tokens, candidates), candidates, chosen, keys)
     positions = np.argsort(~is_chosen, axis=1, kind="stable")[:, :most]
     counted = np.take_along_axis(is_chosen, positions, 1)
     if number is not None:

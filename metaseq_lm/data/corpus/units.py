@@ -1,4 +1,4 @@
-"""Whole words and spans of words as what is masked, a pure function of each row's key.
+"""Whole words, spans of words and short spans as what is masked, a function of each row's key.
 
 Shapes: B rows, S length, V symbols.
 """
@@ -11,6 +11,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import subkeys, uniforms
 from metaseq_lm.data.streams import Phases
 
+SHORT = 3  # most tokens of a short span
 TOLERANCE = 1e-9  # so that 0.07 * 100 tokens, in floating point a little more than 7, are 7
 
 
@@ -43,14 +44,17 @@ class Units:
     """What is masked as a whole.
 
     Attributes:
-        kind: "word", or "span": words in a row, as many as `lengths` says.
-        word_starts: Which tokens begin a word, boolean (V,).
+        kind: "word", "span": words in a row, as many as `lengths` says, or "short_span": 1 to SHORT
+            tokens in a row.
+        word_starts: Which tokens begin a word, boolean (V,); short spans do not ask.
         lengths: The lengths of spans in words.
+        by_tokens: Whether a span begins with the word of a token that is drawn, see `choose_spans`.
     """
 
     kind: str
     word_starts: np.ndarray
     lengths: SpanLengths = SpanLengths()
+    by_tokens: bool = False
 
     def starts(self, tokens: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return where words of rows (B, S) begin, boolean (B, S).
@@ -101,13 +105,18 @@ def choose_spans(
     counts: np.ndarray,
     lengths: SpanLengths,
     keys: np.ndarray,
+    by_tokens: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose spans of whole words until exactly counts[i] tokens of row i are in one.
 
     A span begins at a word that is in none, drawn uniformly, and may run into others; the last one
-    is cut at the number (Joshi et al. 2020, code). Takes where words begin and the candidates,
-    boolean (B, S). Returns the chosen tokens, boolean (B, S), and the number of the span of each,
-    int64 (B, S).
+    is cut at the number (Joshi et al. 2020). Takes where words begin and the candidates, boolean
+    (B, S). Returns the chosen tokens, boolean (B, S), and the number of the span of each, int64 (B,
+    S).
+
+    The authors' code draws one of the tokens that are in no span, and begins with its word: so
+    words of several tokens are more likely. Spans that touch have one number there. `by_tokens`
+    does the same.
     """
     word, block = starts.cumsum(1), (~candidates).cumsum(1)
     is_chosen, number = np.zeros_like(candidates), np.zeros(candidates.shape, np.int64)
@@ -117,9 +126,11 @@ def choose_spans(
         if not left.any():
             break
         uniform = uniforms(keys, 2 * span, 2)
-        free = starts & ~is_chosen
+        free = (candidates if by_tokens else starts) & ~is_chosen
         rank = (uniform[:, 0] * free.sum(1)).astype(np.int64)
         first = (free.cumsum(1) > rank[:, None]).argmax(1)[:, None]
+        if by_tokens:
+            first = np.where(starts & (at <= first), at, 0).max(1)[:, None]
         last = np.take_along_axis(word, first, 1) + lengths.draw(uniform[:, 1])[:, None]
         inside = candidates & (at >= first) & (word < last)
         inside &= block == np.take_along_axis(block, first, 1)
@@ -127,7 +138,44 @@ def choose_spans(
         fresh &= fresh.cumsum(1) <= left[:, None]
         is_chosen |= fresh
         number[fresh] = span
-    return is_chosen, number
+    return is_chosen, numbered(is_chosen) if by_tokens else number
+
+
+def numbered(is_chosen: np.ndarray, ends: np.ndarray | None = None) -> np.ndarray:
+    """Return the number, from 0, of each chosen token's group, int64 (B, S).
+
+    A group is made of chosen tokens, boolean (B, S), beside each other; where `ends`, boolean
+    (B, S), a new one may begin.
+    """
+    follows = np.zeros_like(is_chosen)
+    follows[:, 1:] = is_chosen[:, :-1]
+    if ends is not None:
+        follows &= ~ends
+    return np.asarray(np.maximum((is_chosen & ~follows).cumsum(1) - 1, 0))
+
+
+def choose_short_spans(
+    candidates: np.ndarray, counts: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose spans of 1 to SHORT tokens until at least counts[i] tokens of row i are in one.
+
+    A row is cut into spans of uniform lengths, which are taken whole in random order, so that there
+    are up to SHORT - 1 tokens more (Charpentier and Samuel 2024, code; without its memory of tokens
+    that were masked before). Takes the candidates, boolean (B, S), the only ones that are chosen;
+    returns what `choose_spans` does.
+    """
+    rows, length = np.arange(len(candidates))[:, None], candidates.shape[1]
+    sizes = 1 + (SHORT * uniforms(subkeys(keys, "short spans"), 0, length)).astype(np.int64)
+    begins = np.zeros((len(candidates), length + SHORT), bool)
+    begins[:, 0] = True
+    begins[rows, np.minimum(sizes.cumsum(1), length)] = True
+    begins = begins[:, :length]
+    draws = uniforms(subkeys(keys, "order of spans"), 0, length)[rows, begins.cumsum(1) - 1]
+    draws[~candidates] = 2.0
+    counts = np.minimum(counts, candidates.sum(1))
+    last = np.sort(draws, axis=1)[rows[:, 0], np.maximum(counts - 1, 0)]
+    is_chosen = candidates & (draws <= last[:, None]) & (counts > 0)[:, None]
+    return is_chosen, numbered(is_chosen, begins)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import LM, Rows, cross_entropy, single_mask_log_probs
+from metaseq_lm.criterions.masked_lm import (
+    LM,
+    Rows,
+    cross_entropy,
+    single_mask_log_probs,
+    smoothing_of,
+    z_terms,
+)
 from metaseq_lm.data.corpus.predictions import source_of
 from metaseq_lm.methods.span_corruption.model import EncoderDecoder
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -57,11 +64,13 @@ class SpanCorruption(Criterion):
         # Where a position is that of no target, the first token has no state before it.
         sources = source_of(batch.positions).clamp(min=0)
         logits = model.predict(states.flatten(0, 1).index_select(0, sources), head=LM)  # (N, V)
+        losses = cross_entropy(logits, batch.targets, smoothing_of(self.config, model))
         with torch.no_grad():
             correct = (logits.argmax(-1) == batch.targets) & (batch.targets >= 0)
         return {
-            "target_token": Term(cross_entropy(logits, batch.targets).sum(), "targets"),
+            "target_token": Term(losses.sum(), "targets"),
             "accuracy": Term(number_of(correct), "targets", weight=0.0),
+            **z_terms(self.config, model, logits, batch),
         }
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from metaseq_lm.config.criterions import TokenLossConfig
 from metaseq_lm.config.tasks import RowsConfig, UnpackedConfig
 from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
 from metaseq_lm.core.options import WEIGHTS, option, with_default
-from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS, NoOptions
+from metaseq_lm.core.registry import CRITERIONS, MODELS, TASKS
 
 
 @dataclass
@@ -70,7 +71,9 @@ TASKS.declare(
     takes=("span_corruption",),
 )
 CRITERIONS.declare(
-    "span_corruption", NoOptions, "metaseq_lm.methods.span_corruption.criterion.SpanCorruption"
+    "span_corruption",
+    TokenLossConfig,
+    "metaseq_lm.methods.span_corruption.criterion.SpanCorruption",
 )
 MODELS.declare(
     "encoder_decoder",

@@ -16,7 +16,7 @@ from metaseq_lm.training.price import estimate_price
 
 CASES = [
     *(("masked_lm", 0), ("masked_lm", 2), ("bert_pretraining", 0), ("bert_pretraining", 1)),
-    *(("electra_rtd", 0), ("span_boundary", 0), ("joint_embedding", 0)),
+    *(("masked_next_token", 0), ("electra_rtd", 0), ("span_boundary", 0), ("joint_embedding", 0)),
 ]
 
 

@@ -295,7 +295,6 @@ def test_runs_with_a_share_of_causal_rows_are_opened(
         (["causal_lm weight=[1,0]"], ["task.phases=[1,1]"], "phase 2 .* no objective"),
         (["causal_lm weight=[1,0]"], ["task.phases=[1,0]"], "above 0"),
         (["causal_lm"], ["criterion.read=causal"], "Did you mean 'causal_lm'"),
-        (["prefix_lm"], ["task.batch_warmup_updates=3"], "no option task.batch_warmup_updates"),
         (["span_corruption"], ["task.sample_break_mode=documents"], "Choices: eos, none"),
         (["span_corruption task.inputs_length=9"], [], "ask for task.tokens_per_sample="),
         (["causal_lm", "span_corruption"], ["task.tokens_per_sample=34"], "model.max_positions"),

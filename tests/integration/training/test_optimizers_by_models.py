@@ -43,7 +43,7 @@ def updated(optimizer: str, model: str, *places: Any) -> Parts | None:
         batches = next(updates_of_kinds(parts, kind_streams_of(parts.task), 1))
         parts.task.update(parts.engine, parts.model, batches)
     except UsageError as error:
-        assert optimizer in ("muon", "sgd") and re.search(REFUSED, str(error))
+        assert optimizer in ("muon", "sgd", "lamb") and re.search(REFUSED, str(error))
         return None
     return parts
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from published_masks import gpt_bert_spans, spanbert_spans
 
-from metaseq_lm.config.tasks import SPAN, WORD
+from metaseq_lm.config.tasks import SHORT_SPAN, SPAN, WORD
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -13,6 +14,7 @@ from metaseq_lm.data.corpus.units import (
     MaskRates,
     SpanLengths,
     Units,
+    choose_short_spans,
     choose_spans,
     choose_words,
     span_counts,
@@ -132,6 +134,89 @@ def test_all_tokens_of_a_span_are_replaced_alike() -> None:
     assert np.mean(kept) == pytest.approx(0.21, abs=0.02)
 
 
+def test_spans_by_tokens_favour_long_words() -> None:
+    """As SpanBERT's code, which draws a token; its paper draws a word (Joshi et al. 2020)."""
+    words, rows = [1, 2, 3, 4, 5] * 20, 1500
+    starts = np.zeros((rows, sum(words)), bool)
+    starts[:, np.cumsum([0, *words[:-1]])] = True
+    candidates, size = np.ones_like(starts), np.repeat(words, words)
+    counts = np.full(rows, 45)
+    generator = np.random.default_rng(1)
+    expected = np.zeros(sum(words))
+    for _ in range(rows):
+        expected[[*spanbert_spans(words, 45, generator)]] += 1 / rows
+    by_size = {}
+    for by_tokens in (True, False):
+        args = starts, candidates, counts, SpanLengths(), keys_of(rows), by_tokens
+        is_chosen, number = choose_spans(*args)
+        assert (is_chosen.sum(1) == 45).all()
+        by_size[by_tokens] = [is_chosen[:, size == n].mean() for n in range(1, 6)]
+        if by_tokens:  # spans that touch have one number
+            follows = is_chosen[:, 1:] & is_chosen[:, :-1]
+            assert (number[:, 1:] == number[:, :-1])[follows].all()
+            assert (
+                number.max(1) + 1
+                == is_chosen[:, 0] + (np.diff(is_chosen) & is_chosen[:, 1:]).sum(1)
+            ).all()
+    reference = [expected[size == n].mean() for n in range(1, 6)]
+    np.testing.assert_allclose(by_size[True], reference, atol=0.006)
+    assert by_size[True][4] > by_size[False][4] + 0.01
+    assert by_size[True][0] < by_size[False][0] - 0.005
+
+
+def groups(is_chosen: np.ndarray, most: int = 8) -> np.ndarray:
+    """Return the number of groups of 1 to `most` chosen tokens beside each other, by size."""
+    edges = np.flatnonzero(np.diff(np.pad(is_chosen.astype(int), ((0, 0), (1, 1))), axis=1))
+    sizes = edges[1::2] - edges[::2]
+    return np.bincount(sizes, minlength=most + 1)[1 : most + 1]
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.3])
+def test_short_spans_are_those_of_gpt_bert(rate: float) -> None:
+    """Charpentier and Samuel 2024, code: how many are masked, and in how long groups."""
+    rows, length = 4000, 126
+    generator = np.random.default_rng(2)
+    expected = np.array([gpt_bert_spans(length, rate, generator) for _ in range(rows)])
+    tokens, lengths = np.full((rows, length + 2), 10), np.full(rows, length + 2)
+    tokens[:, 0], tokens[:, -1] = 2, 3
+    options = masking(SHORT_SPAN, rate=rate, random=0.0, keep=0.0)
+    masked, positions, targets = mask_tokens(tokens, lengths, keys_of(rows), options)
+    is_masked = (masked == 1)[:, 1:-1]
+    assert (is_masked.sum(1) == (targets >= 0).sum(1)).all()
+    assert is_masked.sum(1).mean() == pytest.approx(expected.sum(1).mean(), rel=0.01)
+    shares, reference = (groups(x) / groups(x).sum() for x in (is_masked, expected))
+    np.testing.assert_allclose(shares, reference, atol=0.01)
+    np.testing.assert_allclose(is_masked.mean(0), is_masked.mean(), atol=0.035)
+
+
+def test_short_spans_are_replaced_as_a_whole() -> None:
+    """Of 1 to 3 tokens, at most 2 more than the number asked for, the last one whole."""
+    tokens, lengths = pieces(3000, 40)
+    candidates, counts = tokens >= 10, np.full(3000, 5)
+    is_chosen, number = choose_short_spans(candidates, counts, keys_of(3000))
+    assert not (is_chosen & ~candidates).any()
+    assert set(is_chosen.sum(1)) == {5, 6, 7}
+    sizes = [np.bincount(n[c]) for n, c in zip(number, is_chosen)]
+    assert {size for row in sizes for size in row} == {1, 2, 3}
+    none, _ = choose_short_spans(candidates, np.zeros(3000, int), keys_of(3000))
+    assert not none.any()
+    options = masking(SHORT_SPAN, rate=0.3, random=0.1, keep=0.2)
+    masked, positions, targets = mask_tokens(tokens, lengths, keys_of(3000), options)
+    kinds = np.where(masked == 1, 0, np.where(masked == tokens, 1, 2))
+    count = candidates.sum(1)
+    number_of_targets = (targets >= 0).sum(1)
+    assert (number_of_targets >= np.floor(0.3 * count)).all()
+    assert (number_of_targets <= np.ceil(0.3 * count) + 2).all()
+    # A token's neighbour in a span has its fate; of two neighbours most are in one.
+    beside = positions[:, 1:] == positions[:, :-1] + 1
+    beside &= (targets[:, 1:] >= 0) & (targets[:, :-1] >= 0)
+    rows = np.broadcast_to(np.arange(3000)[:, None], beside.shape)
+    left = kinds[rows[beside], positions[:, :-1][beside]]
+    right = kinds[rows[beside], positions[:, 1:][beside]]
+    assert np.mean((left == 0) == (right == 0)) > 0.85
+    assert np.mean(left == 0) == pytest.approx(0.7, abs=0.03)
+
+
 def test_whole_words_are_chosen_greedily() -> None:
     """As a loop: words in random order, each that fits into what is left of the budget."""
     tokens, lengths = pieces(200, 30)
@@ -153,7 +238,7 @@ def test_whole_words_are_chosen_greedily() -> None:
     np.testing.assert_allclose(shares[1:-1], 2 / 7, atol=0.015)
 
 
-@pytest.mark.parametrize("kind", [WORD, SPAN])
+@pytest.mark.parametrize("kind", [WORD, SPAN, SHORT_SPAN])
 def test_a_row_depends_neither_on_others_nor_on_the_width(kind: str) -> None:
     tokens, lengths = pieces(40, 30)
     options = masking(kind, rate=0.3)

@@ -57,6 +57,13 @@ def adam(corrected: bool) -> Callable:
     return step
 
 
+def lamb(p: Tensor, g: Tensor, state: dict, n: int, lr: float) -> Tensor:
+    m = state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+    v = state["v"] = 0.98 * state.get("v", 0) + 0.02 * g * g
+    u = m / (1 - 0.9**n) / ((v / (1 - 0.98**n)).sqrt() + 1e-6) + 0.1 * p
+    return p - lr * p.norm() / u.norm() * u
+
+
 def sgd(p: Tensor, g: Tensor, state: dict, n: int, lr: float) -> Tensor:
     state["m"] = 0.5 * state["m"] + g + 0.1 * p if state else g + 0.1 * p
     return p - lr * state["m"]
@@ -68,6 +75,7 @@ def sgd(p: Tensor, g: Tensor, state: dict, n: int, lr: float) -> Tensor:
     [
         ({"_name": "adamw", **ADAM}, adam(True)),
         ({"_name": "adam_uncorrected", **ADAM}, adam(False)),
+        ({"_name": "lamb", **ADAM}, lamb),
         ({"_name": "sgd", "lr": 0.03, "weight_decay": 0.1, "momentum": 0.5}, sgd),
     ],
 )
@@ -151,7 +159,24 @@ def test_order_of_the_parameters_is_the_models() -> None:
     assert optimizer.clip_norm == 1.0
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected"])
+def test_lamb_scales_only_what_decays() -> None:
+    """Norms and biases take AdamW's steps, and so do parameters and steps of norm 0."""
+    one, other = parameters(), parameters()
+    with torch.no_grad():
+        one["table"].zero_(), other["table"].zero_()
+    options = {**ADAM, "decay_norms_and_biases": False}
+    run(one, build(one, {"_name": "lamb", **options}, FLAT), range(1))
+    run(other, build(other, {"_name": "adamw", **options}, FLAT), range(1))
+    for name, parameter in one.items():
+        torch.testing.assert_close(parameter, other[name], rtol=1e-12, atol=1e-12)
+    still = {"table": nn.Parameter(torch.zeros(2, 2))}
+    optimizer = build(still, {"_name": "lamb", **options}, FLAT)
+    still["table"].grad = torch.zeros(2, 2)
+    optimizer.step()
+    assert not still["table"].any()
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected", "lamb"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_state_continues_bitwise(kind: str, everywhere: bool) -> None:
     options: dict[str, Any] = {"_name": kind, **ADAM, "decay_norms_and_biases": everywhere}

@@ -95,6 +95,26 @@ def test_cosine_rises_and_falls_to_its_floor() -> None:
         factor(1, total_updates=0)
 
 
+def test_cosine_with_a_cooldown_is_that_of_gpt_bert() -> None:
+    """Its rule, whose steps begin at 0: 250 of warm-up and 250 of cooldown in 15,625."""
+    total, rising, cooling, floor = 15_625, 250, 250, 0.1
+    options = {"warmup_updates": rising, "cooldown_ratio": 0.016, "end": floor}
+    values = {"_name": "cosine", "total_updates": total, **options}
+    factor = build("schedule", section("schedule", **values))
+
+    def published(step: int) -> float:
+        if step < rising:
+            return step / rising
+        if step >= total - cooling:
+            return floor * (total - step) / cooling
+        done = (step - rising) / (total - rising)
+        return max(floor, floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+    steps = [1, 100, 249, 250, 251, 8000, 15_374, 15_375, 15_376, 15_500, 15_624, 15_625]
+    assert [factor(step) for step in steps] == pytest.approx([published(step) for step in steps])
+    assert factor(20_000) == 0
+
+
 @pytest.mark.parametrize("name", ["cosine", "linear", "polynomial", "wsd"])
 @pytest.mark.parametrize("warmup", [12, 50])
 def test_a_warmup_as_long_as_the_run_only_rises(name: str, warmup: int) -> None:

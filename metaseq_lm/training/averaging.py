@@ -1,0 +1,91 @@
+"""Moving averages of the weights: what a run with them validates, saves, scores and exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.distributed.vectors import local
+from metaseq_lm.models.layers import move_averages
+from metaseq_lm.runs.tensor_files import rows_like
+
+
+class MovingAverage:
+    """Exponential moving averages of the trained weights of a model; with a decay of 0 none.
+
+    They start at the weights, without bias correction, and `move` after each update. Each process
+    averages what it holds of a sharded weight. Buffers, such as running statistics, are not
+    averaged.
+
+    Args:
+        model: The model, whose parameters hold the weights as they are trained, and inside `shown`
+            their averages.
+        decay: The decay of trainer.average_decay, from 0 to below 1.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Inside `shown` these are the weights as they are trained.
+        self.averages: dict[str, Tensor] = {}
+        if decay:
+            self.averages = {name: p.detach().clone() for name, p in self.weights.items()}
+
+    @torch.no_grad()
+    def move(self, skips: Tensor | None = None) -> None:
+        """Move the averages by a step: a <- decay a + (1 - decay) w.
+
+        Where the device alone knows whether it has refused the update, `skips` is a boolean scalar
+        on it, and the averages of a refused update stay.
+        """
+        averages = [local(average) for average in self.averages.values()]
+        weights = [local(self.weights[name]) for name in self.averages]
+        if skips is None:
+            move_averages(averages, weights, self.decay)
+            return
+        for average, weight in zip(averages, weights):
+            share = torch.where(skips, 0.0, 1 - self.decay).to(average)
+            average.lerp_(weight, share)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Give the model its averaged weights inside the block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, average in self.averages.items():
+            weight, other = local(self.weights[name]), local(average)
+            copy = weight.clone()
+            weight.copy_(other)
+            other.copy_(copy)
+
+    def hidden_weights(self) -> dict[str, Any]:
+        """Return what a checkpoint made inside `shown` holds besides the model's weights."""
+        return {"trained_weights": dict(self.averages)} if self.averages else {}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load `hidden_weights` from the state of a checkpoint whose weights the model has.
+
+        If the checkpoint has none, averages start at its weights; without averages in this run the
+        model goes on with the weights as they were trained. Raises KeyError if one is missing,
+        ValueError for another shape.
+        """
+        trained = state.get("trained_weights")
+        for name, weight in self.weights.items():
+            if name in self.averages:
+                local(self.averages[name]).copy_(local(weight))
+            if trained is None:
+                continue
+            if trained[name].shape != weight.shape:
+                raise ValueError(f"the trained weight {name}, {tuple(trained[name].shape)}")
+            local(weight).copy_(rows_like(trained[name], weight))
