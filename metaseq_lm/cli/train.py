@@ -281,7 +281,7 @@ def reset_parts(parts: Sequence[str]) -> list[str]:
     for part in parts:
         if part not in RESETS:
             raise UsageError(
-                f"--reset has '{part}'.{nearest(part, [*RESETS])} Parts: {', '.join(RESETS)}"
+                f"--reset has '{part}'.{nearest(part, RESETS)} Parts: {', '.join(RESETS)}"
             )
     return [part for part in RESETS if part in parts]
 

@@ -106,7 +106,9 @@ class WsdConfig(LinearConfig):
 class OptimizerConfig:
     """Options of every optimizer: rates, weight decay and gradient clipping."""
 
-    lr: float = option(5e-4, "learning rate at the peak of the schedule", at_least=0)
+    lr: float = option(
+        5e-4, "learning rate at the peak of the schedule", at_least=0, reset="schedule"
+    )
     weight_decay: float = option(0.01, "weight decay", at_least=0)
     decay_norms_and_biases: bool = option(True, "apply weight decay to biases and layer norms too")
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)

@@ -41,7 +41,11 @@ class EvaluationConfig:
     """The part of the validation split that is used."""
 
     valid_size: int = option(
-        0, "rows of the validation split that are used (0 = all)", at_least=0, affects=DATA
+        0,
+        "rows of the validation split that are used (0 = all)",
+        at_least=0,
+        affects=DATA,
+        reset="data",
     )
 
 
@@ -49,7 +53,9 @@ class EvaluationConfig:
 class RowsConfig:
     """The length of rows."""
 
-    tokens_per_sample: int = option(128, "longest row, with its special tokens", affects=DATA)
+    tokens_per_sample: int = option(
+        128, "longest row, with its special tokens", affects=DATA, reset="data"
+    )
 
 
 @dataclass
@@ -57,7 +63,11 @@ class ValidateEpochsConfig:
     """The interval of validations in epochs."""
 
     validate_epochs: float = option(
-        0.0, "epochs between validations (0 = unused)", at_least=0, affects=WEIGHTS
+        0.0,
+        "epochs between validations (0 = unused)",
+        at_least=0,
+        affects=WEIGHTS,
+        reset="data",
     )
 
 
@@ -66,7 +76,11 @@ class EpochsConfig:
     """The length of training in epochs."""
 
     epochs: float = option(
-        0.0, "training epochs, which set max_update (0 = unused)", at_least=0, affects=WEIGHTS
+        0.0,
+        "training epochs, which set max_update (0 = unused)",
+        at_least=0,
+        affects=WEIGHTS,
+        reset="data",
     )
 
 
@@ -74,7 +88,7 @@ class EpochsConfig:
 class BatchConfig:
     """The size of a batch, which is that of an update."""
 
-    batch_size: int = option(32, "rows of a batch", at_least=1, affects=WEIGHTS)
+    batch_size: int = option(32, "rows of a batch", at_least=1, affects=WEIGHTS, reset="data")
 
 
 @dataclass
@@ -335,6 +349,7 @@ class MixtureConfig(LanguageModelingConfig):
         "updates of all phases together (0 = trainer.max_update)",
         at_least=0,
         affects=WEIGHTS,
+        reset="schedule",
     )
 
 

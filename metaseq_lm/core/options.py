@@ -57,7 +57,8 @@ def option(
             section: LOSS of tasks and criterions, FUNCTION of models, WEIGHTS of optimizers,
             schedules and the trainer, NOTHING of the engine.
         metadata: Further keys, which `options_with` finds. `follows` is the dotted name of another
-            option, whose value a run's configuration has here unless it sets one.
+            option, whose value a run's configuration has here unless it sets one. `reset` is the
+            part of a run, as of `train --reset`, with which the option may change.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}

@@ -16,7 +16,14 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from metaseq_lm.config.entries import as_text
-from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, flatten, options_with
+from metaseq_lm.core.config import (
+    GROUPS,
+    RunConfig,
+    as_dict,
+    declaration,
+    flatten,
+    options_with,
+)
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     COST,
@@ -48,16 +55,9 @@ from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_tex
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")
-# Parts of a run that `train --reset` names, and the options that may change with each.
-RESETS = {
-    "schedule": re.compile(
-        r"schedule\..+|optimizer\.lr|criterion\.total_updates|task\.phase_updates"
-    ),
-    "optimizer": re.compile(r"optimizer\..+"),
-    "data": re.compile(
-        r"task\.(\w*batch_size|batches_per_update|tokens_per_sample|valid_size|\w*epochs)"
-    ),
-}
+# Parts of a run that `train --reset` names. Options of schedule and optimizer may change
+# with these, others with the part that they declare (`reset`).
+RESETS = ("schedule", "optimizer", "data")
 SOURCES_FILE = "sources.json"
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 # Values of results.json, see `schema_error`; those of earlier versions lack some.
@@ -379,23 +379,36 @@ def with_text_entries(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_same(old: Any, new: RunConfig, path: Path, reset: Collection[str]) -> None:
     """Raise UsageError naming options in which two runs differ, but for parts in `reset`."""
+    names = {f"{group}._name": getattr(new, group)._name for group in GROUPS}
     changes = {
         key: values
         for key, values in changed_options(old, new).items()
-        if not key.startswith(FREE) and not any(RESETS[part].fullmatch(key) for part in reset)
+        if not key.startswith(FREE) and reset_parts(key, names).isdisjoint(reset)
     }
     if not changes:
         return
     differences = [f"{k} is {a!r} there, {b!r} here" for k, (a, b) in [*changes.items()][:5]]
-    parts = [[p for p, options in RESETS.items() if options.fullmatch(key)] for key in changes]
+    parts = [[p for p in RESETS if p in reset_parts(key, names)] for key in changes]
     remedy = "choose another --save-dir, or the same options to resume it"
     if all(parts):
-        names = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
-        remedy = f"to go on with these options add --reset {','.join(names)}, else {remedy}"
+        added = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
+        remedy = f"to go on with these options add --reset {','.join(added)}, else {remedy}"
     raise UsageError(
         f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts "
         f"from its weights is init_from={path}"
     )
+
+
+def reset_parts(key: str, names: Mapping[str, Any]) -> set[str]:
+    """Return the parts of a run, of RESETS, with which an option may change.
+
+    Args:
+        key: The dotted name.
+        names: The registered names of a run, as `task._name`.
+    """
+    item = declaration(key, names)
+    declared = {item.metadata["reset"]} if item and "reset" in item.metadata else set()
+    return declared | ({key.partition(".")[0]} & {"schedule", "optimizer"})
 
 
 def default_of(names: Mapping[str, Any], key: str) -> Any:

@@ -49,7 +49,7 @@ from metaseq_lm.data.streams import (
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
-from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, RULED, Sizes, masked_lm
+from metaseq_lm.models.transformer.flops_rules import OUTPUT_SHARE, Sizes, has_rule, masked_lm
 from metaseq_lm.tasks import Task, TextTask
 
 
@@ -311,7 +311,7 @@ class MaskedLMTask(TextTask):
         paper's share of predicted tokens; with a modern encoder it is that of the options, the mean
         over the run if it changes.
         """
-        if self.run_config.model._name not in RULED or any(ramps(self.run_config)):
+        if not has_rule(self.run_config.model) or any(ramps(self.run_config)):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

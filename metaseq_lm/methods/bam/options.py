@@ -25,7 +25,11 @@ class BamDistillConfig:
     )
     # 0 until it is known how many updates trainer.max_flops pays for.
     total_updates: int = option(
-        0, "updates until the weight is 1", at_least=0, follows="trainer.max_update"
+        0,
+        "updates until the weight is 1",
+        at_least=0,
+        follows="trainer.max_update",
+        reset="schedule",
     )
     distill_weight: float = option(
         0.5, "weight of the teacher's output without annealing", at_least=0, at_most=1

@@ -136,7 +136,9 @@ class CVTTranslationConfig(AveragingConfig, TranslationConfig):
     """Unlabelled source text, and averaged weights."""
 
     unlabelled: str = option(UNLABELLED, "split of source text; rest: what labelled_share leaves")
-    unlabelled_batch_size: int = option(0, "unlabelled sentences (0 = batch_size)", at_least=0)
+    unlabelled_batch_size: int = option(
+        0, "unlabelled sentences (0 = batch_size)", at_least=0, reset="data"
+    )
     labelled_first: int = labelled_first()
 
 
@@ -178,7 +180,9 @@ class CVTVisionTaskConfig(ChannelsConfig, BatchConfig, AveragingConfig):
     valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
     split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")
     batch_size: int = with_default(BatchConfig, "batch_size", 32, "labelled images of a batch")
-    unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
+    unlabelled_batch_size: int = option(
+        128, "unlabelled images of a batch", at_least=1, reset="data"
+    )
     joint: bool = option(False, "update on labelled and unlabelled batches together, not by turns")
     translate: int = option(0, "shift training images by so many pixels (CIFAR-10+: 2)", at_least=0)
 

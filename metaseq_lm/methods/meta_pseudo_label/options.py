@@ -107,7 +107,7 @@ class MetaPseudoLabelConfig(
         "use masked text as one more labelled task (null = with soft labels only, as in the paper)",
     )
     batch_size: int = with_default(BatchConfig, "batch_size", 4, "samples of a micro-step")
-    batches_per_update: int = option(4, "micro-steps of an update", at_least=1)
+    batches_per_update: int = option(4, "micro-steps of an update", at_least=1, reset="data")
     copies_at_once: int = option(
         0,
         "soft labels: micro-steps that are computed at once (0 = all; 1 needs least memory)",

@@ -28,7 +28,7 @@ from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch, SpanCor
 from metaseq_lm.methods.span_corruption.model import EncoderDecoder
 from metaseq_lm.methods.span_corruption.options import DecoderConfig, SpanCorruptionConfig
 from metaseq_lm.models.transformer.encoder import TransformerLM
-from metaseq_lm.models.transformer.flops_rules import RULED, Sizes, encoder_decoder, masked_lm
+from metaseq_lm.models.transformer.flops_rules import Sizes, encoder_decoder, has_rule, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import build_transformer, ramps, text_stream
 
@@ -211,7 +211,7 @@ class SpanCorruptionTask(TextTask):
         if isinstance(options, DecoderConfig):
             decoder = replace(rows[1], layers=options.decoder_depth)
             row = encoder_decoder(rows[0], decoder, mean / rows[1].length)
-        elif options._name in RULED:
+        elif has_rule(options):
             row = masked_lm(rows[0], mean / rows[0].length)
         else:
             return None

@@ -85,8 +85,12 @@ class TartanConfig(
         choices=("paper", "authors"),
     )
     batch_size: int = with_default(BatchConfig, "batch_size", 128, "rows of a batch of each task")
-    dev_batch_size: int = option(0, "rows for the meta-objective (0 = batch_size)", at_least=0)
-    meta_head_batch_size: int = option(32, "rows that the meta head is trained on", at_least=1)
+    dev_batch_size: int = option(
+        0, "rows for the meta-objective (0 = batch_size)", at_least=0, reset="data"
+    )
+    meta_head_batch_size: int = option(
+        32, "rows that the meta head is trained on", at_least=1, reset="data"
+    )
     epochs: float = with_default(
         EpochsConfig, "epochs", 0.0, "epochs of the largest auxiliary task (0 = unused)"
     )
@@ -110,8 +114,12 @@ class TartanVisionConfig(ChannelsConfig, BatchConfig):
     test_limit: int = option(0, "first target images of a test split to use (0 = all)", at_least=0)
     split_seed: int = option(1, "seed of the split, the same for all runs")
     batch_size: int = with_default(BatchConfig, "batch_size", 64, "images of a batch of each task")
-    dev_batch_size: int = option(16, "images of a batch of the meta-objective", at_least=1)
-    meta_head_batch_size: int = option(16, "images that the meta head is trained on", at_least=1)
+    dev_batch_size: int = option(
+        16, "images of a batch of the meta-objective", at_least=1, reset="data"
+    )
+    meta_head_batch_size: int = option(
+        16, "images that the meta head is trained on", at_least=1, reset="data"
+    )
     head_lr: float | None = option(
         None, "rate of the end task's head (null = the run's)", at_least=0
     )

@@ -14,14 +14,20 @@ pass.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from metaseq_lm.config.transformer import EncoderConfig, ModernConfig
+from metaseq_lm.config.transformer import EncoderConfig, ModernConfig, TransformerConfig
+from metaseq_lm.core.registry import MODELS
 
 DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
 # 20 of 128: the share of positions with an output softmax that the authors' script takes.
 OUTPUT_SHARE = 20 / 128
-RULED = ("transformer", "modern")  # the models that tasks of one encoder have rules for
+
+
+def has_rule(options: Any) -> bool:
+    """Return whether tasks of one encoder have a rule for a model, by its options."""
+    entry = MODELS.entry(options._name)
+    return entry.is_of_package and entry.dataclass in (TransformerConfig, ModernConfig)
 
 
 @dataclass(frozen=True)
