@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.metric_names import KINDS
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
@@ -375,6 +376,11 @@ def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
             raise MetaseqError(
                 f"the criterion returned a {type(term).__name__} as {name}; return "
                 "{name: Term(sum, per)}: a sum, which the engine divides by the size `per`"
+            )
+        if term.kind not in KINDS:
+            raise MetaseqError(
+                f"the kind of the criterion's term '{name}' is {term.kind!r}; take one of "
+                "metaseq_lm.core.metric_names: CAUSAL_NLL, CLOZE_NLL, NLL or DETECTION"
             )
         if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
             raise MetaseqError(

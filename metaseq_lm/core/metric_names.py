@@ -10,6 +10,7 @@ FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer share
 
 # Kinds of terms of a loss, see `core.batch.Term`; the first two name the exact losses of a world.
 CAUSAL_NLL, CLOZE_NLL, NLL, DETECTION = "token", "cloze", "nll", "detection"
+KINDS = ("", CAUSAL_NLL, CLOZE_NLL, NLL, DETECTION)
 
 
 LOSSES = set("loss losses entropy ppl perplexity nll bits bpc bpb".split())

@@ -65,7 +65,8 @@ def option(
     if choices is not None:
         metadata["choices"] = tuple(choices)
     if affects is not None:
-        assert affects in EFFECTS, affects
+        if affects not in EFFECTS:
+            raise UsageError(f"affects={affects!r}: give one of {', '.join(EFFECTS)}")
         metadata["affects"] = affects
     return _field(default, metadata)
 

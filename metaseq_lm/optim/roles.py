@@ -6,6 +6,8 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.roles import ParameterRole, Role, vector_role
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
     A matrix that several modules share is an embedding if it is one in any of them.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
+    for module in modules.values():
+        _check_tables(module)
     roles: dict[str, ParameterRole] = {}
     first_names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -45,6 +49,23 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
         if first_name == name or role.role is Role.EMBEDDING:
             roles[first_name] = role
     return roles
+
+
+def _check_tables(module: nn.Module) -> None:
+    """Raise UsageError for a table of a plug-in's module with a key that it does not have.
+
+    Modules of the package may name children that some of their options leave out.
+    """
+    if type(module).__module__.startswith(("metaseq_lm.", "torch.")):
+        return
+    names = {"", *dict(module.named_modules()), *dict(module.named_parameters())}
+    for table in ("parameter_roles", "parameter_pieces", "parameter_levels"):
+        for key in getattr(module, table, {}):
+            if key not in names:
+                raise UsageError(
+                    f"{type(module).__name__}.{table} has {key!r}, which is no module or parameter "
+                    f"of it.{nearest(key, names - {''})}"
+                )
 
 
 def assign_roles(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -88,7 +89,8 @@ def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
     for step, *factors in zip(_TRIED, first, second):
         if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in factors):
             raise UsageError(
-                f"schedule {name}: the factor of step {step} is {factors[0]!r}, not a number from 0"
+                f"schedule {name}: the factor of step {step} is {factors[0]!r}, not a number of at "
+                "least 0"
             )
         if factors[0] != factors[1]:
             raise UsageError(
@@ -130,12 +132,30 @@ def _set_gradients(inner: torch.optim.Optimizer) -> None:
 
 def _numbers_outside(inner: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the numbers that an optimizer keeps in its groups and attributes."""
-    options = [(f"groups/{key}", value) for g in inner.param_groups for key, value in g.items()]
+    options = [
+        (f"groups/{key}", value)
+        for group in inner.param_groups
+        for key, value in group.items()
+        if key != "params"
+    ]
     numbers: dict[str, Any] = {}
-    for key, value in [*options, *vars(inner).items()]:
-        if isinstance(value, Tensor):
-            value = value.tolist()
-        elif type(value) not in PLAIN or key.startswith("_"):
+    others = {"state": inner.state, "param_groups": inner.param_groups, "defaults": inner.defaults}
+    attributes = [(key, value) for key, value in vars(inner).items() if key not in others]
+    for key, value in [*options, *attributes]:
+        if key.startswith("_") or (content := _content(value)) is None:
             continue
-        numbers[key] = [*numbers.get(key, []), value]
+        numbers[key] = [*numbers.get(key, []), content]
     return numbers
+
+
+def _content(value: Any) -> Any:
+    """Return the numbers of a value, also of containers and generators; None for other values."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, Mapping):
+        return [_content(item) for item in value.values()]
+    if isinstance(value, list | tuple | set | deque):
+        return [_content(item) for item in value]
+    return value if type(value) in PLAIN else None

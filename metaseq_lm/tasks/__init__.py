@@ -141,6 +141,12 @@ def check_pair(config: RunConfig, task_class: type[Task] | None = None) -> None:
     task, criterion = config.task._name, config.criterion._name
     task_class = task_class or TASKS.entry(task).value
     criterion_class = CRITERIONS.entry(criterion).value
+    named = vars(criterion_class).get("evaluates_as")
+    if named and named not in CRITERIONS.entries:
+        raise UsageError(
+            f"criterion {criterion}: evaluates_as names no criterion: "
+            f"{CRITERIONS.describe_unknown(named)}"
+        )
     if takes(task, task_class, criterion_class):
         return
     tasks = tasks_for(criterion_class)

@@ -1,6 +1,7 @@
 """Optimizers of plug-ins: groups by name, refusals on shards, and states of other shapes."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,35 @@ def test_states_that_no_checkpoint_holds_are_refused(plugged: str) -> None:
     with pytest.raises(UsageError, match=r"plugged .*(window|slow|steps)"):
         make_optimizer(named, {"_name": plugged}, flat)
     assert all(torch.equal(p, torch.ones_like(p)) and p.grad is None for _, p in named)
+
+
+@pytest.mark.parametrize("kept", [{}, [0], torch.Generator(), {"of": {"layers": [0.0]}}])
+def test_what_an_attribute_holds_is_refused(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in containers; a cache has a name that begins with an underscore."""
+
+    class Keeping(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            super().step()
+            if isinstance(kept, torch.Generator):
+                torch.rand((), generator=kept)
+            elif isinstance(kept, list):
+                kept[0] += 1
+            else:
+                kept.setdefault("of", {"layers": [0.0]})["layers"][0] += 1.0
+
+    for name, is_refused in (("bases", True), ("_bases", False)):
+
+        def build(_: Any, named: Any, name: str = name) -> torch.optim.Optimizer:
+            inner = Keeping([p for _, p in named], lr=0.1)
+            setattr(inner, name, kept)
+            return inner
+
+        monkeypatch.setitem(
+            OPTIMIZERS.entries, "mine", Entry("mine", OptimizerConfig, "mine.build", build)
+        )
+        with pytest.raises(UsageError, match="bases") if is_refused else nullcontext():
+            make_optimizer(named_parameters(), {"_name": "mine"}, {"_name": "constant"})
 
 
 @pytest.mark.parametrize(

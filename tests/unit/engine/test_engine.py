@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms, check_terms
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
@@ -327,3 +327,8 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
 
     wanted = third(False, [6])
     assert torch.equal(third(True, [6]), wanted) and torch.equal(third(False, [2, 4]), wanted)
+
+
+def test_a_term_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(MetaseqError, match="'CLOZE_NLL'; take one of"):
+        check_terms({"mlm": Term(torch.ones(()), None, kind="CLOZE_NLL")}, {})

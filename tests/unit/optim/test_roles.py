@@ -1,6 +1,6 @@
 """Roles of parameters: what modules declare, what torch's modules are, and who keeps them."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -185,3 +185,15 @@ def test_rates_by_width_need_roles(optimizer: str) -> None:
     with pytest.raises(UsageError, match=r"free\.0 \(2, 2\)"):
         make_optimizer(model, options, {"_name": "constant"})
     make_optimizer(model, {"_name": "adamw"}, {"_name": "constant"})
+
+
+def test_a_table_with_a_wrong_key_is_refused() -> None:
+    class Mistyped(nn.Module):
+        parameter_roles: ClassVar = {"outputs": Role.HEAD}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.output = nn.Linear(2, 3)
+
+    with pytest.raises(UsageError, match="parameter_roles has 'outputs'.*'output'"):
+        roles_of(Mistyped())
