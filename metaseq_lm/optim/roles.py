@@ -54,13 +54,16 @@ def roles_of(model: nn.Module) -> dict[str, ParameterRole]:
 def _check_tables(module: nn.Module) -> None:
     """Raise UsageError for a table of a plug-in's module with a key that it does not have.
 
-    Modules of the package may name children that some of their options leave out.
+    Modules of the package, whose tables a plug-in's may inherit, may name children that some of
+    their options leave out.
     """
     if type(module).__module__.startswith(("metaseq_lm.", "torch.")):
         return
+    own = {**vars(type(module)), **vars(module)}
     names = {"", *dict(module.named_modules()), *dict(module.named_parameters())}
     for table in ("parameter_roles", "parameter_pieces", "parameter_levels"):
-        for key in getattr(module, table, {}):
+        entries = own.get(table, {})
+        for key in entries if isinstance(entries, Mapping) else ():  # not of a property
             if key not in names:
                 raise UsageError(
                     f"{type(module).__name__}.{table} has {key!r}, which is no module or parameter "
