@@ -36,6 +36,6 @@ def import_all() -> None:
     plugins.load_all()
     for registry in ALL.values():
         for entry in registry.entries.values():
-            entry.import_value()
+            _ = entry.value  # imports it
     gc.collect()
     gc.freeze()  # collections in the forked processes would copy every page

@@ -336,8 +336,7 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
     content = content_of(args, options)
     if rules := search_of(content, options):
         return launch_search(content, rules, args, options)
-    with naming_place(sweep_file(args)):
-        runs, definition, launch, out = plan(content, args, options)
+    runs, definition, launch, out = plan(content, args, options)
     if SweepFolder(out).stored_search():
         raise UsageError(f"{out} holds a search; go on with it (--search), or give another --out")
     check(runs, definition)
@@ -394,8 +393,7 @@ def launch_search(
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
-    with naming_place(sweep_file(args)):
-        _, definition, launch, out = plan(content, args, options)
+    _, definition, launch, out = plan(content, args, options)
     searched = Searched(definition, Search.from_json(rules), out, launch, check_for(definition))
     settings = searched.check_all()
     folder = SweepFolder(out)
@@ -428,25 +426,28 @@ def plan(
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    content = dict(content)
-    stored = mapping(content.pop("launch", {}), "launch")
-    launch = launch_from(stored, launch_options(args))
+    file = next(iter(sweep_files(args)), None)
+    with naming_place(file):
+        content = dict(content)
+        stored = mapping(content.pop("launch", {}), "launch")
+        launch = launch_from(stored, launch_options(args))
     if not options.out:
         raise UsageError("no --out given; it is the folder of the sweep")
     check_out(Path(os.path.abspath(options.out)), launch.executor)
     out = Path(options.out).resolve()
     check_out(out, launch.executor)
-    definition = normalise(content, options.stages)
+    with naming_place(file):
+        definition = normalise(content, options.stages)
     return expand(definition, out), definition, launch, out
 
 
-def sweep_file(args: argparse.Namespace) -> Path | None:
-    """Return the sweep file that the arguments name, the first; None without one."""
+def sweep_files(args: argparse.Namespace) -> list[Path]:
+    """Return the sweep files that the arguments name."""
     from metaseq_lm.core.config import TOP
     from metaseq_lm.core.overrides import split_overrides
 
     paths, _ = split_overrides(args.words, TOP)
-    return next((Path(path) for path in paths if path.endswith((".yaml", ".yml"))), None)
+    return [Path(path) for path in paths if path.endswith((".yaml", ".yml"))]
 
 
 def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
@@ -463,11 +464,11 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
     )
 
     paths, overrides = split_overrides(args.words, TOP)
-    file = sweep_file(args)
-    data = [path for path in paths if file is None or Path(path) != file]
-    if len(data) > 1:
+    files = sweep_files(args)
+    data = [path for path in paths if Path(path) not in files]
+    if len(files) > 1 or len(data) > 1:
         raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
-    content = read_file(file) if file else {}
+    content = read_file(files[0]) if files else {}
     working_dir = Path.cwd()
     if data:
         content["data"] = absolute(data[0], working_dir)
@@ -607,8 +608,7 @@ def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
 
     content = content_of(args, options)
     rules = search_of(content, options)
-    with naming_place(sweep_file(args)):
-        runs, definition, launch, out = plan(content, args, options)
+    runs, definition, launch, out = plan(content, args, options)
     if rules:
         searched = Searched(definition, Search.from_json(rules), out, launch)
         searched.check_rules()

@@ -23,10 +23,10 @@ NamedParameters = Sequence[tuple[str, "nn.Parameter"]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Options of the parameters whose whole name matches a regular expression.
+    """Options of the parameters with a name, a number of dimensions, a role and a level.
 
     Attributes:
-        pattern: The regular expression.
+        pattern: The regular expression that their whole name matches.
         options: Options of their group, such as "lr" and "weight_decay".
         dims: The numbers of dimensions that they have; any if empty.
         roles: Their roles; any if empty.
@@ -128,5 +128,6 @@ def check_roles(parameters: NamedParameters, reader: str) -> None:
         raise UsageError(
             f"{reader} goes by the roles of matrices, and no module declares one for "
             f"{abbreviated(unknown)}; declare it in the module that has it, as in "
-            "parameter_roles = {'weight': Role.HIDDEN} (docs/how_to/plugins.md#roles)"
+            "parameter_roles = {'weight': Role.HIDDEN}, EMBEDDING or HEAD "
+            "(docs/how_to/plugins.md#roles)"
         )

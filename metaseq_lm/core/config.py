@@ -348,7 +348,7 @@ def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
     section, _, name = key.rpartition(".")
     schema = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}.get(section)
     if schema is None and section in GROUPS:
-        entry = ALL[section].entries.get(values.get(f"{section}._name", ""))
+        entry = ALL[section].entries.get(str(values.get(f"{section}._name")))
         schema = entry.dataclass if entry else None
     return None if schema is None else _fields_of(schema).get(name)
 

@@ -35,10 +35,6 @@ class Entry(Generic[T]):
     @property
     def value(self) -> T:
         """The class or function; the first access imports its module."""
-        return self.import_value()
-
-    def import_value(self) -> T:
-        """Import the class or function, unless that is done, and return it."""
         if self._value is None:
             self._value = getattr(importlib.import_module(self.origin), self._attribute)
         assert self._value is not None

@@ -59,10 +59,10 @@ def _check_tables(module: nn.Module) -> None:
     """
     if type(module).__module__.startswith(("metaseq_lm.", "torch.")):
         return
-    own = {**vars(type(module)), **vars(module)}
+    attributes = {**vars(type(module)), **vars(module)}  # without inherited ones
     names = {"", *dict(module.named_modules()), *dict(module.named_parameters())}
     for table in ("parameter_roles", "parameter_pieces", "parameter_levels"):
-        entries = own.get(table, {})
+        entries = attributes.get(table, {})
         for key in entries if isinstance(entries, Mapping) else ():  # not of a property
             if key not in names:
                 raise UsageError(

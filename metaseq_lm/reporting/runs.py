@@ -8,13 +8,14 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import (
+    GROUPS,
     TOP,
     EngineConfig,
     TrainerConfig,
@@ -82,22 +83,6 @@ def leaves_of(metric: str, means: Mapping[str, Sequence[str]]) -> tuple[str, ...
         return (metric,)
     leaves = [leaf for part in means[metric] for leaf in leaves_of(part, means)]
     return tuple(dict.fromkeys(leaves))
-
-
-class _Prefixed(Mapping[str, Any]):
-    """The values of a flat configuration whose keys have a prefix, without it."""
-
-    def __init__(self, values: Mapping[str, Any], prefix: str) -> None:
-        self._values, self._prefix = values, prefix
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[self._prefix + key]
-
-    def __iter__(self) -> Iterator[str]:
-        return (key.removeprefix(self._prefix) for key in self._values if self._prefix in key)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +252,12 @@ class Run:
         bare = bare_key(key)
         prefix = key.removesuffix(bare)
         recorded = {} if prefix else (self.results or {}).get("effects")
-        return effect(bare, _Prefixed(self.values, prefix) if prefix else self.values, recorded)
+        return effect(bare, self._class_names(prefix), recorded)
+
+    def _class_names(self, prefix: str) -> dict[str, Any]:
+        """Return the registered names, as task._name, of the run or the ancestor of a prefix."""
+        keys = (f"{group}._name" for group in GROUPS)
+        return {key: self.values.get(prefix + key) for key in keys}
 
     @cached_property
     def loss_keys(self) -> list[str]:
@@ -287,7 +277,7 @@ class Run:
             return self.values[key]
         bare = bare_key(key)
         prefix, section = key.removesuffix(bare), bare.rpartition(".")[0]
-        item = declaration(bare, _Prefixed(self.values, prefix) if prefix else self.values)
+        item = declaration(bare, self._class_names(prefix))
         is_there = section and any(k.startswith(f"{prefix}{section}.") for k in self.values)
         if item is None or not is_there or "follows" in item.metadata:
             return None

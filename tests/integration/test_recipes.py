@@ -47,8 +47,8 @@ ROWS = 64
 
 def options_of(name: str, data: Path) -> list[str]:
     """Return the options that scale a recipe down, and its data."""
-    place = small_data.ensure(data, "documents") if name in PAIRS else data
-    return [*SMALL, *MORE.get(name, []), f"data={place}"]
+    folder = small_data.ensure(data, "documents") if name in PAIRS else data
+    return [*SMALL, *MORE.get(name, []), f"data={folder}"]
 
 
 def recipe(name: str, *more: str) -> RunConfig:
@@ -233,7 +233,8 @@ def test_masked_tokens_are_those_published(
     count = 1 if split == "valid" else 16
     if name in PAIRS:  # the authors count [CLS] and [SEP], too
         for batch in batches(task, update, 2):
-            targets, lengths = batch.targets, (batch.tokens != task.vocabulary.pad).sum(1)  # type: ignore[attr-defined]
+            targets = batch.targets  # type: ignore[attr-defined]
+            lengths = (batch.tokens != task.vocabulary.pad).sum(1)  # type: ignore[attr-defined]
             numbers = [max(1, round(0.15 * n)) for n in lengths.tolist()]
             assert (targets >= 0).sum(1).tolist() == numbers
     shares = chosen_tokens(task, update, count, split)
@@ -341,7 +342,8 @@ def test_ul2_mixes_its_seven_denoisers() -> None:
 
 def test_next_sentences_are_half_of_berts_pairs(moons: Path) -> None:
     task = task_of("recipes/bert", moons)
-    labels = torch.cat([batch.next_sentence for batch in batches(task, 0, 20)])  # type: ignore[attr-defined]
+    drawn: list[Any] = list(batches(task, 0, 20))
+    labels = torch.cat([batch.next_sentence for batch in drawn])
     assert float(labels.double().mean()) == pytest.approx(0.5, abs=0.06)
 
 

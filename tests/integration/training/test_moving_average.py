@@ -40,10 +40,10 @@ def test_checkpoints_hold_averages_and_trained_weights(moons: Path, tmp_path: Pa
     """The averages are those of a plain run's weights; training does not see them."""
     config = battery.configure(moons, tmp_path / "first", CASE, *SAVED)
     averages = battery.weights_of(TrainingRun(config))
-    plain = train(moons, tmp_path / "plain")
+    without_average = train(moons, tmp_path / "plain")
     averaged = train(moons, tmp_path / "averaged", AVERAGED)
-    assert len(plain) == len(averaged) == 4
-    for without, stored in zip(plain, averaged):
+    assert len(without_average) == len(averaged) == 4
+    for without, stored in zip(without_average, averaged):
         averages = {n: DECAY * a + (1 - DECAY) * without.weights[n] for n, a in averages.items()}
         assert battery.difference(stored.state["trained_weights"], without.weights) == 0
         assert battery.difference(stored.weights, averages) < 1e-15
@@ -72,14 +72,14 @@ def test_a_run_goes_on_bit_for_bit(moons: Path, tmp_path: Path) -> None:
 
 def test_averages_can_begin_and_end_where_a_run_goes_on(moons: Path, tmp_path: Path) -> None:
     """The training is the same; averages begin at the weights of that update."""
-    plain = train(moons, tmp_path / "plain")
+    without_average = train(moons, tmp_path / "plain")
     train(moons, tmp_path / "ends", AVERAGED, updates=3)
     ended = train(moons, tmp_path / "ends")[-1]
-    assert battery.difference(ended.weights, plain[-1].weights) == 0
+    assert battery.difference(ended.weights, without_average[-1].weights) == 0
     train(moons, tmp_path / "begins", updates=3)
     begun = train(moons, tmp_path / "begins", AVERAGED)[-1]
     for name, weight in begun.weights.items():
-        before, after = plain[-2].weights[name], plain[-1].weights[name]
+        before, after = without_average[-2].weights[name], without_average[-1].weights[name]
         torch.testing.assert_close(weight, DECAY * before + (1 - DECAY) * after, rtol=0, atol=1e-15)
 
 

@@ -54,9 +54,9 @@ def updated(optimizer: str, model: str, *places: Any) -> Parts | None:
 def test_an_update_by_each_optimizer(
     case: battery.Case, model: str, moons: Path, tmp_path: Path
 ) -> None:
-    made = {name: updated(name, model, moons, tmp_path, case) for name in BUILT_IN}
-    assert made["adamw"] and made["adam_uncorrected"]
-    for name, parts in made.items():
+    parts_by_optimizer = {name: updated(name, model, moons, tmp_path, case) for name in BUILT_IN}
+    assert parts_by_optimizer["adamw"] and parts_by_optimizer["adam_uncorrected"]
+    for name, parts in parts_by_optimizer.items():
         if parts is None:
             continue
         roles = {id(p): role_of(n, p).role for n, p in parts.model.named_parameters()}

@@ -37,8 +37,8 @@ def test_an_error_names_the_line(
     file.write_text(FILE)
     with pytest.raises(UsageError) as error, naming_place(file, always):
         raise UsageError(message)
-    place = f"{file}:{line}: " if line else f"{file}: " if always else ""
-    assert str(error.value) == place + message
+    prefix = f"{file}:{line}: " if line else f"{file}: " if always else ""
+    assert str(error.value) == prefix + message
 
 
 def test_without_a_file_the_error_stays() -> None:

@@ -116,8 +116,8 @@ def test_losses_are_those_of_plain_torch(name: str) -> None:
     squares = chosen.logsumexp(-1).square().mean()
     assert mean_of(terms, "z_loss", name) == pytest.approx(float(squares), rel=1e-12)
     assert terms["z_loss"].weight == WEIGHT
-    plain = terms_of(name, logits)
-    assert mean_of(plain, LOSSES[name], name) == pytest.approx(float(hard), rel=1e-12)
+    without_terms = terms_of(name, logits)
+    assert mean_of(without_terms, LOSSES[name], name) == pytest.approx(float(hard), rel=1e-12)
 
 
 @NAMES
@@ -174,8 +174,8 @@ def test_gradient_by_differences(name: str) -> None:
 @NAMES
 def test_neither_an_evaluation_nor_a_weight_of_0_has_them(name: str) -> None:
     logits, term = logits_of(), LOSSES[name]
-    plain = mean_of(terms_of(name, logits), term, name)
+    without_terms = mean_of(terms_of(name, logits), term, name)
     evaluated = terms_of(name, logits, train=False, z_loss=WEIGHT, label_smoothing=SMOOTHING)
-    assert mean_of(evaluated, term, name) == plain
+    assert mean_of(evaluated, term, name) == without_terms
     assert "z_loss" not in evaluated
     assert "z_loss" not in terms_of(name, logits)

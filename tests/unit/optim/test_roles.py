@@ -71,8 +71,8 @@ def test_pieces_and_levels() -> None:
     assert roles["encoder.stack.norm.weight"] == ParameterRole(Role.GAIN, 1, 2)
     assert roles["encoder.embeddings.tokens.weight"].level == 4
     assert roles["heads.lm.dense.weight"].level == 0
-    plain = roles_of(TransformerLM(options_of("modern", gate="none"), 20))
-    assert plain[layer.format(0, "fc1")].pieces == 1
+    without_gate = roles_of(TransformerLM(options_of("modern", gate="none"), 20))
+    assert without_gate[layer.format(0, "fc1")].pieces == 1
 
 
 def test_roles_of_decoders_and_towers() -> None:
