@@ -15,8 +15,7 @@ from cells import code, escape, table
 from objective_catalogue import CATALOGUE, Objective
 
 from metaseq_lm.core.config import as_dict, flatten
-from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.overrides import format_value
+from metaseq_lm.core.loading import format_value, load_config
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.data.worlds.base import build_world

@@ -34,7 +34,7 @@ from metaseq_lm.data.corpus.predictions import PredictionBatch, source_of
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.vocabulary import special_symbols
 from metaseq_lm.data.tokenizers.wordpiece import WordPiece, wordpiece_library
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.criterion import AllTokensMLM, Electric, ReplacedTokenDetection
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch

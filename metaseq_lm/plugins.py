@@ -26,6 +26,11 @@ LOADED: list[Path] = []  # files and folders of plug-ins
 CORE = ("config",)
 # Modules that earlier versions had, for plug-ins that import them.
 MOVED = {
+    "metaseq_lm.core.arguments": "metaseq_lm.core.options",
+    "metaseq_lm.core.overrides": "metaseq_lm.core.loading",
+    "metaseq_lm.models.words.prediction_modules": "metaseq_lm.models.words.word_model",
+    "metaseq_lm.engine.forward_pass": "metaseq_lm.forward.passes",
+    "metaseq_lm.forward.context": "metaseq_lm.forward.passes",
     "metaseq_lm.models.transformer.configs": "metaseq_lm.config.transformer",
     "metaseq_lm.optim.groups": "metaseq_lm.config.groups",
     "metaseq_lm.tasks.options": "metaseq_lm.config.tasks",

@@ -11,7 +11,8 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms
 from metaseq_lm.core.options import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms
+from metaseq_lm.criterions.masked_lm import MaskedLM, labelled_terms
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 from .model import BOUNDARY

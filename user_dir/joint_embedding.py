@@ -28,7 +28,7 @@ from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Samples, masked_batch
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import AveragedWeights, Embedding, Linear, dropout_at
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.masked_lm import MaskedCollate, MaskedLMTask, build_lm

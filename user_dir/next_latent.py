@@ -34,7 +34,7 @@ from metaseq_lm.criterions import Exported
 from metaseq_lm.criterions.language_modeling import CausalLM, next_tokens
 from metaseq_lm.criterions.masked_lm import LM
 from metaseq_lm.data.corpus.predictions import next_targets
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import LayerNorm, Linear
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.tasks.language_modeling import CausalLMTask

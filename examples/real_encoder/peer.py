@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from metaseq_lm import plugins
 from metaseq_lm.core.errors import run_script, say
-from metaseq_lm.core.loading import overridden
+from metaseq_lm.core.stored import overridden
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.interop.check import library
 from metaseq_lm.runs import checkpoint, manifests

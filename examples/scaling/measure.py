@@ -36,7 +36,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaseq_lm import plugins
 from metaseq_lm.config.transformer import TransformerConfig
-from metaseq_lm.core.batch import weighted_loss
 from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
@@ -45,7 +44,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.graph_sharded import blocks_of
 from metaseq_lm.distributed.vectors import local
-from metaseq_lm.engine.forward_pass import ForwardPasses
+from metaseq_lm.forward.passes import ForwardPasses, weighted_loss
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.training.parts import (
     Parts,

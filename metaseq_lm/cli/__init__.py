@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import TRACEBACK, MetaseqError, UsageError, say
-from metaseq_lm.core.memory import memory_message
-from metaseq_lm.core.output import set_quiet
+from metaseq_lm.core.memory import memory_error
+from metaseq_lm.core.output import results_only
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
 
@@ -174,9 +174,13 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
-        set_quiet(getattr(args, "quiet", False))
-        with memory_message():
-            return int(args.module.run(args))
+        try:
+            with results_only() if getattr(args, "quiet", False) else contextlib.nullcontext():
+                return int(args.module.run(args))
+        except Exception as error:
+            if (known := memory_error(error)) is None:
+                raise
+            raise known from error
     except MetaseqError as error:
         if not error.is_printed:
             say(f"metaseq-lm: {error}")

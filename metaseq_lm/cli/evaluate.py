@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble; prints one JSON line per split."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
 

@@ -28,10 +28,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, flag_of, option, read_options
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.secrets import masked
 
@@ -348,7 +347,7 @@ def contents_of(
 
 def with_objective(contents: "Contents", added: list[str], options: LeagueOptions) -> "Contents":
     """Return the contents with the objective of --with; the same one may be there already."""
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.league.folder import Added
     from metaseq_lm.sweeps.definition import axis
 

@@ -31,9 +31,8 @@ import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
 from metaseq_lm import plugins
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.config.suites import BAD_UTF8
-from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, flag_of, option, read_options
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.preprocess.hold_out import HoldOut

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import ScoringOptions
-from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import check_folder, to_json
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import inert, is_quiet, show
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class NBestSet:
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
     options = read_options(RerankOptions, vars(args))

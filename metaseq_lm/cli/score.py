@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.arguments import add_options, read_options, read_words
 from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import to_json
-from metaseq_lm.core.options import option, with_default
+from metaseq_lm.core.options import add_options, option, read_options, read_words, with_default
 from metaseq_lm.core.output import is_quiet, show
 from metaseq_lm.core.registry import SUITES
 
@@ -132,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 def run_input(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the sentences or the minimal pairs of files."""
     from metaseq_lm import plugins
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.data.labelled.files import read_sentences
     from metaseq_lm.evaluation.minimal_pairs import read_pairs
 
@@ -231,7 +230,7 @@ def run_suite(options: ScoreOptions, words: Sequence[str]) -> int:
     """Score the run with a suite, print the table of its groups, and keep the results."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import TOP
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
     from metaseq_lm.reporting.runs import relative_to_cwd
     from metaseq_lm.runs import manifests, suite_results
 

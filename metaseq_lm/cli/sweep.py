@@ -47,9 +47,8 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import ConfigOptions, add_key_flags, flag_values
-from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import show
 from metaseq_lm.core.plain_yaml import naming_place
 
@@ -444,7 +443,7 @@ def plan(
 def sweep_files(args: argparse.Namespace) -> list[Path]:
     """Return the sweep files that the arguments name."""
     from metaseq_lm.core.config import TOP
-    from metaseq_lm.core.overrides import split_overrides
+    from metaseq_lm.core.loading import split_overrides
 
     paths, _ = split_overrides(args.words, TOP)
     return [Path(path) for path in paths if path.endswith((".yaml", ".yml"))]
@@ -453,7 +452,7 @@ def sweep_files(args: argparse.Namespace) -> list[Path]:
 def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
     from metaseq_lm.core.config import TOP, names_runs
-    from metaseq_lm.core.overrides import quote, split_overrides
+    from metaseq_lm.core.loading import quote, split_overrides
     from metaseq_lm.sweeps.definition import (
         absolute,
         absolute_sources,

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from metaseq_lm.core.arguments import add_options, read_options
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
 from metaseq_lm.core.memory import memory_error
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import add_options, option, read_options
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
 
@@ -150,7 +149,7 @@ def flag_values(args: argparse.Namespace) -> dict[str, str]:
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
     from metaseq_lm.core.config import PATHS, TOP
-    from metaseq_lm.core.overrides import quote, quote_path, split_overrides
+    from metaseq_lm.core.loading import quote, quote_path, split_overrides
 
     words = ([args.data] if args.data else []) + args.keys + args.overrides
     data, overrides = split_overrides(words, TOP)
@@ -182,8 +181,7 @@ def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
     from metaseq_lm import plugins
     from metaseq_lm.core.config import as_dict
-    from metaseq_lm.core.loading import common_config
-    from metaseq_lm.core.overrides import describe
+    from metaseq_lm.core.loading import common_config, describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
 
@@ -206,8 +204,8 @@ def prepare(args: argparse.Namespace) -> int:
     if options.print_config:
         sys.stdout.write(OmegaConf.to_yaml(as_dict(config)))  # escaped by YAML
         return 0
-    processes = (options.nproc or 0) * step_of(os.environ).tasks
-    if processes > 1 and "RANK" not in os.environ:
+    is_launched = "RANK" in os.environ
+    if options.nproc and not is_launched and options.nproc * step_of(os.environ).tasks > 1:
         return launcher.run(options.nproc, args.argv, config.save_dir)
     return train(config, options.dry_run, reset_parts(options.reset))
 
@@ -215,8 +213,8 @@ def prepare(args: argparse.Namespace) -> int:
 def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
     """Return the configuration; UsageError if it or another argument is wrong."""
     from metaseq_lm import plugins
+    from metaseq_lm.core.config import require_data_folder
     from metaseq_lm.core.loading import load_config
-    from metaseq_lm.data.storage.manifest import require_data_folder
 
     overrides = overrides_of(args)
     config_dir, config_name = options.primary()
@@ -261,8 +259,7 @@ def with_stored(overrides: list[str]) -> list[str]:
 
 def stored_folders(overrides: list[str]) -> list[Path]:
     """Return the run folders that save_dir and branch_from name in overrides, if they do."""
-    from metaseq_lm.core.loading import literal_path
-    from metaseq_lm.core.overrides import override_value
+    from metaseq_lm.core.loading import literal_path, override_value
 
     folders = []
     for key in ("save_dir", "branch_from"):

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import format_value, is_valid, override_value
+from metaseq_lm.core.loading import format_value, is_valid, override_value
 
 E = TypeVar("E", "ObjectiveEntry", "SuiteEntry")
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.metric_names import KINDS
+from metaseq_lm.core.errors import UsageError
 
 B = TypeVar("B", bound="Batch")
 C = TypeVar("C", bound="CopiesBatch")
@@ -275,6 +274,14 @@ class CopiesBatch(TokenBatch):
                 mapped[item.name] = function(value)
         return self.replace(**mapped)
 
+    def some_copies(self: C, chosen: slice) -> C:
+        """Return the batch of some of the copies."""
+        copies = len(self.tokens)
+        if chosen == slice(0, copies):
+            return self
+        sizes = {name: size[chosen] for name, size in self.sizes.items()}
+        return self.map_arrays(lambda array: array[chosen]).replace(sizes=sizes, copies=copies)
+
 
 @dataclass(kw_only=True)
 class ImageBatch(Batch):
@@ -336,11 +343,6 @@ class Term:
     is_summed: bool = False
     kind: str = ""
 
-    @property
-    def is_loss(self) -> bool:
-        """Whether the term counts in the loss; a weight that is a tensor always does."""
-        return isinstance(self.weight, Tensor) or self.weight != 0
-
 
 Terms = dict[str, Term]
 
@@ -366,62 +368,6 @@ def count_targets(targets: Any) -> dict[str, Any]:
 Logs = dict[str, Any]
 
 
-def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
-    """Raise MetaseqError unless terms are a dictionary of `Term`, with sums shaped as their sizes.
-
-    Any other shape would be summed for the gradient, but averaged for the log.
-    """
-    for name, term in terms.items() if isinstance(terms, dict) else [("its result", terms)]:
-        if not isinstance(term, Term):
-            raise MetaseqError(
-                f"the criterion returned a {type(term).__name__} as {name}; return "
-                "{name: Term(sum, per)}: a sum, which the engine divides by the size `per`"
-            )
-        if term.kind not in KINDS:
-            raise MetaseqError(
-                f"the kind of the criterion's term '{name}' is {term.kind!r}; take one of "
-                "metaseq_lm.core.metric_names: CAUSAL_NLL, CLOZE_NLL, NLL or DETECTION"
-            )
-        if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
-            raise MetaseqError(
-                f"the sum of the criterion's term '{name}' has the shape {tuple(term.sum.shape)}; "
-                "give Term the sum over the micro-batch, a scalar"
-            )
-
-
-def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
-    """Return the weighted sum of the terms' means, and add their means to `logs`."""
-    check_terms(terms, totals)
-    total: Any = 0.0
-    excess: Any = 0.0  # of sums over the means that are logged
-    for name, term in terms.items():
-        if term.per is None:
-            mean = term.sum
-        elif term.per in totals:
-            size = totals[term.per]
-            mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
-        else:
-            raise MetaseqError(
-                f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
-                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), "
-                "or let the task count that one"
-            )
-        logs[name] = logs.get(name, 0.0) + mean.detach().mean()
-        if term.is_loss:
-            part = term.sum if term.is_summed else mean
-            total = total + (part * term.weight).sum()
-            if term.is_summed:
-                excess = excess + ((term.sum - mean).detach() * term.weight).sum()
-    loss = torch.as_tensor(total)
-    logs["loss"] = logs.get("loss", 0.0) + loss.detach() - excess
-    return loss
-
-
-def has_loss(terms: Terms) -> bool:
-    """Return whether a term counts in the loss."""
-    return any(term.is_loss for term in terms.values())
-
-
 def to_python(value: Any) -> Any:
     """Return nested containers with each tensor as a float or a list of floats."""
     if isinstance(value, Tensor):
@@ -429,29 +375,3 @@ def to_python(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: to_python(v) for k, v in value.items()}
     return [to_python(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def means(replicas: list[Any]) -> Logs:
-    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss".
-
-    A term of no items has no mean and is left out, and so is a loss of such terms only.
-    """
-    terms: Terms = {}
-    sizes: dict[str, Any] = {}
-    for parts, counts in replicas:
-        for name, (total, per, weight) in parts.items():
-            total = torch.tensor(total, dtype=torch.float64)
-            if name in terms:
-                total = terms[name].sum + total
-            if isinstance(weight, list):
-                weight = torch.tensor(weight, dtype=torch.float64)
-            terms[name] = Term(total, per, weight)
-        for name, count in counts.items():
-            sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
-    logs: Logs = {}
-    counted = {n: t for n, t in terms.items() if t.per not in sizes or sizes[t.per].any()}
-    if counted:
-        weighted_loss(counted, sizes, logs)
-    if has_loss(terms) and not has_loss(counted):
-        logs.pop("loss", None)
-    return {name: value.item() for name, value in logs.items()}

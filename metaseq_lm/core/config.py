@@ -415,6 +415,15 @@ def check_values(config: RunConfig) -> None:
         check_options(schema, getattr(config, prefix[:-1]) if prefix else config, prefix)
 
 
+def require_data_folder(folder: str | Path) -> None:
+    """Raise UsageError if there is no such folder."""
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f"{folder}: there is no such data folder; make it with 'preprocess', or name another "
+            "(DATA of train and sweep, --data of other commands)"
+        )
+
+
 def check_names(config: RunConfig) -> None:
     """Raise UsageError if a group names something that is not registered."""
     for group in GROUPS:

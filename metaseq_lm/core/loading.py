@@ -1,4 +1,4 @@
-"""The loading of a run's configuration: composed by Hydra, or stored by a run, then typed once.
+"""The loading of a run's configuration: key=value words, composed by Hydra, then typed once.
 
 Hydra composes the files and the choices of names, without types. What it gives, and then the values
 of the command line, are set in the schema of the chosen classes, where OmegaConf checks each. Then
@@ -8,7 +8,8 @@ references (${key}) are resolved, and the result becomes a `RunConfig`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache, lru_cache
@@ -21,8 +22,10 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf
@@ -42,36 +45,28 @@ from metaseq_lm.core.config import (
     flatten,
     named,
     names_runs,
+    sections,
     untyped_section,
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import whole
-from metaseq_lm.core.overrides import format_value, is_valid, parse_override, quote, quote_path
 from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL, CRITERIONS, TASKS, Entry, nearest, takes
-from metaseq_lm.core.synonyms import answer
 
 SECTIONS = (*GROUPS, "trainer", "engine")
-# Engine options that earlier versions wrote, with the option and the values of today.
-OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
-# Tasks that earlier versions could mix with a causal LM, and their options of rows.
-OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
-OLD_ROWS = (
-    *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
-    *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
-    *("length_warmup_updates", "length_warmup_ratio", "length_start"),
-)
+KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")  # of an override
 Compositions = dict[tuple[str, ...], DictConfig]
 
 
 class PlainFiles(FileConfigSource):
-    """Files of configs that Hydra reads after `read_yaml` found them plain and small."""
+    """Files of configs; Hydra reads those of the user's after `read_yaml` found them plain."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return what Hydra makes of a file; UsageError, which names it, for what is not plain."""
         file = Path(self.path) / self._normalize_file_name(config_path)
         try:
-            read_yaml(file)
+            if FOLDER not in file.parents:
+                read_yaml(file)
         except ValueError as error:
             raise UsageError(f"{file}: not readable as YAML: {error}") from error
         return super().load_config(config_path)
@@ -454,92 +449,6 @@ def without_environment() -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-# ------------------------------------------------------------------------ stored by a run
-
-
-def from_stored(values: Any) -> RunConfig:
-    """Return the configuration that a run stored, typed; options it lacks have their defaults.
-
-    Sections of classes that are not registered keep their values as they are. The file may be
-    damaged: raises ValueError, which names the option, for an unknown one or a wrong type.
-    """
-    if not isinstance(values, Mapping):
-        raise ValueError("it is no mapping of keys to values")
-    values = with_current_names(dict(values))
-    try:
-        config = schema_of(values)
-        config.merge_with(values)
-        return resolved(config)
-    except OmegaConfBaseException as error:
-        reason = str(error).split("\n")[0]
-        raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
-    except UsageError as error:
-        raise ValueError(str(error)) from error
-    except RecursionError as error:
-        raise ValueError("it names itself") from error
-
-
-def with_current_names(config: Any) -> Any:
-    """Return the stored configuration of a run, in place, with the current names of its options."""
-    if not isinstance(config, dict):
-        return config
-    engine, task, criterion = (config.get(group) for group in ("engine", "task", "criterion"))
-    for old, (new, values) in OLD_ENGINE.items():
-        if isinstance(engine, dict) and isinstance(engine.get(old), bool):
-            engine[new] = values[engine.pop(old)]
-    names = [s.get("_name") if isinstance(s, dict) else None for s in (task, criterion)]
-    if names[0] == names[1] and names[0] in OLD_MIXTURES:
-        config |= without_causal_share(task, criterion)
-    return config
-
-
-def without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
-    """Return the sections of a run that could have a share of causal rows, which now is a mixture.
-
-    The options `causal_share` of the task and `read` of the criterion are gone.
-    """
-    name, share, read = task["_name"], task.get("causal_share"), criterion.get("read")
-    task = {key: value for key, value in task.items() if key != "causal_share"}
-    criterion = {key: value for key, value in criterion.items() if key != "read"}
-    if not share or not isinstance(share, int | float):
-        return {"task": task, "criterion": criterion}
-    rows = {key: task.pop(key) for key in OLD_ROWS if key in task}
-    words = [name, f"weight={1 - share}"]
-    for group, section in (("task", task), ("criterion", criterion)):
-        options = {key: value for key, value in section.items() if key != "_name"}
-        words += [f"{group}.{key}={format_value(value)}" for key, value in options.items()]
-    objectives = [" ".join(words), f"causal_lm weight={share}"]
-    return {
-        "task": {"_name": "mixture", "objectives": objectives, **rows},
-        "criterion": {"_name": "mixture", "read": "causal_lm" if read == "causal" else name},
-    }
-
-
-def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of a run with key=value changes, checked as load_config does.
-
-    Every name in `config` must be registered. Raises UsageError for an unknown key or wrong value.
-    """
-    try:
-        changes = OmegaConf.from_dotlist(list(overrides))
-    except mistakes.MISTAKES as error:
-        raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
-    values = as_dict(config)
-    known = [key for key in flatten(values) if not key.endswith("._name")]
-    for key in dotted(changes):
-        if key not in known:
-            hint = answer(key, flag_keys={}) or nearest(key, known)
-            raise UsageError(f"'{key}' is no option of this run.{hint}")
-    typed = schema_of(values)
-    try:
-        typed.merge_with(values, changes)
-        changed = resolved(typed)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise UsageError(mistakes.explain_value(error, known)) from error
-    check_values(changed)
-    return changed
-
-
 def dotted(node: DictConfig) -> list[str]:
     """Return the dotted names of all values below `node`."""
     return list(flatten(OmegaConf.to_container(node)))
@@ -556,3 +465,98 @@ def common_config() -> RunConfig:
             ((group, name),) = default.items()
             setattr(config, group, untyped_section({"_name": name}))
     return config
+
+
+# ------------------------------------------------------------------------ options as text
+
+
+@cache
+def parser() -> OverridesParser:
+    """Return Hydra's parser of overrides, which takes longer to make than to use."""
+    return OverridesParser.create()
+
+
+@lru_cache(4096)  # of a sweep; nothing changes what it returns
+def parse_override(word: str) -> Override:
+    """Parse key=value; UsageError if it is not in Hydra's grammar, or is no single value."""
+    try:
+        override = parser().parse_override(word)
+    except HydraException as error:
+        key, equals, value = word.partition("=")
+        remedy = f'quote the value, "{key}={quote_path(value)}"' if equals else "write KEY=VALUE"
+        raise UsageError(f"{word}: not in Hydra's grammar; {remedy}") from error
+    if override.is_sweep_override():
+        raise UsageError(f"{word}: several values; a run has one, and several runs are a 'sweep'")
+    if override.is_add() or override.is_delete() or override.is_force_add():
+        raise UsageError(f"'{word}': keys can be set (key=value), not added or removed")
+    return override
+
+
+def split_overrides(
+    words: Sequence[str], keys: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Split words into paths or names, and key=value overrides.
+
+    A word with "=" is a path if what is before "=" is no key, as in runs/lr=0.001-seed=1, or if
+    there is such a file, unless it begins with one of `keys`.
+    """
+
+    def is_override(word: str) -> bool:
+        key, equals, _ = word.partition("=")
+        if not equals or not KEY.fullmatch(key):
+            return False
+        return key.split(".")[0] in keys or not Path(word).exists()
+
+    overrides = [word for word in words if is_override(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def override_value(override: str) -> Any:
+    """Return the value of a key=value; None if it is not in Hydra's grammar."""
+    return parser().parse_override(override).value() if is_valid(override) else None
+
+
+@lru_cache(4096)
+def is_valid(override: str) -> bool:
+    """Return whether key=value is in Hydra's grammar."""
+    try:
+        parser().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
+def format_value(value: Any) -> str:
+    """Return a string, number, boolean, None or a list of them as in a Hydra override."""
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
+    if value is None:
+        return "null"
+    return quote(value) if isinstance(value, str) else repr(value).lower()
+
+
+def quote(text: str) -> str:
+    """Return a string in quotes if Hydra's syntax needs them."""
+    if re.fullmatch(r"[A-Za-z0-9._/+-]+", text):
+        return text
+    return quote_path(text)
+
+
+def quote_path(text: str) -> str:
+    """Return a string in quotes, so that Hydra takes no name of a path for a number or a list."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def describe(config: RunConfig) -> str:
+    """Return a line for each key of a configuration: key=value, as it is typed, and its help."""
+    helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
+    for prefix, schema in sections(config).items():
+        for item in fields(schema):
+            helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
+    values = flatten(as_dict(config))
+    lines = []
+    for key in sorted(values, key=lambda key: not key.endswith("._name")):  # choices first
+        name = key.removesuffix("._name")
+        setting = f"{name}={format_value(values[key])}"
+        lines.append(f"  {setting:<48}{helps.get(name, '')}".rstrip())
+    return "\n".join(lines)

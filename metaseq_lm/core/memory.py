@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from metaseq_lm.core.errors import MetaseqError
 
@@ -38,14 +36,3 @@ def memory_error(error: BaseException) -> MetaseqError | None:
     if isinstance(error, MetaseqError) or not (is_full or is_said):
         return None
     return MetaseqError(f"{_OF_HOST}{f': {text}' * bool(text)}")
-
-
-@contextmanager
-def memory_message() -> Iterator[None]:
-    """Turn a lack of memory inside the block into a MetaseqError; other errors pass through."""
-    try:
-        yield
-    except Exception as error:
-        if (known := memory_error(error)) is None:
-            raise
-        raise known from error

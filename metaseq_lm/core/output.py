@@ -4,6 +4,8 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
@@ -17,10 +19,15 @@ _status_width = 0  # of the status line that a terminal shows, 0 for none
 LOG_INTERVAL = 60.0  # seconds between lines of a status that is no terminal's
 
 
-def set_quiet(quiet: bool) -> None:
-    """Choose whether only results and errors are printed."""
+@contextmanager
+def results_only() -> Iterator[None]:
+    """Print only results and errors inside the block."""
     global _quiet
-    _quiet = quiet
+    _quiet = True
+    try:
+        yield
+    finally:
+        _quiet = False
 
 
 def is_quiet() -> bool:

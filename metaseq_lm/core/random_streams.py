@@ -3,7 +3,7 @@
 Nothing here has a state that a checkpoint would have to carry, and nothing depends on how the rows
 of a batch are spread over micro-batches, workers or replicas. The generator is SplitMix64 (Steele,
 Lea and Flood 2014): word k of a row is mix(row key + k * GOLDEN). torch gives the same
-bits (forward.context.Noise).
+bits (forward.passes.Noise).
 """
 
 import hashlib

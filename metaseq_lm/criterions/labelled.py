@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from metaseq_lm.config.criterions import BatchSumConfig
 from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.data.squad.windows import AnswerBatch
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
+from metaseq_lm.models.layers import cross_entropy
 
 ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
 

@@ -12,9 +12,10 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CAUSAL_NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy, smoothing_of, z_terms
+from metaseq_lm.criterions.masked_lm import smoothing_of, z_terms
 from metaseq_lm.data.corpus.predictions import at_tokens, next_targets
 from metaseq_lm.models.bilstm import BiLSTMLM
+from metaseq_lm.models.layers import IGNORE, cross_entropy
 
 
 class CausalLM(Criterion):

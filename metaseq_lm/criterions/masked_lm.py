@@ -6,48 +6,23 @@ Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabul
 lead.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CLOZE_NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import copy_sums, full_precision
+from metaseq_lm.models.layers import IGNORE, cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
-IGNORE = -1
 LM, NEXT_SENTENCE = "lm", "next_sentence"
 TOKENS_PER_PASS = 8192
-
-
-def copy_sums(items: Tensor, batch: TokenBatch) -> Tensor:
-    """Sum `items`, whose leading axes are those of batch.tokens, to a scalar or to (C,)."""
-    return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...).
-
-    With label smoothing e the target is 1 - e of the label and e spread evenly over all V.
-    """
-    flat = full_precision(logits.flatten(0, -2))
-    if is_large(flat) and not label_smoothing:
-        losses: Tensor = HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]
-    else:
-        losses = F.cross_entropy(
-            flat,
-            targets.flatten(),
-            ignore_index=IGNORE,
-            reduction="none",
-            label_smoothing=label_smoothing,
-        )
-    return losses.view(targets.shape)
 
 
 @torch.no_grad()
@@ -186,87 +161,3 @@ class BertPretraining(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return what masked_lm does: the head "lm" knows the sentence as a first segment."""
         return MaskedLM().token_log_probs(model, batch)
-
-
-# Cross-entropy over a large vocabulary, whose first and second derivatives are written out. With
-# 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
-# log_softmax pass over such tensors several times and store two more. Here each derivative is one
-# pass, on a CPU in blocks that stay in the processor's cache, and log-probabilities are never
-# stored. Small logits take torch's own functions, which are faster there; which of the two it is
-# follows from the micro-batch, so in fp32 its size can change the last digits. Shapes: N positions,
-# V vocabulary.
-
-LARGE = 1 << 22  # logits from which on these functions are used
-BLOCK = 1 << 18  # numbers of a block
-
-
-def is_large(logits: Tensor) -> bool:
-    """Return whether to use the derivatives below; a compiler derives its own."""
-    return logits.numel() >= LARGE and not torch.compiler.is_compiling()
-
-
-def blocks(logits: Tensor) -> Iterator[slice]:
-    """Yield the rows of logits (N, V) in blocks."""
-    step = len(logits) if logits.is_cuda else max(1, BLOCK // logits.shape[1])
-    for first in range(0, len(logits), step):
-        yield slice(first, first + step)
-
-
-def log_sums(logits: Tensor) -> Tensor:
-    """Return the logarithm of the sum of exponentials of each row, (N, 1)."""
-    return torch.cat([logits[at].logsumexp(-1, keepdim=True) for at in blocks(logits)])
-
-
-def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
-    """Return the product of the loss's Hessian and a vector, by row.
-
-    That is scale * (diag p - p p^T) vector, where p is the softmax of the row.
-    """
-    out = torch.empty_like(logits)
-    for at in blocks(logits):
-        p = torch.sub(logits[at], log_sum[at]).exp_()
-        product = torch.mul(p, vector[at], out=out[at])
-        product.sub_(p.mul_(product.sum(-1, keepdim=True))).mul_(scale[at])
-    return out
-
-
-class HardLoss(torch.autograd.Function):
-    """Cross-entropy of logits (N, V) with targets (N,), -1 for none; (N,)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        log_sum = log_sums(logits)
-        ctx.save_for_backward(logits, targets, log_sum)
-        chosen = logits.gather(1, targets.clamp(min=0).unsqueeze(1))
-        return (log_sum - chosen).squeeze(1).masked_fill(targets < 0, 0.0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        logits, targets, log_sum = ctx.saved_tensors
-        scale = grads[0].masked_fill(targets < 0, 0.0).unsqueeze(1)
-        gradient = HardGradient.apply(logits, targets, log_sum, scale)  # type: ignore[no-untyped-call]
-        return gradient, None
-
-
-class HardGradient(torch.autograd.Function):
-    """scale * (softmax - one-hot target), (N, V)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, log_sum: Tensor, scale: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(logits, targets, log_sum, scale)
-        out = torch.empty_like(logits)
-        for at in blocks(logits):
-            torch.sub(logits[at], log_sum[at], out=out[at]).exp_().mul_(scale[at])
-        return out.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), -scale)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor | None]:
-        logits, targets, log_sum, scale = ctx.saved_tensors
-        hvp = softmax_hvp(logits, log_sum, scale, grads[0])
-        if not ctx.needs_input_grad[3]:
-            return hvp, None, None, None
-        ones = torch.ones_like(scale)
-        unscaled = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
-        return hvp, None, None, (unscaled * grads[0]).sum(-1, keepdim=True)

@@ -16,14 +16,9 @@ from metaseq_lm.core.batch import Layout, ScoredBatch, Term, Terms, number_of
 from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.language_modeling import CausalLM
-from metaseq_lm.criterions.masked_lm import (
-    Rows,
-    cross_entropy,
-    single_mask_log_probs,
-    smoothing_of,
-    z_terms,
-)
+from metaseq_lm.criterions.masked_lm import Rows, single_mask_log_probs, smoothing_of, z_terms
 from metaseq_lm.data.corpus.predictions import PredictionBatch, masked_by_count, source_of
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 

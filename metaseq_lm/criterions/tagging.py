@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from metaseq_lm.config.criterions import TaggingConfig
 from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
-from metaseq_lm.models.words.prediction_modules import (
+from metaseq_lm.models.layers import IGNORE, cross_entropy
+from metaseq_lm.models.words.word_model import (
     PRIMARY,
     ParsingModule,
     Views,
+    WordNet,
     classes_of,
     shifted,
 )
-from metaseq_lm.models.words.word_model import WordNet
 
 
 class WordLabels(Criterion):

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.data.parallel.rows import TranslationBatch
+from metaseq_lm.models.layers import IGNORE, cross_entropy
 
 
 def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:

@@ -446,5 +446,5 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
-    """Return numbers of rows for `forward.context.Noise` that differ between streams."""
+    """Return numbers of rows for `forward.passes.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)

@@ -60,7 +60,7 @@ def initialise(device: str, timeout_seconds: float = 600.0, folder: str = "") ->
     GPUs. Does nothing in a single process.
     """
     global _store, _timeout, _axes
-    if "WORLD_SIZE" not in os.environ:
+    if "WORLD_SIZE" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update(join_step(os.environ, folder))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():

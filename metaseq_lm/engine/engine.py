@@ -21,15 +21,22 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch, Logs, check_terms, means, to_python
+from metaseq_lm.core.batch import Batch, Logs, to_python
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.distributed.placement import is_fully_sharded
 from metaseq_lm.distributed.shards import OTHER_ORDER
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine import reduction
-from metaseq_lm.engine.forward_pass import ForwardPass, ForwardPasses, GlobalLoss, LossFn, RngKey
 from metaseq_lm.engine.reduction import GlobalCount, LocalCount, Reduction
+from metaseq_lm.forward.passes import (
+    ForwardPass,
+    ForwardPasses,
+    LossFn,
+    RngKey,
+    check_terms,
+    means,
+)
 from metaseq_lm.optim import Optimizer
 
 if TYPE_CHECKING:
@@ -40,6 +47,32 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Batch)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class GlobalLoss:
+    """The mean loss of a global batch, as a function of the parameters.
+
+    Attributes:
+        loss_fn: Returns the terms of a micro-batch.
+        batches: This replica's micro-batches; there may be none.
+        rng_key: Key of the random numbers of its passes.
+        count: The sizes of the global batch.
+        fillers: How many of the last micro-batches count nothing: all processes run as many.
+    """
+
+    loss_fn: LossFn
+    batches: list[Batch]
+    rng_key: RngKey
+    count: GlobalCount | LocalCount
+    fillers: int = 0
+
+    def mean(self, forward: ForwardPass, number: int, logs: Logs) -> Tensor:
+        """Return a micro-batch's part of the loss, and add its terms to `logs`."""
+        is_filler = number >= len(self.batches) - self.fillers
+        batch, totals = self.batches[number], self.count.totals
+        mean = forward.mean_loss(self.loss_fn, batch, totals, {} if is_filler else logs)
+        return mean * 0.0 if is_filler else mean
 
 
 @dataclass(eq=False)
@@ -532,7 +565,7 @@ class Engine:
             leaves = forward.leaves(wrt)
             sums = self._reduction(leaves, wrt, self.reduces_low and not full_precision)
             for number in range(len(loss.batches)):
-                mean = forward.mean_loss(loss, number, logs)
+                mean = loss.mean(forward, number, logs)
                 # A graph that gathers its parameters has sums of its own, which must not mix with
                 # these.
                 is_last = number == len(loss.batches) - 1 and forward.weights is None
@@ -548,7 +581,7 @@ class Engine:
         logs: Logs = {}
         with self.passes.start(loss.rng_key, True) as forward, placement.differentiating(wrt):
             for number in range(len(loss.batches)):
-                mean = placement.loss(partial(forward.mean_loss, loss, number, logs))
+                mean = placement.loss(partial(loss.mean, forward, number, logs))
                 placement.backward(mean, number == len(loss.batches) - 1)
         numbers = [parameter for parameter in wrt if not parameter.dim()]
         sharded = [parameter for parameter in wrt if parameter.dim()]
@@ -584,7 +617,7 @@ class Engine:
         logs: Logs,
     ) -> list[Tensor | None]:
         """Return a micro-batch's part of the gradient with respect to `wrt`, with its graph."""
-        mean = forward.mean_loss(loss, number, logs)
+        mean = loss.mean(forward, number, logs)
         leaves = list(forward.leaves(wrt))
         return list(torch.autograd.grad(mean, leaves, create_graph=True, allow_unused=True))
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from metaseq_lm.config.suites import HELD_OUT, ProbeConfig
 from metaseq_lm.core.errors import DivergedError, UsageError
-from metaseq_lm.core.overrides import format_value
+from metaseq_lm.core.loading import format_value
 from metaseq_lm.data.labelled import baselines
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import LABELLED, MANIFEST_FILE, Manifest

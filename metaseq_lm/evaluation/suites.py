@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from metaseq_lm.core.arguments import read_words
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import SUITES
 from metaseq_lm.core.registry import register_suite as register_suite
 from metaseq_lm.data.labelled.files import Sentence

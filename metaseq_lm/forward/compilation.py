@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from metaseq_lm.forward.context import (
+from metaseq_lm.forward.passes import (
     ForwardContext,
     TracedNoise,
     current_context,

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.core.loading import parse_override
 from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from metaseq_lm.config.entries import as_text
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import parse_override
+from metaseq_lm.core.loading import parse_override
 from metaseq_lm.core.plain_yaml import naming_place
 from metaseq_lm.league.choice import FEWEST
 from metaseq_lm.league.plan import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.context import current_context
+from metaseq_lm.forward.passes import current_context
 from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse, select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.

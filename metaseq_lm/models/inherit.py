@@ -6,8 +6,8 @@ from torch import nn
 
 from metaseq_lm.core.config import RunConfig, as_dict
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import from_stored, overridden
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.stored import from_stored, overridden
 from metaseq_lm.runs import manifests
 
 INHERIT = "inherit"
@@ -21,13 +21,11 @@ class Inherit(nn.Module):
 
 
 def inherited(config: RunConfig) -> RunConfig:
-    """Return `config` with the model that init_from was trained with, if it asks for model=inherit.
+    """Return `config`, whose model is `inherit`, with the model that init_from was trained with.
 
     model.changes replaces options of the checkpoint's. Raises UsageError without init_from, if the
     checkpoint does not say what its model was, or for a change that its model does not take.
     """
-    if config.model._name != INHERIT:
-        return config
     if not config.init_from:
         raise UsageError(
             "model=inherit takes the model of init_from, which is not given; give init_from=RUN or "

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from metaseq_lm.config.models import EncoderDecoderConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Embedding, Heads, Linear, reverse
 

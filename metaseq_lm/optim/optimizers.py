@@ -19,14 +19,12 @@ from metaseq_lm.core.errors import UsageError
 
 
 def with_half_life(config: RunConfig) -> RunConfig:
-    """Return `config` with the second of betas by optimizer.beta2_half_life, if that is set.
+    """Return `config` with the second of betas by optimizer.beta2_half_life.
 
     beta2 = 2^(-tokens of an update / half-life), so that it means the same at all sizes of batches
     (Marek et al. 2025). Raises UsageError for a task without rows of tokens.
     """
-    half_life = getattr(config.optimizer, "beta2_half_life", 0.0)
-    if not half_life:
-        return config
+    half_life = config.optimizer.beta2_half_life
     tokens = getattr(config.task, "batch_size", 0) * getattr(config.task, "tokens_per_sample", 0)
     if not tokens:
         raise UsageError(
@@ -39,12 +37,10 @@ def with_half_life(config: RunConfig) -> RunConfig:
 
 
 def with_width(config: RunConfig) -> RunConfig:
-    """Return `config` with optimizer.width_ratio by model.base_width, if that is set.
+    """Return `config` with optimizer.width_ratio by model.base_width.
 
     Raises UsageError for a model, or an optimizer, whose rates are not scaled.
     """
-    if not getattr(config.model, "base_width", 0):
-        return config
     if config.model._name != "modern" or not isinstance(config.optimizer, AdamConfig):
         raise UsageError(
             "model.base_width is for --model modern and an optimizer of AdamW's kind (adamw, "

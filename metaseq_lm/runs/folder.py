@@ -47,11 +47,11 @@ from metaseq_lm.core.files import (
     write_atomic,
 )
 from metaseq_lm.core.journal import Journal
-from metaseq_lm.core.loading import with_current_names
-from metaseq_lm.core.overrides import format_value, quote_path
+from metaseq_lm.core.loading import format_value, quote_path
 from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
+from metaseq_lm.core.stored import with_current_names
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")

@@ -15,7 +15,7 @@ from typing import Any
 from metaseq_lm.core.config import GROUPS, RunConfig, as_dict, check_names
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
 from metaseq_lm.core.files import COUNT, NUMBER, as_numbers, read_json, schema_error
-from metaseq_lm.core.loading import from_stored, overridden
+from metaseq_lm.core.stored import from_stored, overridden
 from metaseq_lm.runs.folder import check_hidden
 
 WORDS = "words_"  # how links to the checkpoints at numbers of words begin

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 
 from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import format_value, quote
+from metaseq_lm.core.loading import format_value, quote
 from metaseq_lm.core.plain_yaml import read_yaml
 from metaseq_lm.core.registry import nearest
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from metaseq_lm.core.config import names_runs
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.overrides import quote, quote_path
+from metaseq_lm.core.loading import quote, quote_path
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.sweeps.definition import (
     PLACEHOLDER,

@@ -10,9 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.arguments import flag_of
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.options import check_options, option
+from metaseq_lm.core.options import check_options, flag_of, option
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import masked
 

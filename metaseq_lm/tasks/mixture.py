@@ -23,9 +23,8 @@ from metaseq_lm.config.tasks import LanguageModelingConfig, MixtureConfig
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.loading import format_value, load_config
 from metaseq_lm.core.options import check_options
-from metaseq_lm.core.overrides import format_value
 from metaseq_lm.core.registry import TASKS, nearest
 from metaseq_lm.criterions.mixture import Mixture
 from metaseq_lm.data.corpus.mixture import mean_rows, mixed_stream

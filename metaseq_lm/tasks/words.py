@@ -33,14 +33,15 @@ from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.layers import RAW_PREFIX, ScalarMix
-from metaseq_lm.models.words.prediction_modules import (
+from metaseq_lm.models.words.word_model import (
     PRIMARY,
     ParsingModule,
     TaggingModule,
     ViewsEncoder,
+    WordModel,
+    WordNet,
     heads_of,
 )
-from metaseq_lm.models.words.word_model import WordModel, WordNet
 from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class

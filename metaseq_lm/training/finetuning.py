@@ -15,8 +15,7 @@ from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import DivergedError, MetaseqError
 from metaseq_lm.core.files import to_json
-from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.overrides import quote_path
+from metaseq_lm.core.loading import load_config, quote_path
 from metaseq_lm.criterions.labelled import TokenClassification
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet

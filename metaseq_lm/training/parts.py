@@ -19,17 +19,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from metaseq_lm.core.config import RunConfig, as_dict, build, flatten, options_with
+from metaseq_lm.core.config import (
+    RunConfig,
+    as_dict,
+    build,
+    flatten,
+    options_with,
+    require_data_folder,
+)
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import lower_is_better
 from metaseq_lm.core.registry import TASKS
-from metaseq_lm.data.storage.manifest import fingerprint_of_run, require_data_folder
+from metaseq_lm.data.storage.manifest import fingerprint_of_run
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.forward.compilation import compile_blocks
-from metaseq_lm.models.inherit import inherited
+from metaseq_lm.models.inherit import INHERIT, inherited
 from metaseq_lm.models.transformer.encoder import Layer, Stack
 from metaseq_lm.optim.optimizers import with_half_life, with_width
 from metaseq_lm.optim.roles import assign_roles
@@ -89,12 +96,19 @@ def prepare_config(config: RunConfig) -> RunConfig:
     for a task and a criterion that do not fit.
     """
     require_data_folder(config.data)
-    numbers_of_words(config.trainer.save_words)
+    if config.trainer.save_words:
+        numbers_of_words(config.trainer.save_words)
     check_pair(config)
-    config = inherited(config)
+    if config.model._name == INHERIT:
+        config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
-    config = task_class.prepare(config) if issubclass(task_class, Prepares) else config
-    return with_direction(with_width(with_half_life(config)))
+    if issubclass(task_class, Prepares):
+        config = task_class.prepare(config)
+    if getattr(config.optimizer, "beta2_half_life", 0.0):
+        config = with_half_life(config)
+    if getattr(config.model, "base_width", 0):
+        config = with_width(config)
+    return with_direction(config)
 
 
 def with_direction(config: RunConfig) -> RunConfig:

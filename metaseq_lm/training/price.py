@@ -177,7 +177,9 @@ def price_of_run(
     """
     if config.init_from and not Path(config.init_from).exists():
         config = replace(config, init_from=None)
-    config = resolve_budget(prepare_config(config))
+    config = prepare_config(config)
+    if not config.trainer.max_update:
+        config = resolve_budget(config)
     estimate = estimate_price(config, divisor)
     updates = config.trainer.max_update
     seconds = estimate.flops / rate if rate else seconds_of_update(estimate)
@@ -254,7 +256,7 @@ def dry_run(config: RunConfig) -> Parts:
 
 
 def resolve_budget(config: RunConfig) -> RunConfig:
-    """Return the configuration, with trainer.max_update=0 replaced by the updates of a budget.
+    """Return the configuration, whose trainer.max_update is 0, with the updates of its budget.
 
     They are those that max_flops pays for, or that see max_words; the fewer if there are both. A
     dry run measures the cost of an update, with the batches of one seed for all, so that all seeds
@@ -263,8 +265,6 @@ def resolve_budget(config: RunConfig) -> RunConfig:
     which may change. A call of all replicas.
     """
     options = config.trainer
-    if options.max_update:
-        return config
     if not options.max_flops and not options.max_words:
         raise UsageError(
             "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for or "

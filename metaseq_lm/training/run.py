@@ -62,10 +62,14 @@ class TrainingRun:
 
     def __init__(self, config: RunConfig, reset: Collection[str] = ()) -> None:
         self.reset = reset
-        check_installed(config.engine.loggers)
-        self.config = config = resolve_budget(prepare_config(config))
+        if config.engine.loggers:
+            check_installed(config.engine.loggers)
+        config = prepare_config(config)
+        if not config.trainer.max_update:
+            config = resolve_budget(config)
+        self.config = config
         checkpoints = Path(config.save_dir) / "checkpoints"
-        resumes = manifests.newest_manifest(checkpoints) is not None
+        resumes = checkpoints.is_dir() and manifests.newest_manifest(checkpoints) is not None
         self.parts = build_parts(config, empty=resumes or bool(config.branch_from))
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):

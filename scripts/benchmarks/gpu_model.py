@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from training import build, configured, fetched, real_tokens, train
 
-from metaseq_lm.criterions import masked_lm
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.forward import context
+from metaseq_lm.forward import passes
+from metaseq_lm.models import layers
 from metaseq_lm.models.transformer import attention
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.training.parts import build_task
@@ -284,8 +284,8 @@ def as_on_a_gpu() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (context, "cuda_kernels", lambda kind: Kernels),
-            (masked_lm, "BLOCK", 1 << 62),
+            (passes, "cuda_kernels", lambda kind: Kernels),
+            (layers, "BLOCK", 1 << 62),
             (attention, "takes_sequences", lambda device: True),
             (attention, "fused_attention", fused_attention),
             (attention.Unpacking, "of", lambda *args: None),

@@ -39,9 +39,9 @@ from sweeping import train_in_process
 
 from metaseq_lm.cli import COMMANDS, build_parser, main, overrides
 from metaseq_lm.cli.train import TrainOptions, overrides_of
-from metaseq_lm.core.arguments import read_options
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.loading import load_config
+from metaseq_lm.core.options import read_options
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "user_dir/README.md")),

@@ -10,7 +10,7 @@ import torch
 
 from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.data.corpus.rows import layout_of
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer.attention import Visibility, mix_values
 from metaseq_lm.training.parts import build_parts, evaluate_split

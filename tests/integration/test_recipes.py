@@ -16,12 +16,13 @@ from published_masks import gpt_bert_spans, t5_noise
 from torch import Tensor, nn
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import Batch, weighted_loss
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import FOLDER, RunConfig, build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import config_file, load_config, recipe_names
 from metaseq_lm.data.corpus.mixture import MixtureBatch
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.methods.span_corruption.corruption import Corruption
 from metaseq_lm.methods.span_corruption.task import denoisers_of
 from metaseq_lm.tasks import Task

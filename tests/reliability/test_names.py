@@ -12,8 +12,7 @@ import pytest
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.loading import load_config
-from metaseq_lm.core.overrides import quote
+from metaseq_lm.core.loading import load_config, quote
 
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]
 NAMES = [

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import config as configuration
-from metaseq_lm.core.batch import Layout, ScoredBatch, Terms, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch, Terms
 from metaseq_lm.core.registry import CRITERIONS
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context, weighted_loss
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra
 from metaseq_lm.methods.electra.options import ElectraConfig

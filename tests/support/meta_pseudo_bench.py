@@ -17,8 +17,7 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.loading import Compositions, load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
-from metaseq_lm.engine.forward_pass import ForwardPass
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, ForwardPass, Noise, use_context
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.forward.context import ForwardContext
+from metaseq_lm.forward.passes import ForwardContext
 
 
 def double_backward() -> ForwardContext:

@@ -7,9 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metaseq_lm.core.arguments import flag_of
 from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
-from metaseq_lm.core.options import option
+from metaseq_lm.core.options import flag_of, option
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (

@@ -21,9 +21,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy.typing as npt
 
-from metaseq_lm.core.arguments import add_options, flag_of, read_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
+from metaseq_lm.core.options import add_options, flag_of, read_options
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.preprocess.hold_out import HoldOut

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm import __version__
-from metaseq_lm.core.errors import MetaseqError, MissingError, UsageError
+from metaseq_lm.core.errors import MetaseqError, MissingError
 from metaseq_lm.core.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
@@ -210,15 +210,6 @@ def verify(folder: str | Path) -> list[str]:
                 last = min(first + manifest.block_bytes, record["bytes"]) - 1
                 faults.append(f"{path}: block {number} (bytes {first}-{last}) is damaged")
     return faults
-
-
-def require_data_folder(folder: str | Path) -> None:
-    """Raise UsageError if there is no such folder."""
-    if not Path(folder).is_dir():
-        raise UsageError(
-            f"{folder}: there is no such data folder; make it with 'preprocess', or name another "
-            "(DATA of train and sweep, --data of other commands)"
-        )
 
 
 def tokenizer_hash(folder: str | Path) -> str | None:

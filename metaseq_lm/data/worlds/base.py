@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.arguments import read_words
+from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import WORLDS
 from metaseq_lm.core.registry import register_world as register_world
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
 from metaseq_lm.methods.bam.options import BamDistillConfig
 

@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.forward.context import current_context, full_precision
+from metaseq_lm.forward.passes import current_context, full_precision
 from metaseq_lm.methods.cvt.model import (
     adversarial_direction,
     auxiliaries,
@@ -31,13 +31,14 @@ from metaseq_lm.methods.cvt.options import (
     WordDropoutConfig,
 )
 from metaseq_lm.models.layers import dropout_at
-from metaseq_lm.models.words.prediction_modules import (
+from metaseq_lm.models.words.word_model import (
     PRIMARY,
     ParsingModule,
     Views,
+    WordModel,
+    WordNet,
     shifted,
 )
-from metaseq_lm.models.words.word_model import WordModel, WordNet
 
 
 def weight_after(config: UnlabelledWeightConfig, updates: int) -> float:

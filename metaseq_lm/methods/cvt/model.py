@@ -1,7 +1,7 @@
 """Code shared by the methods on words, translation and images.
 
 That is: what each auxiliary module on words sees (Clark et al. 2018, code; the modules are in
-metaseq_lm/models/words/prediction_modules.py), averaged weights, and perturbations of the student's
+metaseq_lm/models/words/word_model.py), averaged weights, and perturbations of the student's
 input (Miyato et al. 2017).
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.forward.context import current_context
+from metaseq_lm.forward.passes import current_context
 from metaseq_lm.models.layers import RAW_PREFIX, AveragedWeights
-from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
+from metaseq_lm.models.words.word_model import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
 # Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and
@@ -98,7 +98,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gaussian(like: Tensor) -> Tensor:
-    """Return normal numbers shaped as `like` (B, ...), drawn by row (see forward.context.Noise)."""
+    """Return normal numbers shaped as `like` (B, ...), drawn by row (see forward.passes.Noise)."""
     noise = current_context().noise
     if noise is None:
         return torch.randn_like(like)

@@ -20,7 +20,7 @@ from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial, weight_after
 from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
 from metaseq_lm.methods.cvt.options import CVTConfig
-from metaseq_lm.models.words.prediction_modules import ViewsEncoder
+from metaseq_lm.models.words.word_model import ViewsEncoder
 from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.words import AT, WordTask, word_batch

@@ -17,7 +17,6 @@ from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.batch import Logs, Term, Terms
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import IGNORE, TranslationBatch, TranslationRows, shorter
 from metaseq_lm.data.parallel.sets import ParallelSet
@@ -25,7 +24,7 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.forward.context import current_context
+from metaseq_lm.forward.passes import current_context
 from metaseq_lm.methods.cvt.criterion import weight_after
 from metaseq_lm.methods.cvt.model import AveragedNet
 from metaseq_lm.methods.cvt.options import (
@@ -35,7 +34,7 @@ from metaseq_lm.methods.cvt.options import (
     TranslationCrossViewConfig,
     TranslationWordDropoutConfig,
 )
-from metaseq_lm.models.layers import dropout_at
+from metaseq_lm.models.layers import cross_entropy, dropout_at
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds

@@ -30,7 +30,7 @@ from metaseq_lm.data.images import (
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
     adversarial_direction,

@@ -19,8 +19,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_o
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import CLOZE_NLL, DETECTION, NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.forward.context import current_context, full_precision
+from metaseq_lm.forward.passes import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
     Electra,
@@ -38,7 +37,7 @@ from metaseq_lm.methods.electra.options import (
     NoiseConfig,
     RTDConfig,
 )
-from metaseq_lm.models.layers import select
+from metaseq_lm.models.layers import cross_entropy, select
 
 
 @dataclass

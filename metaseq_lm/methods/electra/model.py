@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.context import current_context, full_precision
+from metaseq_lm.forward.passes import current_context, full_precision
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.options import (
     DIFFICULTY,

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms, number_of
 from metaseq_lm.core.metric_names import NLL
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.forward.context import current_context, full_precision
+from metaseq_lm.forward.passes import current_context, full_precision
 from metaseq_lm.methods.electra.criterion import binary_losses
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra
 from metaseq_lm.methods.electra.options import DIFFICULTY, StrategicConfig
-from metaseq_lm.models.layers import select
+from metaseq_lm.models.layers import cross_entropy, select
 
 
 class StrategicMLM(Criterion):

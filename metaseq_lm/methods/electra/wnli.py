@@ -30,7 +30,7 @@ from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.methods.electra.options import WnliTaskConfig
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.models.layers import Heads

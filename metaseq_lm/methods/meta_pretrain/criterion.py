@@ -9,8 +9,8 @@ from torch import nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
+from metaseq_lm.models.layers import cross_entropy
 
 PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.distributed import vectors
 from metaseq_lm.engine.engine import Engine, InnerGradient
-from metaseq_lm.engine.forward_pass import LossFn
+from metaseq_lm.forward.passes import LossFn
 from metaseq_lm.methods.meta_pretrain.options import MetaOptions
 
 MAIN = "main"  # the optimizer

@@ -18,20 +18,13 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import CopiesBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import (
-    blocks,
-    copy_sums,
-    cross_entropy,
-    is_large,
-    labelled_terms,
-    log_sums,
-    softmax_hvp,
-)
+from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.distributed import vectors
-from metaseq_lm.forward.context import current_context, full_precision
+from metaseq_lm.forward.passes import copy_sums, current_context, full_precision
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
 from metaseq_lm.methods.meta_pseudo_label.options import HardConfig, SoftConfig
+from metaseq_lm.models.layers import blocks, cross_entropy, is_large, log_sums, softmax_hvp
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 

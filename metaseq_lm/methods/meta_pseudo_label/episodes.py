@@ -348,16 +348,6 @@ def masked_rows(
 # ------------------------------------------------------------------------ parts of an update
 
 
-def copies_of(batch: CopiesBatch, chosen: slice) -> CopiesBatch:
-    """Return some of the micro-steps of a batch."""
-    copies = len(batch.tokens)
-    if chosen == slice(0, copies):
-        return batch
-    sizes = {name: size[chosen] for name, size in batch.sizes.items()}
-    part = batch.map_arrays(lambda array: array[chosen])
-    return part.replace(sizes=sizes, copies=copies)
-
-
 def micro_step_of(batch: CopiesBatch, number: int) -> TokenBatch:
     """Return one micro-step of a labelled batch, without the leading axis C."""
     assert batch.positions is not None and batch.targets is not None and batch.rows is not None

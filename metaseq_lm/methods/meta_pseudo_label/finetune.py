@@ -18,7 +18,6 @@ from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.benchmarks import leaderboard_file
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
@@ -28,6 +27,7 @@ from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label.options import TokenLabelsConfig
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,

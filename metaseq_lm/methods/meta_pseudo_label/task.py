@@ -43,7 +43,6 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     Labelled,
     Unlabelled,
     UnlabelledBatch,
-    copies_of,
     labelled_sets,
     masked_rows,
     micro_step_of,
@@ -300,7 +299,7 @@ class MetaPseudoLabelTask(TextTask):
             chosen = slice(low, min(low + at_once, copies))
             part = {}
             for name, stream in batches.items():
-                part[name] = [[copies_of(batch, chosen) for batch in stream[0]]]
+                part[name] = [[batch.some_copies(chosen) for batch in stream[0]]]
             count = chosen.stop - chosen.start
             part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
             meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)

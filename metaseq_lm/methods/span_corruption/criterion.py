@@ -13,16 +13,10 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ScoredBatch, SequenceBatch, Term, Terms, number_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.criterions.masked_lm import (
-    LM,
-    Rows,
-    cross_entropy,
-    single_mask_log_probs,
-    smoothing_of,
-    z_terms,
-)
+from metaseq_lm.criterions.masked_lm import LM, Rows, single_mask_log_probs, smoothing_of, z_terms
 from metaseq_lm.data.corpus.predictions import source_of
 from metaseq_lm.methods.span_corruption.model import EncoderDecoder
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ImageBatch, on_device
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
 from metaseq_lm.models.layers import Dropout
 

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.roles import Role
-from metaseq_lm.forward.context import current_context
+from metaseq_lm.forward.passes import current_context
 from metaseq_lm.models.layers import Dropout, Linear, RMSNorm
 from metaseq_lm.runs.flops import attention_flops, count_more
 

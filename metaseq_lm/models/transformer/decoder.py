@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.roles import Role
-from metaseq_lm.forward.context import apply_block
+from metaseq_lm.forward.passes import apply_block
 from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.attention import CrossAttention, Rotation, Visibility
 from metaseq_lm.models.transformer.encoder import Layer, make_norm

@@ -23,7 +23,7 @@ from metaseq_lm.config.transformer import (
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.roles import Role
-from metaseq_lm.forward.context import apply_block
+from metaseq_lm.forward.passes import apply_block
 from metaseq_lm.models.layers import (
     Dropout,
     Embedding,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from metaseq_lm.config.transformer import EncoderConfig
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout
 from metaseq_lm.core.roles import Role
-from metaseq_lm.forward.context import full_precision
+from metaseq_lm.forward.passes import full_precision
 from metaseq_lm.models.layers import Heads, Linear, select
 from metaseq_lm.models.transformer.encoder import Encoder, initialise
 

@@ -21,8 +21,8 @@ from metaseq_lm.core.roles import Role
 from metaseq_lm.models.bilstm import projected_lstm
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix, reverse
 from metaseq_lm.models.transformer.encoder import Stack, initialise
-from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 from metaseq_lm.models.words.word_embedding import WordEmbedding
+from metaseq_lm.models.words.word_model import Views, ViewsEncoder
 
 
 class CNNBiLSTM(ViewsEncoder):

@@ -1,21 +1,246 @@
-"""An encoder of words with the heads of one or several labelled sets, and their moving averages.
+"""Models of words: an encoder's views, the modules that predict tags or trees, moving averages.
 
-Shapes: B rows, S positions, C classes, X width of the states of both directions of a language
-model.
+Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head
+and a relation: relation r and ROOT is class r, relation r and the word at position j is class (1 +
+j) L + r. There are (1 + S) L.
+
+Shapes: B rows, S positions, H hidden units, P parser units, C classes, L relations, X width of the
+states of both directions of a language model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import WordBatch
+from metaseq_lm.core.batch import Layout, WordBatch
 from metaseq_lm.models.bilstm import BiLSTM
-from metaseq_lm.models.layers import AveragedWeights, Heads, ScalarMix
-from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
+from metaseq_lm.models.layers import AveragedWeights, Dropout, Heads, ScalarMix
+from metaseq_lm.models.words.word_embedding import WordEmbedding
+
+FULL, AHEAD, BACK = "full", "ahead", "back"
+
+
+class Views(NamedTuple):
+    """The states that prediction modules can see.
+
+    Attributes:
+        ahead: Position t depends on the words up to t, (B, S, D).
+        back: Position t depends on the words from t on, (B, S, D).
+        merged: Position t depends on all words; states of the upper layer, (B, S, F).
+        layers: States of the layers of a language model beside the encoder, if there is one.
+        extra: The mix of these layers that the current module gets, (B, S, X).
+    """
+
+    ahead: Tensor
+    back: Tensor
+    merged: Tensor
+    layers: Sequence[Tensor] = ()
+    extra: Tensor | None = None
+
+    def of(self, name: str) -> list[Tensor]:
+        """Return the states of a view; "full" is [ahead, back] concatenated, `merged` and `extra`.
+
+        Without those of width 0.
+        """
+        if name == FULL:
+            extra = [] if self.extra is None else [self.extra]
+            every = [torch.cat([self.ahead, self.back], -1), self.merged, *extra]
+            return [states for states in every if states.shape[-1]]
+        return [{AHEAD: self.ahead, BACK: self.back}[name]]
+
+
+class ViewsEncoder(nn.Module):
+    """Base class of encoders of words that give views.
+
+    Attributes:
+        width, full_width: Widths D and F of the states in `Views`, 0 if there are none.
+        dropout: The dropout that prediction modules may use.
+        extra_width: Width of `Views.extra`, 0 if there is none.
+    """
+
+    width: int
+    full_width: int
+    dropout: Dropout
+    embedding: WordEmbedding
+    extra_width: int = 0
+
+    def widths(self, name: str) -> list[int]:
+        """Return the widths of the states of a view."""
+        if name != FULL:
+            return [self.width]
+        every = (2 * self.width, self.full_width, self.extra_width)
+        return [width for width in every if width]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        characters: Tensor,
+        layout: Layout,
+        shift: Tensor | None = None,
+        layers: Sequence[Tensor] = (),
+    ) -> Views:
+        """Return the views of sentences; padding, at the end of a row, changes nothing before it.
+
+        Args:
+            tokens: Word ids (B, S).
+            characters: Character ids of each word (B, S, M).
+            layout: Padding of the rows, at their ends.
+            shift: Added to the word embeddings, (B, S, W).
+            layers: States of a language model, (B, S, X) each, which are mixed and concatenated to
+                the embeddings if the encoder has a mix. They know the whole sentence, so no view is
+                restricted then.
+        """
+        return self.encode(self.embedding(tokens, characters, shift, layers), layout)
+
+    def encode(self, x: Tensor, layout: Layout) -> Views:
+        """Return the views of embedded words x (B, S, E)."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode")
+
+
+PRIMARY = "primary"
+IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
+
+
+class Projection(nn.Module):
+    """The sum of a linear map, to H units, of each state of a view, without a nonlinearity."""
+
+    def __init__(self, encoder: ViewsEncoder, view: str, hidden: int) -> None:
+        super().__init__()
+        self.view = view
+        self.maps = nn.ModuleList(nn.Linear(width, hidden) for width in encoder.widths(view))
+        glorot(self)
+
+    def forward(self, views: Views) -> Tensor:
+        """Return (B, S, H)."""
+        parts: list[Tensor] = [
+            layer(x) for layer, x in zip(self.maps, views.of(self.view), strict=True)
+        ]
+        return sum(parts[1:], parts[0])
+
+
+def glorot(module: nn.Module) -> None:
+    """Initialise the linear layers of a module as TensorFlow does: Glorot uniform, biases zero."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def shifted(x: Tensor, shift: int) -> Tensor:
+    """Shift x (B, S, ...): position t of the result is t + shift (1 or -1) of x, 0 at the end."""
+    out = x.roll(-shift, 1)
+    out[:, -1 if shift > 0 else 0] = 0
+    return out
+
+
+class TaggingModule(nn.Module):
+    """A hidden layer on a view, with ReLU unless `linear`, and a linear output layer.
+
+    The scores at position t are those of the class at t + `shift`.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        classes: int,
+        hidden: int,
+        view: str = FULL,
+        shift: int = 0,
+        linear: bool = False,
+    ) -> None:
+        super().__init__()
+        self.shift, self.linear = shift, linear
+        self.hidden = Projection(encoder, view, hidden)
+        self.out = nn.Linear(hidden, classes)
+        glorot(self.out)
+
+    def forward(self, views: Views, scored: Tensor) -> Tensor:
+        """Return scores (B, S, C); `scored` (B, S), which positions are words, is not needed."""
+        x = self.hidden(views)
+        scores: Tensor = self.out(x if self.linear else x.relu())
+        return scores
+
+
+class ParsingModule(nn.Module):
+    """Scores of heads and relations, bilinear in the candidate head and the dependent.
+
+    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the
+    candidate by one matrix (H, P) per relation plus a shared one; each is divided by a learned
+    number that starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the
+    dependent's units scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,)
+    scored like a candidate. `views` are those of the candidate and of the dependent.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        relations: int,
+        dropout: Dropout,
+        hidden: int,
+        width: int,
+        root: str,
+        views: tuple[str, str] = (FULL, FULL),
+    ) -> None:
+        super().__init__()
+        self.shift, self.relations = 0, relations
+        self.candidate = Projection(encoder, views[0], hidden)
+        self.dependent = Projection(encoder, views[1], hidden)
+        self.dropout = dropout
+        self.unit = nn.Linear(hidden, width)
+        self.by_relation = nn.Parameter(torch.empty(hidden, relations, width))
+        self.shared = nn.Parameter(torch.empty(hidden, width))
+        self.scale = nn.Parameter(torch.tensor(float(width) ** 0.25))
+        self.root_scores = nn.Linear(width, relations) if root == "linear" else None
+        self.root = nn.Parameter(torch.empty(hidden)) if root == "vector" else None
+        glorot(self)
+        nn.init.xavier_uniform_(self.shared)
+        # Glorot as TensorFlow computes it for three axes: much smaller than the shared matrix.
+        bound = (6 / (hidden * (relations + width))) ** 0.5
+        nn.init.uniform_(self.by_relation, -bound, bound)
+        if self.root is not None:
+            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)  # like hidden units: not negative
+
+    def forward(self, views: Views, scored: Tensor) -> Tensor:
+        """Return scores (B, S, (1 + S) L); `scored` (B, S) is true at words.
+
+        Only words can be heads, and only relation 0 leads to ROOT.
+        """
+        rows, length = scored.shape
+        candidates = self.dropout(self.candidate(views).relu())
+        if self.root is not None:
+            first = self.root.expand(rows, 1, -1)
+            candidates = torch.cat([first, candidates], 1)
+        dependents = self.dropout(self.dependent(views).relu())
+        units = self.unit(dependents) / self.scale  # (B, S, P)
+        weight = (self.by_relation + self.shared.unsqueeze(1)) / self.scale
+        contracted = (candidates @ weight.flatten(1)).view(rows, -1, units.shape[-1])
+        scores: Tensor = units @ contracted.mT  # (B, S, S L), or ROOT too
+        if self.root_scores is not None:
+            scores = torch.cat([self.root_scores(units), scores], -1)
+        return scores + self._penalties(scored, scores.dtype).unsqueeze(1)
+
+    def _penalties(self, scored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the penalty of each class, (B, (1 + S) L): 0, or IMPOSSIBLE."""
+        heads = torch.cat([scored[:, :1], scored], 1)
+        allowed = heads.unsqueeze(-1).repeat(1, 1, self.relations)
+        allowed[:, 0] = False
+        allowed[:, 0, 0] = True
+        return (~allowed).flatten(1).to(dtype) * IMPOSSIBLE
+
+
+def classes_of(heads: Tensor, labels: Tensor, relations: int) -> Tensor:
+    """Return the class of each word (B, S) of heads (0 for ROOT, else a position) and relations."""
+    return torch.where(heads > 0, (1 + heads) * relations, 0) + labels
+
+
+def heads_of(classes: Tensor, relations: int) -> tuple[Tensor, Tensor]:
+    """Return heads and relations of classes, the inverse of `classes_of`."""
+    heads = torch.div(classes, relations, rounding_mode="floor")
+    return (heads - 1).clamp(min=0), classes - heads * relations
 
 
 class WordNet(nn.Module):

@@ -17,12 +17,13 @@ from torch.nn import functional as F
 
 from metaseq_lm.cli import main
 from metaseq_lm.config.transformer import ModernConfig
-from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch, TokenBatch
 from metaseq_lm.core.random_streams import key, row_keys
 from metaseq_lm.core.registry import ALL
 from metaseq_lm.criterions.language_modeling import CausalLM
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.models.transformer.encoder import ModernLM
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config

@@ -24,7 +24,8 @@ from torch import nn
 from metaseq_lm.core.batch import ALL_VISIBLE, Layout, Term
 from metaseq_lm.core.registry import register_criterion, register_model, register_task
 from metaseq_lm.criterions import Criterion, Exported
-from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy
+from metaseq_lm.criterions.masked_lm import MaskedLM
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.models.transformer.encoder import Embeddings, Encoder, TransformerLM

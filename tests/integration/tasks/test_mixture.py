@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import weighted_loss
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.corpus.mixture import MixtureBatch
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.interop.claims import claimed
 from metaseq_lm.runs import manifests
 from metaseq_lm.runs.manifests import CheckpointError

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.config.criterions import MaskedDiffusionConfig
-from metaseq_lm.core.batch import Layout, ScoredBatch, weighted_loss
+from metaseq_lm.core.batch import Layout, ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.predictions import MaskedDiffusion
 from metaseq_lm.data.corpus.predictions import PredictionBatch, prediction_batch
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.runs.flops import Counter

@@ -22,7 +22,7 @@ from torch._dynamo.utils import (
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.distributed import process_group
-from metaseq_lm.forward.context import Noise, TracedNoise
+from metaseq_lm.forward.passes import Noise, TracedNoise
 from metaseq_lm.training.run import TrainingRun
 
 LSTMS = "torch.compile does not trace the LSTMs of model"

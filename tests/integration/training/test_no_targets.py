@@ -13,8 +13,9 @@ from synthetic import make_run
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.batch import TokenBatch, count_targets
-from metaseq_lm.criterions.masked_lm import IGNORE, labelled_terms
+from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.layers import IGNORE
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric, setting_table

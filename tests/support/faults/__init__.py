@@ -32,9 +32,9 @@ from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.vectors import local
-from metaseq_lm.engine import forward_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.reduction import Reduction
+from metaseq_lm.forward import passes
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.prefetch import sample_numbers
 from metaseq_lm.training.trainer import Trainer
@@ -109,7 +109,7 @@ def begin(real: Callable) -> Callable:
     return wrapped
 
 
-@replaces(forward_pass, "weighted_loss")
+@replaces(passes, "weighted_loss")
 def weighted_loss(real: Callable) -> Callable:
     def wrapped(terms: dict[str, Term], totals: Any, logs: Any) -> Tensor:
         Now.slot += 1

@@ -8,9 +8,9 @@ import pytest
 from metaseq_lm.core import loading
 from metaseq_lm.core.config import GROUPS, EngineConfig, RunConfig, TrainerConfig, as_dict, flatten
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.loading import from_stored, load_config, overridden
-from metaseq_lm.core.overrides import describe
+from metaseq_lm.core.loading import describe, load_config
 from metaseq_lm.core.registry import ALL, Entry
+from metaseq_lm.core.stored import from_stored, overridden
 
 # Between them these configurations have every kind of range.
 CHOICES = [

@@ -12,7 +12,7 @@ from scipy import stats
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.random_streams import GOLDEN
-from metaseq_lm.forward.context import (
+from metaseq_lm.forward.passes import (
     ForwardContext,
     Noise,
     _torch_words,

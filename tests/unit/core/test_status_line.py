@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from metaseq_lm.core import output
-from metaseq_lm.core.output import StatusLine, set_quiet, show
+from metaseq_lm.core.output import StatusLine, results_only, show
 from metaseq_lm.sweeps import progress
 from metaseq_lm.sweeps.progress import Progress
 
@@ -24,7 +24,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(progress, "time", output.time)
     yield now
-    set_quiet(False)
 
 
 def test_on_a_terminal_it_is_rewritten_and_gives_way_to_other_lines(
@@ -58,10 +57,11 @@ def test_in_a_log_a_line_comes_with_each_tenth_or_minute(
 def test_quiet_is_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_quiet(True)
-    StatusLine().show("x", 0)
-    monkeypatch.setattr("sys.stdout", terminal := Terminal())
-    StatusLine().show("x", 0)
+    terminal = Terminal()
+    with results_only():
+        StatusLine().show("x", 0)
+        monkeypatch.setattr("sys.stdout", terminal)
+        StatusLine().show("x", 0)
     assert not capsys.readouterr().out and not terminal.getvalue()
 
 

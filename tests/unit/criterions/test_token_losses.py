@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Layout, Terms, TokenBatch, weighted_loss
+from metaseq_lm.core.batch import Layout, Terms, TokenBatch
 from metaseq_lm.core.config import section
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.corpus.predictions import PredictionBatch
+from metaseq_lm.forward.passes import weighted_loss
 from metaseq_lm.methods.span_corruption.criterion import CorruptedBatch
 from metaseq_lm.models.transformer.encoder import TransformerLM
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, number_of
 from metaseq_lm.criterions.labelled import class_terms
-from metaseq_lm.criterions.masked_lm import IGNORE, labelled_terms
+from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch
 from metaseq_lm.methods.meta_pseudo_label.finetune import TokenLabelCriterion
+from metaseq_lm.models.layers import IGNORE
 
 ROWS, SLOTS, CLASSES = 3001, 3, 5
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms, check_terms
+from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import vectors
 from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.engine import Engine, InnerGradient
+from metaseq_lm.forward.passes import check_terms
 from metaseq_lm.optim import Optimizer
 
 
@@ -320,7 +321,7 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
         first = engine.inner(squares(net), batches(sizes), parameters, replay=replay)
         engine.hypergradients(first, [torch.ones_like(p) for p in parameters], parameters)
         engine.evaluate(squares(net), [batches(sizes)])
-        from metaseq_lm.forward.context import current_context
+        from metaseq_lm.forward.passes import current_context
 
         drawn = engine.map(lambda b: current_context().noise.uniform((len(b.x), 2)), batches(sizes))
         return torch.cat(drawn)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metaseq_lm.core.arguments import value_of
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.options import value_of
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.minimal_pairs import MinimalPair, pair_metrics, read_pairs
 from metaseq_lm.evaluation.suites import (

@@ -16,7 +16,7 @@ from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.context import ForwardContext, use_context
+from metaseq_lm.forward.passes import ForwardContext, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.transformer.attention import (

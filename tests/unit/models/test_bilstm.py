@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMLM, reverse
 
 SIZES = BiLSTMConfig(encoder_layers=2, encoder_embed_dim=4, encoder_hidden_dim=6, dropout=0.0)

@@ -15,8 +15,8 @@ from torch.func import functional_call
 
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward import context
-from metaseq_lm.forward.context import ForwardContext, Noise, TracedNoise, apply_block, use_context
+from metaseq_lm.forward import passes
+from metaseq_lm.forward.passes import ForwardContext, Noise, TracedNoise, apply_block, use_context
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer.attention import Visibility
 from metaseq_lm.models.transformer.encoder import Layer
@@ -142,7 +142,7 @@ def test_rate_0_returns_the_input() -> None:
 
 
 def test_compiled_passes_use_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "cuda_kernels", lambda kind: pytest)
+    monkeypatch.setattr(passes, "cuda_kernels", lambda kind: pytest)
     assert noise_of(2, pytest).kernels is Noise(3, np.arange(2)).kernels is pytest
     assert TracedNoise(noise_of(2, None).traced_keys()).kernels is None
 
@@ -206,7 +206,7 @@ def test_training(
     """One update; the second case differentiates gradients."""
     weights = []
     for chosen in (kernels, None):
-        monkeypatch.setattr(context, "cuda_kernels", lambda kind: chosen)
+        monkeypatch.setattr(passes, "cuda_kernels", lambda kind: chosen)
         more = battery.dropped("trainer.max_update=1", "trainer.valid_split=''")
         weights.append(battery.train(battery.configure(moons, tmp_path / str(chosen), case, *more)))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])

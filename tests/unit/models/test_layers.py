@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.models import layers
 from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from metaseq_lm.config.transformer import ModernConfig
 from metaseq_lm.core.batch import REACHES, Layout
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.forward.context import ForwardContext, use_context
+from metaseq_lm.forward.passes import ForwardContext, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.layers import LayerNorm, RMSNorm
 from metaseq_lm.models.transformer.attention import Rotation, SelfAttention, Visibility

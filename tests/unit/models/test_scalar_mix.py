@@ -10,11 +10,11 @@ from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
 from metaseq_lm.config.models import BiLSTMConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.layers import ScalarMix
 from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews
-from metaseq_lm.models.words.prediction_modules import FULL, Views
+from metaseq_lm.models.words.word_model import FULL, Views
 
 numbers = st.floats(-3, 3)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Layout
 from metaseq_lm.data.corpus.rows import layout_of
-from metaseq_lm.forward.context import ForwardContext, use_context
+from metaseq_lm.forward.passes import ForwardContext, use_context
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer import attention
 from metaseq_lm.models.transformer.attention import Sequences, Visibility, mix_values

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.config.transformer import TransformerConfig
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
 from metaseq_lm.models.transformer import attention
 from metaseq_lm.models.transformer.encoder import TransformerLM

@@ -17,8 +17,8 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
 from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews, sinusoids
-from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.models.words.word_embedding import CharacterCNN, Moments, WordEmbedding, unique_rows
+from metaseq_lm.models.words.word_model import ViewsEncoder
 
 WORDS, CHARACTERS, LONGEST = 17, 9, 8
 EMBEDDING = {"word_embed_dim": 6, "char_embed_dim": 3, "char_filters": 2}

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from metaseq_lm.models.layers import AveragedWeights, Dropout, dropout_at
-from metaseq_lm.models.words.prediction_modules import (
+from metaseq_lm.models.words.word_model import (
     IMPOSSIBLE,
     PRIMARY,
     ParsingModule,
     TaggingModule,
     Views,
     ViewsEncoder,
+    WordModel,
     classes_of,
     heads_of,
     shifted,
 )
-from metaseq_lm.models.words.word_model import WordModel
 
 ROWS, LENGTH, RELATIONS, HIDDEN, UNITS = 2, 5, 3, 6, 4
 

@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.forward.context import use_context
+from metaseq_lm.forward.passes import use_context
 from metaseq_lm.training.parts import build_task, prepare_config
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun

@@ -12,7 +12,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.models.layers import Dropout, dropout_at
-from metaseq_lm.models.words.prediction_modules import Views
+from metaseq_lm.models.words.word_model import Views
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 

@@ -11,8 +11,8 @@ from metaseq_lm.config.tasks import UNLABELLED
 from metaseq_lm.core.config import RunConfig
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import load_config
-from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.streams import Shard, mean_over_first
+from metaseq_lm.models.layers import cross_entropy
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun

@@ -16,7 +16,7 @@ from metaseq_lm.core.loading import load_config
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.methods.cvt.model import gaussian
 from metaseq_lm.methods.cvt.vision import (
     POSITION_HEADS,

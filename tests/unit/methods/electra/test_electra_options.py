@@ -129,7 +129,7 @@ def test_a_row_without_candidates_is_harmless() -> None:
 
 
 def test_every_option_has_a_line_of_help() -> None:
-    from metaseq_lm.core.overrides import describe
+    from metaseq_lm.core.loading import describe
 
     for name in ("electra_rtd", "electric_nce", "electra_adversarial", "all_tokens_mlm"):
         lines = describe(load_config(["task=electra", "model=electra", f"criterion={name}"]))

@@ -20,7 +20,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from metaseq_lm.core.batch import Layout
-from metaseq_lm.forward.context import ForwardContext, Noise, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.model import FixedNoise, replaced, sample
 
 DRAWS = 100_000

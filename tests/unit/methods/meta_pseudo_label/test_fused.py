@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.criterions import masked_lm
-from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.methods.meta_pseudo_label import criterion
+from metaseq_lm.models import layers
+from metaseq_lm.models.layers import cross_entropy
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as large, and is cut into blocks of three rows."""
-    monkeypatch.setattr(masked_lm, "LARGE", 0)
-    monkeypatch.setattr(masked_lm, "BLOCK", 21)
+    monkeypatch.setattr(layers, "LARGE", 0)
+    monkeypatch.setattr(layers, "BLOCK", 21)
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -93,7 +93,7 @@ def test_great_logits() -> None:
 
 
 def test_small_logits_take_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked_lm, "LARGE", 57)
+    monkeypatch.setattr(layers, "LARGE", 57)
     logits, targets = numbers(8, 2, 4, 7), torch.zeros(2, 4, dtype=torch.long)
     assert cross_entropy(logits, targets).tolist() == [
         row.tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import CopiesBatch
-from metaseq_lm.forward.context import ForwardContext, Noise, current_context, use_context
+from metaseq_lm.forward.passes import ForwardContext, Noise, current_context, use_context
 from metaseq_lm.methods.meta_pseudo_label.criterion import draw
 from metaseq_lm.methods.meta_pseudo_label.episodes import pseudo_batch
 

@@ -1,0 +1,109 @@
+"""The configuration that a run stored, typed, and with changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.core import mistakes
+from metaseq_lm.core.config import RunConfig, as_dict, check_values, flatten
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.loading import dotted, format_value, resolved, schema_of
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.synonyms import answer
+
+# Engine options that earlier versions wrote, with the option and the values of today.
+OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
+# Tasks that earlier versions could mix with a causal LM, and their options of rows.
+OLD_MIXTURES = ("masked_next_token", "masked_diffusion")
+OLD_ROWS = (
+    *("batch_size", "tokens_per_sample", "sample_break_mode", "shuffle_tokens", "valid_size"),
+    *("batch_warmup_updates", "batch_warmup_ratio", "batch_start"),
+    *("length_warmup_updates", "length_warmup_ratio", "length_start"),
+)
+
+
+def from_stored(values: Any) -> RunConfig:
+    """Return the configuration that a run stored, typed; options it lacks have their defaults.
+
+    Sections of classes that are not registered keep their values as they are. The file may be
+    damaged: raises ValueError, which names the option, for an unknown one or a wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError("it is no mapping of keys to values")
+    values = with_current_names(dict(values))
+    try:
+        config = schema_of(values)
+        config.merge_with(values)
+        return resolved(config)
+    except OmegaConfBaseException as error:
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"{error.full_key}: {reason}" if error.full_key else reason) from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("it names itself") from error
+
+
+def with_current_names(config: Any) -> Any:
+    """Return the stored configuration of a run, in place, with the current names of its options."""
+    if not isinstance(config, dict):
+        return config
+    engine, task, criterion = (config.get(group) for group in ("engine", "task", "criterion"))
+    for old, (new, values) in OLD_ENGINE.items():
+        if isinstance(engine, dict) and isinstance(engine.get(old), bool):
+            engine[new] = values[engine.pop(old)]
+    names = [s.get("_name") if isinstance(s, dict) else None for s in (task, criterion)]
+    if names[0] == names[1] and names[0] in OLD_MIXTURES:
+        config |= without_causal_share(task, criterion)
+    return config
+
+
+def without_causal_share(task: Any, criterion: Any) -> dict[str, Any]:
+    """Return the sections of a run that could have a share of causal rows, which now is a mixture.
+
+    The options `causal_share` of the task and `read` of the criterion are gone.
+    """
+    name, share, read = task["_name"], task.get("causal_share"), criterion.get("read")
+    task = {key: value for key, value in task.items() if key != "causal_share"}
+    criterion = {key: value for key, value in criterion.items() if key != "read"}
+    if not share or not isinstance(share, int | float):
+        return {"task": task, "criterion": criterion}
+    rows = {key: task.pop(key) for key in OLD_ROWS if key in task}
+    words = [name, f"weight={1 - share}"]
+    for group, section in (("task", task), ("criterion", criterion)):
+        options = {key: value for key, value in section.items() if key != "_name"}
+        words += [f"{group}.{key}={format_value(value)}" for key, value in options.items()]
+    objectives = [" ".join(words), f"causal_lm weight={share}"]
+    return {
+        "task": {"_name": "mixture", "objectives": objectives, **rows},
+        "criterion": {"_name": "mixture", "read": "causal_lm" if read == "causal" else name},
+    }
+
+
+def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run with key=value changes, checked as load_config does.
+
+    Every name in `config` must be registered. Raises UsageError for an unknown key or wrong value.
+    """
+    try:
+        changes = OmegaConf.from_dotlist(list(overrides))
+    except mistakes.MISTAKES as error:
+        raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
+    values = as_dict(config)
+    known = [key for key in flatten(values) if not key.endswith("._name")]
+    for key in dotted(changes):
+        if key not in known:
+            hint = answer(key, flag_keys={}) or nearest(key, known)
+            raise UsageError(f"'{key}' is no option of this run.{hint}")
+    typed = schema_of(values)
+    try:
+        typed.merge_with(values, changes)
+        changed = resolved(typed)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UsageError(mistakes.explain_value(error, known)) from error
+    check_values(changed)
+    return changed

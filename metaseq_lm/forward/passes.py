@@ -1,0 +1,612 @@
+"""Forward passes: parameters, random numbers and precision with which a model computes a loss.
+
+The engine starts passes and models read their context: neither imports the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import checkpoint
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Logs, Term, Terms, TokenBatch, on_device
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.metric_names import KINDS
+from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
+from metaseq_lm.distributed.gathering import ShardedWeights, active_weights, use_weights
+from metaseq_lm.distributed.placement import is_fully_sharded
+from metaseq_lm.distributed.vectors import is_dtensor
+from metaseq_lm.runs.flops import uncounted
+
+if TYPE_CHECKING:
+    from metaseq_lm.distributed.placement import Placement
+
+T = TypeVar("T")
+LossFn = Callable[[Any], Terms]  # of a Batch of some kind
+RngKey = int | str
+
+# Words generated ahead per refill at most; more only costs cache misses.
+BLOCK_WORDS = 1 << 17
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+COUNTER_STEP = _signed(GOLDEN)
+
+
+def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+    """The words of `words` with the numbers `at` (N,), as int64 (rows, N)."""
+    z = keys[:, None] + (at + 1) * golden
+    for shift, factor in zip(SHIFTS, (*FACTORS, None)):
+        # torch shifts int64 arithmetically; the mask makes it the logical shift of the definition.
+        z = z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))
+        if factor is not None:
+            z = z * _signed(factor)
+    return z
+
+
+@functools.cache
+def cuda_kernels(device_type: str) -> ModuleType | None:
+    """Return the kernels for row noise on a CUDA device; None without a device or Triton."""
+    if device_type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from metaseq_lm.forward import cuda_noise
+
+    return cuda_noise
+
+
+class Noise:
+    """The random numbers of a pass over one micro-batch, drawn in the order of the model's calls.
+
+    Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
+    tensor that asks must hold the rows in its leading dimensions.
+
+    Attributes:
+        kernels: The module whose kernels draw the numbers where they are used; None if torch's
+            operations draw them, which is the reference.
+        position: Number of words of each row that were drawn.
+    """
+
+    def __init__(self, root: int, rows: np.ndarray, device: torch.device | str = "cpu") -> None:
+        self.rows = int(np.size(rows))
+        self.keys = row_keys(root, np.ravel(rows))
+        self.device = torch.device(device)
+        self.kernels = cuda_kernels(self.device.type)
+        self.position = 0
+        self._device_keys: Tensor | None = None
+        self._block: tuple[int, int] = (0, 0)
+        self._lanes: Tensor | None = None
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def tensor(self) -> Tensor:
+        """Return the keys of the rows (rows,), as int64 on the device."""
+        if self._device_keys is None:
+            keys = torch.from_numpy(self.keys.view(np.int64))
+            self._device_keys = on_device(keys, self.device)
+        return self._device_keys
+
+    def traced_keys(self) -> Tensor:
+        """Return the argument of TracedNoise, for the numbers from `position` on."""
+        keys = self.tensor()
+        return torch.cat([keys, keys.new_tensor([COUNTER_STEP, self.position])])
+
+    def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
+        """Return (numbers, words) that a tensor of `shape` needs from each row."""
+        total, rows = math.prod(shape), max(self.rows, 1)
+        if total % rows:
+            raise ValueError(
+                f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of "
+                "this pass; give the batch a 'rows' entry with one number per row "
+                "of what the model sees"
+            )
+        numbers = total // rows
+        return numbers, -(-numbers // per_word)
+
+    def _refill(self, count: int, ahead: int) -> None:
+        count = max(count, min(ahead, BLOCK_WORDS // max(self.rows, 1)))
+        if self.device.type == "cpu":
+            lanes = words(self.keys, self.position, count).view(np.uint16)
+            # torch compares int16 faster than uint16; the offset keeps the order.
+            self._lanes = torch.from_numpy((lanes ^ np.uint16(0x8000)).view(np.int16))
+        else:
+            keys = self.tensor()
+            at = torch.arange(self.position, self.position + count, device=self.device)
+            z = _torch_words(keys, at)
+            lanes16 = torch.stack([(z >> s) & 0xFFFF for s in (0, 16, 32, 48)], dim=-1)
+            self._lanes = (lanes16.flatten(1) - 0x8000).to(torch.int16)
+        self._block = (self.position, self.position + count)
+        self._masks = {}
+
+    def at(self, position: int) -> Noise:
+        """Return the numbers from `position` on, a copy unless it is the current position."""
+        if position == self.position:
+            return self
+        noise = copy.copy(self)
+        noise.position, noise._lanes = position, None
+        return noise
+
+    def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
+        """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p).
+
+        With torch.bool it is a mask instead, false with probability `p`.
+
+        `p` is rounded to 1/65536. `ahead` is how many words the pass is expected to need; it
+        changes speed only.
+        """
+        numbers, count = self._take(shape, per_word=4)
+        threshold = round(p * 65536)
+        if self._lanes is None or self.position + count > self._block[1]:
+            self._refill(count, ahead)
+        mask = self._masks.get((threshold, dtype))
+        if mask is None:
+            assert self._lanes is not None
+            mask = scaled(self._lanes >= threshold - 32768, p, dtype)
+            self._masks[threshold, dtype] = mask
+        at = (self.position - self._block[0]) * 4
+        self.position += count
+        return mask[:, at : at + numbers].reshape(shape)
+
+    def dropout(self, x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
+        """Return x times `keep`, added to a residual, by the kernels; only with `kernels`."""
+        assert self.kernels is not None
+        _, count = self._take(x.shape, per_word=4)
+        start, self.position = self.position, self.position + count
+        dropped: Tensor = self.kernels.dropout(x, residual, self.tensor(), start, round(p * 65536))
+        return dropped
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return numbers in [0, 1), spread over the rows like `keep`."""
+        numbers, count = self._take(shape, per_word=1)
+        if self.kernels is not None:
+            drawn = self.kernels.uniforms(self.tensor(), self.position, count)
+        elif self.device.type == "cpu":
+            drawn = torch.from_numpy(uniforms(self.keys, self.position, count))
+        else:
+            keys = self.tensor()
+            at = torch.arange(self.position, self.position + count, device=self.device)
+            drawn = _torch_uniforms(keys, at)
+        self.position += count
+        self._lanes = None
+        return _below_1(drawn[:, :numbers].reshape(shape), dtype)
+
+
+def scale_of(p: float) -> float:
+    """Return 1 / (1 - p), p rounded to 1/65536."""
+    return 65536 / (65536 - round(p * 65536))
+
+
+def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    """Return the multiplier, of a dtype, of the entries that a mask keeps."""
+    return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
+
+
+def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+    return ((_torch_words(keys, at, golden) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def _below_1(drawn: Tensor, dtype: torch.dtype) -> Tensor:
+    # Rounding to a shorter type may reach 1.
+    return drawn.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+class TracedNoise(Noise):
+    """The numbers of Noise as operations of a graph that torch.compile traces.
+
+    `keys` (rows + 2,) are its row keys, as int64, GOLDEN (as a constant the compiler would
+    multiply it by positions in numbers without a limit), and the number of the first word.
+
+    Attributes:
+        position: Number of words of each row that were drawn, from that one on.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        self.row_keys, self.golden, self.first = keys[:-2], keys[-2], keys[-1]
+        self.kernels = None
+        self.position = 0
+
+    def _advance(self, shape: Sequence[int], per_word: int) -> Tensor:
+        """Return the numbers of the next words, and which of them a tensor of `shape` needs."""
+        numbers = math.prod(shape) // self.row_keys.shape[0]
+        start, self.position = self.position, self.position - (-numbers // per_word)
+        at = start * per_word + torch.arange(numbers, device=self.row_keys.device)
+        return at + self.first * per_word
+
+    def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
+        at = self._advance(shape, per_word=4)
+        lanes = (_torch_words(self.row_keys, at // 4, self.golden) >> at % 4 * 16) & 0xFFFF
+        return scaled(lanes >= round(p * 65536), p, dtype).reshape(shape)
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        at = self._advance(shape, per_word=1)
+        drawn = _torch_uniforms(self.row_keys, at, self.golden)
+        return _below_1(drawn.reshape(shape), dtype)
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """The settings of the current forward pass that layers read; set by the engine.
+
+    Attributes:
+        noise: The random numbers of the pass.
+        double_backward: Whether the gradient will itself be differentiated.
+        ahead: How many random words the pass is expected to need.
+        recompute: Whether the activations inside blocks are computed again in the backward pass.
+    """
+
+    noise: Noise | None = None
+    double_backward: bool = False
+    ahead: int = 0
+    recompute: bool = False
+
+
+_current = ForwardContext()  # not a ContextVar, which torch.compile cannot trace
+
+
+def current_context() -> ForwardContext:
+    """Return the context that the calling layer runs in."""
+    return _current
+
+
+@contextlib.contextmanager
+def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
+    """Make `context` the current one inside the with block."""
+    global _current
+    outer, _current = _current, context
+    try:
+        yield context
+    finally:
+        _current = outer
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Return x in fp32 if it is in half precision, too coarse for a softmax over many classes."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def apply_block(block: nn.Module, *inputs: Any) -> Tensor:
+    """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
+
+    The backward pass then runs the block again with the weights and the random numbers of the first
+    time: those are arguments, as under functional_call, or between passes on sharded parameters,
+    the block holds others by then.
+    """
+    context = current_context()
+    if not (context.recompute and torch.is_grad_enabled()):
+        output: Tensor = block(*inputs)
+        return output
+    # Shards are gathered by each call of the block.
+    active = active_weights()
+    weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
+    start = context.noise.position if context.noise is not None else 0
+    runs = 0
+
+    def run(*tensors: Any) -> Tensor:
+        nonlocal runs
+        runs += 1
+        noise = context.noise.at(start) if context.noise is not None else None
+        named: dict[str, Any] = dict(zip(weights, tensors[len(inputs) :]))
+        counting = uncounted() if runs > 1 else contextlib.nullcontext()
+        with use_context(replace(context, noise=noise)), use_weights(*active), counting:
+            result: Tensor = functional_call(block, named, tensors[: len(inputs)])
+        return result
+
+    recomputed: Tensor = checkpoint(
+        run, *inputs, *weights.values(), use_reentrant=False, preserve_rng_state=False
+    )
+    return recomputed
+
+
+@dataclass
+class LossRecord:
+    """Statistics of the losses of a run.
+
+    Attributes:
+        loss_terms: The kind of each term that is part of a loss, by name: lower is better.
+        has_items: Whether a loss that was differentiated has had an item, such as a target; None
+            before any.
+    """
+
+    loss_terms: dict[str, str] = field(default_factory=dict)
+    has_items: bool | None = None
+
+    def add(self, terms: Terms, totals: Mapping[str, Any] | None = None) -> None:
+        """Record terms; `totals` are the sizes of a global batch whose loss is differentiated."""
+        losses = {name: term for name, term in terms.items() if is_optimized(term)}
+        self.loss_terms |= {name: term.kind for name, term in losses.items()}
+        if totals is not None and losses and not self.has_items:
+            counts = [totals.get(term.per, 1) if term.per else 1 for term in losses.values()]
+            self.has_items = any(bool(torch.as_tensor(count).any()) for count in counts)
+
+
+class ForwardPasses:
+    """Starts the forward passes of a run.
+
+    Args:
+        seed: Seed of all random numbers inside passes.
+        device: Device that the passes compute on.
+        is_low: Whether passes run under autocast to bfloat16.
+        placement: The model's sharded parameters; None if they rest whole in every process.
+        recompute: Whether to compute the activations inside blocks again in the backward pass.
+        compiled: Whether `ForwardPass.terms` runs losses through torch.compile.
+
+    Attributes:
+        record: What the losses of these passes have shown.
+        update: Number of the update; -1 outside updates.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+        is_low: bool,
+        placement: Placement | None,
+        recompute: bool,
+        compiled: bool,
+    ) -> None:
+        self.seed, self.device, self.is_low = seed, device, is_low
+        self.placement = placement
+        self.recompute = recompute
+        # Lengths differ from batch to batch; a part that cannot be compiled is an error.
+        self.compiled_terms = (
+            torch.compile(traced_terms, fullgraph=True, dynamic=True) if compiled else None
+        )
+        self.record = LossRecord()
+        self.update = 0
+        self.words = 0  # number of random words that the last pass used
+        self._calls = 0  # of verbs without a key, in this update
+
+    def begin(self, update: int) -> None:
+        """Start an update; its random numbers depend only on the seed and its number."""
+        self.update, self._calls = update, 0
+
+    @contextlib.contextmanager
+    def outside_updates(self) -> Iterator[None]:
+        """Make random numbers inside depend on the seed alone."""
+        saved = self.update, self._calls
+        self.update, self._calls = -1, 0
+        try:
+            yield
+        finally:
+            self.update, self._calls = saved
+
+    def key(self, rng_key: RngKey | None) -> RngKey:
+        """Return a key of random numbers, a new one for None."""
+        # Counted only without a key: a method that calls another must not shift later draws.
+        if rng_key is not None:
+            return rng_key
+        self._calls += 1
+        return self._calls
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        rng_key: RngKey,
+        are_equal: bool = False,
+        full_precision: bool = False,
+        double_backward: bool = False,
+    ) -> Iterator[ForwardPass]:
+        """Set the parameters of a pass inside the context; a collective call if sharded.
+
+        Args:
+            rng_key: Key of the random numbers.
+            are_equal: Whether all replicas run equally many micro-batches, and so gather sharded
+                parameters where they are used; otherwise before the pass.
+            full_precision: Whether the gradient is part of second derivatives, or of differences
+                in their place: no autocast.
+            double_backward: Whether the gradient will itself be differentiated; such a pass has
+                full precision.
+        """
+        # bfloat16 is too coarse for second derivatives and differences of gradients.
+        is_low = self.is_low and not (double_backward or full_precision)
+        placement = self.placement
+        with contextlib.ExitStack() as stack:
+            weights = None
+            if placement is None:
+                pass
+            elif not are_equal:
+                stack.enter_context(placement.whole())
+            elif is_fully_sharded(placement):
+                stack.enter_context(placement.in_pass())
+            else:
+                weights = stack.enter_context(placement.in_graph())
+            yield ForwardPass(self, rng_key, is_low, double_backward, weights)
+
+    def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Gather full parameters inside the context; `write` copies changes back to the shards."""
+        return contextlib.nullcontext() if self.placement is None else self.placement.whole(write)
+
+    def refresh(self, parameters: Sequence[Tensor]) -> None:
+        """Copy changed shards into the whole parameters of the current pass, if there is one."""
+        if self.placement is not None:
+            self.placement.refresh(parameters)
+
+
+@dataclass
+class ForwardPass:
+    """A pass over micro-batches with its parameters set; made by `ForwardPasses.start`.
+
+    Attributes:
+        passes: The settings of all passes.
+        rng_key: Key of the random numbers.
+        is_low: Whether the pass runs under autocast to bfloat16.
+        double_backward: Whether the gradient will itself be differentiated.
+        weights: The sharded parameters that the graph gathers, if it does.
+    """
+
+    passes: ForwardPasses
+    rng_key: RngKey
+    is_low: bool
+    double_backward: bool = False
+    weights: ShardedWeights | None = None
+
+    def leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the leaves of the graph for parameters.
+
+        These are the parameters themselves, or where the graph gathers them the rows that this
+        process holds.
+        """
+        return parameters if self.weights is None else list(map(self.weights.leaf, parameters))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return function(), in which the model computes."""
+        placement = self.passes.placement
+        if placement is None or placement.is_whole or not is_fully_sharded(placement):
+            return function()
+        return placement.call(function)
+
+    @contextlib.contextmanager
+    def over(self, batch: Batch) -> Iterator[None]:
+        """Set up the random numbers and the precision of a micro-batch inside."""
+        passes = self.passes
+        root = random_streams.key(passes.seed, "noise", passes.update, self.rng_key)
+        noise = None if batch.rows is None else Noise(root, batch.rows, passes.device)
+        context = ForwardContext(noise, self.double_backward, passes.words, passes.recompute)
+        autocast = torch.autocast(passes.device.type, torch.bfloat16)
+        with use_context(context), autocast if self.is_low else contextlib.nullcontext():
+            yield
+        if noise is not None and noise.position:
+            passes.words = noise.position
+
+    def terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
+        """Return the terms of a loss, inside `over`.
+
+        Not compiled where operations are counted, or for second derivatives.
+        """
+        compiled = self.passes.compiled_terms
+        if compiled is None or self.double_backward or _get_current_dispatch_mode() is not None:
+            return loss_fn(batch)
+        noise = current_context().noise
+        keys = None if noise is None else noise.traced_keys()
+        terms: Terms = compiled(loss_fn, batch, keys)
+        return terms
+
+    def mean_loss(
+        self, loss_fn: LossFn, batch: Batch, totals: dict[str, Any], logs: Logs
+    ) -> Tensor:
+        """Return a micro-batch's part of a mean loss, and add its terms to `logs`.
+
+        `totals` are the sizes of the global batch.
+        """
+        with self.over(batch):
+            terms = self.terms(loss_fn, batch)
+            mean = weighted_loss(terms, totals, logs)
+        self.passes.record.add(terms, totals)
+        return mean
+
+
+def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
+    """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
+    noise = None if keys is None else TracedNoise(keys)
+    with use_context(ForwardContext(noise)):
+        return loss_fn(batch)
+
+
+# ---------------------------------------------------------------- sums of terms
+
+
+def is_optimized(term: Term) -> bool:
+    """Return whether a term counts in the loss; one whose weight is a tensor always does."""
+    return isinstance(term.weight, Tensor) or term.weight != 0
+
+
+def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
+    """Raise MetaseqError unless terms are a dictionary of `Term`, with sums shaped as their sizes.
+
+    Any other shape would be summed for the gradient, but averaged for the log.
+    """
+    for name, term in terms.items() if isinstance(terms, dict) else [("its result", terms)]:
+        if not isinstance(term, Term):
+            raise MetaseqError(
+                f"the criterion returned a {type(term).__name__} as {name}; return "
+                "{name: Term(sum, per)}: a sum, which the engine divides by the size `per`"
+            )
+        if term.kind not in KINDS:
+            raise MetaseqError(
+                f"the kind of the criterion's term '{name}' is {term.kind!r}; take one of "
+                "metaseq_lm.core.metric_names: CAUSAL_NLL, CLOZE_NLL, NLL or DETECTION"
+            )
+        if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
+            raise MetaseqError(
+                f"the sum of the criterion's term '{name}' has the shape {tuple(term.sum.shape)}; "
+                "give Term the sum over the micro-batch, a scalar"
+            )
+
+
+def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
+    """Return the weighted sum of the terms' means, and add their means to `logs`."""
+    check_terms(terms, totals)
+    total: Any = 0.0
+    excess: Any = 0.0  # of sums over the means that are logged
+    for name, term in terms.items():
+        if term.per is None:
+            mean = term.sum
+        elif term.per in totals:
+            size = totals[term.per]
+            mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
+        else:
+            raise MetaseqError(
+                f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
+                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), "
+                "or let the task count that one"
+            )
+        logs[name] = logs.get(name, 0.0) + mean.detach().mean()
+        if is_optimized(term):
+            part = term.sum if term.is_summed else mean
+            total = total + (part * term.weight).sum()
+            if term.is_summed:
+                excess = excess + ((term.sum - mean).detach() * term.weight).sum()
+    loss = torch.as_tensor(total)
+    logs["loss"] = logs.get("loss", 0.0) + loss.detach() - excess
+    return loss
+
+
+def has_loss(terms: Terms) -> bool:
+    """Return whether a term counts in the loss."""
+    return any(is_optimized(term) for term in terms.values())
+
+
+def means(replicas: list[Any]) -> Logs:
+    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss".
+
+    A term of no items has no mean and is left out, and so is a loss of such terms only.
+    """
+    terms: Terms = {}
+    sizes: dict[str, Any] = {}
+    for parts, counts in replicas:
+        for name, (total, per, weight) in parts.items():
+            total = torch.tensor(total, dtype=torch.float64)
+            if name in terms:
+                total = terms[name].sum + total
+            if isinstance(weight, list):
+                weight = torch.tensor(weight, dtype=torch.float64)
+            terms[name] = Term(total, per, weight)
+        for name, count in counts.items():
+            sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
+    logs: Logs = {}
+    counted = {n: t for n, t in terms.items() if t.per not in sizes or sizes[t.per].any()}
+    if counted:
+        weighted_loss(counted, sizes, logs)
+    if has_loss(terms) and not has_loss(counted):
+        logs.pop("loss", None)
+    return {name: value.item() for name, value in logs.items()}
+
+
+def copy_sums(items: Tensor, batch: TokenBatch) -> Tensor:
+    """Sum `items`, whose leading axes are those of batch.tokens, to a scalar or to (C,)."""
+    return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()
