@@ -1,7 +1,7 @@
 """The gates of a league: checks that void, refuse, flag or note a row.
 
 They judge rows by what runs and their archives hold: validations, costs, hashes and the results of
-suites. docs/how_to/league.md lists them with what to do.
+suites. docs/reference/gates.md lists them with what to do.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The commands of docs/results/cvt.md, on made-up data: what one makes, the next one finds."""
+"""The commands of examples/cvt/README.md, on made-up data: what one makes, the next one finds."""
 
 import shlex
 from pathlib import Path
@@ -14,7 +14,7 @@ from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import estimate_price
 
 CVT = Path(__file__).resolve().parents[3] / "examples" / "cvt"
-PAGE = CVT.parents[1] / "docs" / "results" / "cvt.md"
+PAGE = CVT / "README.md"
 CONFIGS = str(CVT / "config")
 HEADS = ["task.hidden_dim=6", "task.batch_size=8"]
 LSTM = [option for option in WORDS if option.startswith("model.")]
