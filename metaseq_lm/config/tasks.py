@@ -198,7 +198,7 @@ class WarmupConfig:
         return bool(self.row_lengths or self.length_phases)
 
     def in_phases(self: W) -> list[W]:
-        """Return the options in each phase of row_lengths; those given without phases.
+        """Return the options of each phase of row_lengths; without phases these options alone.
 
         Raises UsageError for lengths and shares that do not fit each other or other options.
         """
@@ -206,27 +206,27 @@ class WarmupConfig:
             return [self]
         options: Any = self
         whole, lengths, shares = options.tokens_per_sample, self.row_lengths, self.length_phases
-        given = f"task.row_lengths is {lengths}"
+        setting = f"task.row_lengths is {lengths}"
         if len(lengths) != len(shares) or abs(sum(shares) - 1) > TOLERANCE:
             raise UsageError(
-                f"{given}: give task.length_phases a share of the updates for each length, 1 "
+                f"{setting}: give task.length_phases a share of the updates for each length, 1 "
                 f"together, not {shares}"
             )
         if max(lengths) > whole:
             raise UsageError(
-                f"{given}: no row is longer than task.tokens_per_sample={whole}, that of "
-                "validations; raise it, and batch_size counts rows of that length"
+                f"{setting}: no row is longer than task.tokens_per_sample={whole}, the length in "
+                "validations; lower the lengths or raise that"
             )
         if self.length_warmup_updates or self.length_warmup_ratio:
             raise UsageError(
-                f"{given}: leave it out, or task.length_warmup_updates and length_warmup_ratio"
+                f"{setting}: leave it out, or task.length_warmup_updates and length_warmup_ratio"
             )
         phases = []
         for length in lengths:
             factor = whole / length if self.length_keeps == TOKENS else 1.0
             rows = max(1, round(options.batch_size * factor))
-            own = replace(options, tokens_per_sample=length, batch_size=rows)
-            phases.append(replace(own, row_lengths=[], length_phases=[]))
+            sized = replace(options, tokens_per_sample=length, batch_size=rows)
+            phases.append(replace(sized, row_lengths=[], length_phases=[]))
         return phases
 
     def warmup_lengths(self, total_updates: int) -> tuple[int, int]:

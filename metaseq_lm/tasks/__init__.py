@@ -77,8 +77,8 @@ class Task:
         self.run_config = run_config
         self.data = Path(run_config.data)
         check_pair(run_config, type(self))
-        if isinstance(config, WarmupConfig):
-            config.in_phases()  # before the run has a folder
+        if isinstance(config, WarmupConfig) and (config.row_lengths or config.length_phases):
+            config.in_phases()  # refused before the run has a folder
         self.criterion: Criterion = build("criterion", run_config.criterion)
 
     def build_streams(self, split: str) -> dict[str, Stream]:

@@ -244,9 +244,9 @@ def phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
     options = config.task
     phases = length_phases(config)
     orders = []
-    for number, own in enumerate(options.in_phases()):
-        sizes, _ = ramps(replace(config, task=own))
-        sizes = sizes or Ramp(own.batch_size, own.batch_size, 0)
+    for number, phase in enumerate(options.in_phases()):
+        sizes, _ = ramps(replace(config, task=phase))
+        sizes = sizes or Ramp(phase.batch_size, phase.batch_size, 0)
         count, name = len(lengths.phases[number]), f"train, phase {number}"
         orders.append(Growing(count, sizes, config.seed, name, phases.begins[number]))
         orders[-1].by_epoch = is_by_epoch(options)
@@ -374,8 +374,8 @@ class SentencePairsTask(MaskedLMTask):
         options, seed = self.config, self.run_config.seed
         is_phased = split == "train" and options.has_phases
         phases = [
-            Pairs(self.data, split, self.vocabulary, own.tokens_per_sample, seed)
-            for own in (options.in_phases() if is_phased else [options])
+            Pairs(self.data, split, self.vocabulary, phase.tokens_per_sample, seed)
+            for phase in (options.in_phases() if is_phased else [options])
         ]
         for part in phases:
             part.shuffled = split == "train" and options.shuffle_tokens

@@ -83,8 +83,8 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     the mean over all, and `scales`, by which seconds are taken as proportional to them.
     """
     flops = 0.0
-    for share, size, own in phases_of(config):
-        estimate = _measure(own, divisor, size)
+    for share, size, phase in phases_of(config):
+        estimate = _measure(phase, divisor, size)
         flops += share * estimate.flops
     ratio = flops / estimate.flops if share < 1.0 else 1.0
     return replace(estimate, flops=flops, scales=[ratio * scale for scale in estimate.scales])
@@ -100,10 +100,10 @@ def phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
     updates = config.trainer.max_update or RAMP_POINTS
     sizes = config.task.sizes(updates)
     begins = length_phases(with_updates(config, updates)).begins
-    for own, begin, end in zip(config.task.in_phases(), begins, [*begins[1:], updates]):
+    for phase, begin, end in zip(config.task.in_phases(), begins, [*begins[1:], updates]):
         of_phase = sizes[begin:end]
         if len(of_phase):
-            task = own.without_warmup()
+            task = phase.without_warmup()
             yield len(of_phase) / updates, float(of_phase.mean()), replace(config, task=task)
 
 

@@ -163,14 +163,14 @@ class PhasedPairs:
         return PhasedLengths(self.parts)
 
     def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> PairRows:
-        part, own = of_phase(self.parts, samples)
-        return part.rows(own, keys, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.rows(numbers, keys, width)
 
     @property
     def words(self) -> RowWords:
-        def runs(samples: np.ndarray, *more: Any) -> tuple[np.ndarray, np.ndarray]:
-            part, own = of_phase(self.parts, samples)
-            return part.words.runs(own, *more)
+        def runs(samples: np.ndarray, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+            part, numbers = of_phase(self.parts, samples)
+            return part.words.runs(numbers, *arguments)
 
         return RowWords(self.parts[0].data, runs)
 

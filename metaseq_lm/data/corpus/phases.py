@@ -39,8 +39,8 @@ class PhasedLengths:
         return sum(map(len, self.phases))
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        part, own = of_phase(self.parts, samples)
-        return np.asarray(part.row_lengths[own])
+        part, numbers = of_phase(self.parts, samples)
+        return np.asarray(part.row_lengths[numbers])
 
 
 class PhasedSamples(Samples):
@@ -60,21 +60,21 @@ class PhasedSamples(Samples):
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        part, own = of_phase(self.parts, samples)
-        return part.rows(own, cls, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.rows(numbers, cls, width)
 
     def read(self, samples: np.ndarray, cls: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        part, own = of_phase(self.parts, samples)
-        return part.read(own, cls, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.read(numbers, cls, width)
 
     def runs(self, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        part, own = of_phase(self.parts, samples)
-        return part.runs(own, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.runs(numbers, width)
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        part, own = of_phase(self.parts, samples)
-        return part.segments(own, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.segments(numbers, width)
 
     def documents(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        part, own = of_phase(self.parts, samples)
-        return part.documents(own, width)
+        part, numbers = of_phase(self.parts, samples)
+        return part.documents(numbers, width)
