@@ -94,6 +94,7 @@ def test_each_phase_begins_an_epoch_of_rows_of_its_own(
         number, seen = begin, 0
         while seen < count:
             for batch in stream.micro_batches(number, Shard()):
+                assert (batch.layout.documents is None) == (mode != "documents")  # type: ignore[attr-defined]
                 left = batch.tokens[: count - seen]  # type: ignore[attr-defined]
                 found += left[~torch.isin(left, torch.tensor([*task.vocabulary.specials]))].tolist()
                 seen += len(left)
@@ -101,6 +102,19 @@ def test_each_phase_begins_an_epoch_of_rows_of_its_own(
         assert Counter(found) == Counter(whole.tokens[:].tolist())
         words = sum(stream.count_words(n) for n in range(begin, number))
         assert words == pytest.approx(len(found), rel=0.2)  # moons: a word is a token
+
+
+@pytest.mark.parametrize("case", [("masked_lm", 2), ("bert_pretraining", 0)])
+def test_two_segments_are_packed_into_the_rows_of_a_phase(
+    case: Any, moons: Path, tmp_path: Path
+) -> None:
+    more = ["task.row_lengths=[20,34]", "task.length_phases=[0.5,0.5]", "trainer.max_update=10"]
+    config = configure(moons, tmp_path, case, *more)
+    stream = build_task(config).build_streams("train")["train"]
+    assert 0 < stream.count_words(0) < stream.count_words(5) * 2
+    for batch, length in zip(batches(config, range(0, 10, 5)), (20, 34)):
+        assert batch.tokens.shape[1] <= length and batch.segments.shape == batch.tokens.shape
+        assert batch.segments.any(1).sum() > 8
 
 
 @pytest.mark.parametrize("more", [ROWS, LENGTHS, [*ROWS, *LENGTHS], PHASES, [*PHASES, *ROWS]])
