@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from metaseq_lm.config.models import ROOTS, AveragingConfig
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import DATA, WEIGHTS, option, with_default
 from metaseq_lm.core.registry import TASKS
 
@@ -15,6 +16,8 @@ UNIFORM, BELL = "uniform", "bell"
 TOKEN, WORD, SPAN, SHORT_SPAN = "token", "word", "span", "short_span"
 UNITS = (TOKEN, WORD, SPAN, SHORT_SPAN)
 WORDS, TOKENS = "words", "tokens"
+ROWS = "rows"
+TOLERANCE = 1e-9  # of shares that are 1 together
 STRIDE = 64
 UNLABELLED = "unlabelled"
 BUCKETS = (15, 40)
@@ -117,9 +120,10 @@ class ClozeConfig(EvaluationConfig, RowsConfig, ValidateEpochsConfig, OneSetConf
 
 @dataclass
 class WarmupConfig:
-    """Batches, and rows, that are smaller at the beginning and grow linearly to their full size.
+    """Batches, and rows, whose size changes in training.
 
-    A warm-up has a number of updates or a share of the run, whichever is longer.
+    A warm-up, in which they grow linearly to their full size, has a number of updates or a share of
+    the run, whichever is longer. Rows can have another length in each phase of a run instead.
     """
 
     batch_warmup_updates: int = option(
@@ -158,6 +162,72 @@ class WarmupConfig:
         at_most=1,
         affects=WEIGHTS,
     )
+    row_lengths: list[int] = option(
+        [],
+        "in training, in place of tokens_per_sample: the longest row in each phase, such as "
+        "[128,256,512]",
+        at_least=5,  # two segments of a token
+        affects=WEIGHTS,
+        reset="data",
+    )
+    length_phases: list[float] = option(
+        [],
+        "shares of length_updates in which rows have each of row_lengths",
+        above=0,
+        affects=WEIGHTS,
+        reset="data",
+    )
+    length_updates: int = option(
+        0,
+        "updates of all phases of row_lengths together (0 = trainer.max_update)",
+        at_least=0,
+        affects=WEIGHTS,
+        reset="data",
+    )
+    length_keeps: str = option(
+        TOKENS,
+        "what batches of shorter rows have as many of as batch_size rows of tokens_per_sample",
+        choices=(TOKENS, ROWS),
+        affects=WEIGHTS,
+        reset="data",
+    )
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether rows have another length in each phase."""
+        return bool(self.row_lengths or self.length_phases)
+
+    def in_phases(self: W) -> list[W]:
+        """Return the options of each phase of row_lengths; without phases these options alone.
+
+        Raises UsageError for lengths and shares that do not fit each other or other options.
+        """
+        if not self.has_phases:
+            return [self]
+        options: Any = self
+        whole, lengths, shares = options.tokens_per_sample, self.row_lengths, self.length_phases
+        setting = f"task.row_lengths is {lengths}"
+        if len(lengths) != len(shares) or abs(sum(shares) - 1) > TOLERANCE:
+            raise UsageError(
+                f"{setting}: give task.length_phases a share of the updates for each length, 1 "
+                f"together, not {shares}"
+            )
+        if max(lengths) > whole:
+            raise UsageError(
+                f"{setting}: no row is longer than task.tokens_per_sample={whole}, the length in "
+                "validations; lower the lengths or raise that"
+            )
+        if self.length_warmup_updates or self.length_warmup_ratio:
+            raise UsageError(
+                f"{setting}: leave it out, or task.length_warmup_updates and length_warmup_ratio"
+            )
+        phases = []
+        for length in lengths:
+            factor = whole / length if self.length_keeps == TOKENS else 1.0
+            rows = max(1, round(options.batch_size * factor))
+            sized = replace(options, tokens_per_sample=length, batch_size=rows)
+            phases.append(replace(sized, row_lengths=[], length_phases=[]))
+        return phases
 
     def warmup_lengths(self, total_updates: int) -> tuple[int, int]:
         """Return the updates of the warm-up of the batch and of the length, of a run's total."""
@@ -168,17 +238,20 @@ class WarmupConfig:
     def without_warmup(self: W) -> W:
         """Return the options with batches and rows of full size from the beginning."""
         names = [item.name for item in fields(WarmupConfig) if "_warmup_" in item.name]
-        return replace(self, **dict.fromkeys(names, 0))
+        off: dict[str, Any] = dict.fromkeys(names, 0)
+        return replace(self, **off)
 
-    def mean_size(self, total_updates: int) -> float:
-        """Return the mean over a run of rows times their length, relative to the full size."""
+    def sizes(self, total_updates: int) -> np.ndarray:
+        """Return rows times their length in each update of a run (updates,), relative to the full
+        size of its phase.
+        """
         at = np.arange(total_updates)
         starts = (self.batch_start, self.length_start)
         sizes = np.ones(total_updates)
         for start, length in zip(starts, self.warmup_lengths(total_updates)):
             if length:
                 sizes *= np.minimum(1.0, start + (1.0 - start) * at / length)
-        return float(sizes.mean())
+        return sizes
 
 
 @dataclass

@@ -9,7 +9,7 @@ A checkpoint saves only i. Masks are keyed by (seed, stream, i, row), so neither
 workers nor of replicas nor the micro-batch size changes what a row holds.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from metaseq_lm.data.permutation import Permutation
 SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
 TOLERANCE = 1e-9  # of updates, so that rounding errors in shares of a run move no phase
+PHASE = 1 << 48  # more than the numbers of the samples of a phase, those of all epochs
 TABLE = 1 << 20  # samples up to which the order of an epoch is a table, 8 bytes for each
 
 
@@ -173,24 +174,34 @@ class Phases:
 
     def at(self, update: int) -> int:
         """Return the number of the phase of an update, both from 0; after the run the last one."""
+        return min(int(np.searchsorted(self._ends, update, side="right")), len(self.shares) - 1)
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """The first update of each phase."""
+        return [0, *np.ceil(self._ends[:-1]).astype(int).tolist()]
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
         ends = np.cumsum(self.shares) / sum(self.shares) * max(self.updates, 1)
-        return min(int(np.searchsorted(ends - TOLERANCE, update, side="right")), len(ends) - 1)
+        return np.asarray(ends - TOLERANCE)
 
 
 class Growing(Shuffled):
     """Shuffled epochs, one after the other without a gap, in batches whose size rises by a ramp.
 
     The order of the samples is that of Shuffled; a batch may have the end of one epoch and the
-    beginning of the next.
+    beginning of the next. The first epoch begins with batch number `begin`.
     """
 
-    def __init__(self, count: int, sizes: Ramp, seed: int, name: str) -> None:
+    def __init__(self, count: int, sizes: Ramp, seed: int, name: str, begin: int = 0) -> None:
         super().__init__(count, sizes.last, seed, name)
         self.sizes = sizes
         self.smallest = sizes.first
+        self._skipped = sizes.before(begin)
 
     def batch(self, number: int) -> np.ndarray:
-        first, last = self.sizes.before(number), self.sizes.before(number + 1)
+        first, last = self._seen(number), self._seen(number + 1)
         parts = []
         while first < last:
             epoch, at = divmod(first, self.count)
@@ -198,6 +209,40 @@ class Growing(Shuffled):
             parts.append(self.part(epoch, at, end))
             first += end - at
         return np.concatenate(parts)
+
+    def epochs(self, number: int) -> float:
+        """Return how many epochs the batches below `number` are."""
+        return self._seen(number) / self.count
+
+    def _seen(self, number: int) -> int:
+        return self.sizes.before(number) - self._skipped
+
+
+class PhasedOrder:
+    """Another order in each phase of a run, of samples of its own.
+
+    The numbers of the samples of phase p begin at p * PHASE. Each order begins with the first batch
+    of its phase, and what is left of its epoch at the end of the phase is not shown.
+    """
+
+    def __init__(self, orders: Sequence[Growing], phases: Phases) -> None:
+        self.orders, self.phases = orders, phases
+        self.smallest = min(order.smallest for order in orders)
+        last = orders[-1]
+        self.count, self.batch_size, self.per_epoch = last.count, last.batch_size, last.per_epoch
+
+    def batch(self, number: int) -> np.ndarray:
+        phase = self.phases.at(number)
+        return self.orders[phase].batch(number) + phase * PHASE
+
+    def epochs(self, number: int) -> float:
+        """Return how many epochs the batches below `number` are."""
+        ends = [*self.phases.begins[1:], number]
+        return sum(
+            order.epochs(min(number, end))
+            for order, begin, end in zip(self.orders, self.phases.begins, ends)
+            if begin < number
+        )
 
 
 def by_length(

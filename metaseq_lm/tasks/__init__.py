@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from metaseq_lm.config.tasks import WarmupConfig
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import RunConfig, build
 from metaseq_lm.core.errors import UsageError
@@ -76,6 +77,8 @@ class Task:
         self.run_config = run_config
         self.data = Path(run_config.data)
         check_pair(run_config, type(self))
+        if isinstance(config, WarmupConfig) and (config.row_lengths or config.length_phases):
+            config.in_phases()  # refused before the run has a folder
         self.criterion: Criterion = build("criterion", run_config.criterion)
 
     def build_streams(self, split: str) -> dict[str, Stream]:

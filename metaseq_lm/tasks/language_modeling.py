@@ -22,7 +22,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, has_rule, masked_lm
 from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
-from metaseq_lm.tasks.masked_lm import build_transformer, limited_count, ramps, text_stream
+from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, limited_count, text_stream
 
 
 class LanguageModelingTask(TextTask):
@@ -72,7 +72,7 @@ class CausalLMTask(LanguageModelingTask):
         As in these rules, attention counts every pair of tokens, also those that do not see each
         other.
         """
-        if not has_rule(self.run_config.model) or any(ramps(self.run_config)):
+        if not has_rule(self.run_config.model) or changes_size(self.run_config):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)

@@ -29,7 +29,8 @@ from metaseq_lm.core.registry import MODELS
 from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SHORTEST, open_corpus
-from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
+from metaseq_lm.data.corpus.pairs import Pairs, PhasedPairs, pair_batch
+from metaseq_lm.data.corpus.phases import PhasedLengths
 from metaseq_lm.data.corpus.rows import Samples, masked_batch
 from metaseq_lm.data.corpus.units import MaskRates, SpanLengths, Units
 from metaseq_lm.data.streams import (
@@ -37,6 +38,8 @@ from metaseq_lm.data.streams import (
     Growing,
     Lengths,
     Order,
+    PhasedOrder,
+    Phases,
     Plan,
     PlannedStream,
     Ramp,
@@ -223,15 +226,48 @@ def text_stream(
     order: Order
     if split != "train":
         order = Sequential(limited_count(len(lengths), options.valid_size), options.batch_size)
+    elif isinstance(lengths, PhasedLengths):
+        order = phased_order(config, lengths)
     else:
         sizes, widths = ramps(config)
         if sizes is None:
             order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
         else:
             order = Growing(len(lengths), sizes, config.seed, "train")
-        order.by_epoch = getattr(options, "sample_break_mode", "") == DOCUMENTS
+        order.by_epoch = is_by_epoch(options)
     arguments = split, order, collate, config.seed, lengths, widths, corpus.words
     return Stream(*arguments) if plan is None else PlannedStream(*arguments, plan=plan)
+
+
+def phased_order(config: RunConfig, lengths: PhasedLengths) -> PhasedOrder:
+    """Return shuffled epochs of the rows of each phase of task.row_lengths."""
+    options = config.task
+    phases = length_phases(config)
+    orders = []
+    for number, phase in enumerate(options.in_phases()):
+        sizes, _ = ramps(replace(config, task=phase))
+        sizes = sizes or Ramp(phase.batch_size, phase.batch_size, 0)
+        count, name = len(lengths.phases[number]), f"train, phase {number}"
+        orders.append(Growing(count, sizes, config.seed, name, phases.begins[number]))
+        orders[-1].by_epoch = is_by_epoch(options)
+    return PhasedOrder(orders, phases)
+
+
+def length_phases(config: RunConfig) -> Phases:
+    """Return the phases of task.row_lengths, a single one without any."""
+    options = config.task
+    shares = tuple(options.length_phases) or (1.0,)
+    return Phases(shares, options.length_updates or config.trainer.max_update)
+
+
+def is_by_epoch(options: Any) -> bool:
+    """Return whether the rows of an epoch differ from those of another."""
+    return getattr(options, "sample_break_mode", "") == DOCUMENTS
+
+
+def changes_size(config: RunConfig) -> bool:
+    """Return whether batches, or rows, have another size in some updates."""
+    return any(ramps(config)) or getattr(config.task, "has_phases", False)
 
 
 def ramps(config: RunConfig) -> tuple[Ramp | None, Ramp | None]:
@@ -311,7 +347,7 @@ class MaskedLMTask(TextTask):
         paper's share of predicted tokens; with a modern encoder it is that of the options, the mean
         over the run if it changes.
         """
-        if not has_rule(self.run_config.model) or any(ramps(self.run_config)):
+        if not has_rule(self.run_config.model) or changes_size(self.run_config):
             return None
         sizes = self.run_config.model
         row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
@@ -335,9 +371,15 @@ class SentencePairsTask(MaskedLMTask):
     exported = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        length, seed = self.config.tokens_per_sample, self.run_config.seed
-        pairs = Pairs(self.data, split, self.vocabulary, length, seed)
-        pairs.shuffled = split == "train" and self.config.shuffle_tokens
+        options, seed = self.config, self.run_config.seed
+        is_phased = split == "train" and options.has_phases
+        phases = [
+            Pairs(self.data, split, self.vocabulary, phase.tokens_per_sample, seed)
+            for phase in (options.in_phases() if is_phased else [options])
+        ]
+        for part in phases:
+            part.shuffled = split == "train" and options.shuffle_tokens
+        pairs = PhasedPairs(phases) if is_phased else phases[0]
         collate = partial(pair_batch, pairs)
         return {split: masked_stream(self, split, pairs, self.masking(split), collate)}
 

@@ -30,10 +30,10 @@ from metaseq_lm.models.transformer.flops_rules import Sizes, has_rule, masked_lm
 from metaseq_lm.tasks import TextTask
 from metaseq_lm.tasks.masked_lm import (
     build_lm,
+    changes_size,
     mask_rates,
     masked_stream,
     masking_of,
-    ramps,
     text_stream,
     units_of,
 )
@@ -55,7 +55,7 @@ class PredictionTask(TextTask):
         The head counts at the positions that predict something, attention for all pairs of tokens.
         """
         sizes, length = self.run_config.model, self.config.tokens_per_sample
-        if not has_rule(sizes) or any(ramps(self.run_config)):
+        if not has_rule(sizes) or changes_size(self.run_config):
             return None
         row = Sizes.of(sizes, len(self.vocabulary), length)
         flops: float = self.config.batch_size * masked_lm(row, self.predicted_share(length))

@@ -248,7 +248,8 @@ def facts_of(task: Task) -> dict[str, Any]:
 
 
 def usual_facts(task: Task) -> dict[str, Any]:
-    """Return the classes of each set that a task's options name, and the updates of its warm-ups.
+    """Return the classes of each set that a task's options name, and the updates of its warm-ups
+    and phases of lengths.
 
     These only if there are any: what a batch holds depends on them.
     """
@@ -256,6 +257,8 @@ def usual_facts(task: Task) -> dict[str, Any]:
     if isinstance(task.config, WarmupConfig):
         lengths = task.config.warmup_lengths(task.run_config.trainer.max_update)
         facts |= {"warmup_updates": list(lengths)} if any(lengths) else {}
+        updates = task.config.length_updates or task.run_config.trainer.max_update
+        facts |= {"length_updates": updates} if task.config.has_phases else {}
     return facts
 
 

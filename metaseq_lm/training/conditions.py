@@ -13,7 +13,7 @@ from metaseq_lm.core.config import RunConfig, build, options_of
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import lower_is_better
 from metaseq_lm.data.storage.manifest import holds_tokens, sets_named
-from metaseq_lm.data.streams import Growing, Stream
+from metaseq_lm.data.streams import Growing, PhasedOrder, Stream
 from metaseq_lm.data.unknown_tokens import unknown_shares
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.protocols import CutsRows, kinds_of
@@ -95,8 +95,8 @@ def _batches(task: Task, streams: Mapping[str, Any], updates: int) -> dict[str, 
             continue
         needed = updates * sum(part * needs.get(name, 0) for part, needs in kinds_of(task))
         epochs = needed / per_epoch
-        if isinstance(order, Growing):
-            epochs = order.sizes.before(round(needed)) / count
+        if isinstance(order, Growing | PhasedOrder):
+            epochs = order.epochs(round(needed))
         batches[name] = {"asked": size, "rows": min(size, count), "epochs": epochs}
     return batches
 

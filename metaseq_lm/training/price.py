@@ -21,6 +21,7 @@ from metaseq_lm.runs.conditions import REMEDY, describe_conditions
 from metaseq_lm.runs.flops import Counter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import Batches, with_updates
+from metaseq_lm.tasks.masked_lm import length_phases
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
 from metaseq_lm.training.conditions import check_best_metric, conditions_of
 from metaseq_lm.training.loggers import check_installed
@@ -77,11 +78,39 @@ def estimate_price(config: RunConfig, divisor: int = 1) -> PriceEstimate:
     of a warm-up are part of the mean, but batches of full size are measured. With a `divisor` only
     such a part of each batch is computed, and its cost multiplied; raises UsageError for a batch of
     fewer rows. With 0 the part is that of a dry run.
+
+    Each phase of row lengths is measured; the estimate is that of the last one, but for `flops`,
+    the mean over all, and `scales`, by which seconds are taken as proportional to them.
     """
-    size = 1.0
-    if isinstance(config.task, WarmupConfig):
-        size = config.task.mean_size(config.trainer.max_update or RAMP_POINTS)
-        config = replace(config, task=config.task.without_warmup())
+    flops = 0.0
+    for share, size, phase in phases_of(config):
+        estimate = _measure(phase, divisor, size)
+        flops += share * estimate.flops
+    ratio = flops / estimate.flops if share < 1.0 else 1.0
+    return replace(estimate, flops=flops, scales=[ratio * scale for scale in estimate.scales])
+
+
+def phases_of(config: RunConfig) -> Iterator[tuple[float, float, RunConfig]]:
+    """Yield the share of the updates in each phase of row lengths, the mean size of its batches
+    relative to the full one, and the configuration of a run with its lengths alone.
+    """
+    if not isinstance(config.task, WarmupConfig):
+        yield 1.0, 1.0, config
+        return
+    updates = config.trainer.max_update or RAMP_POINTS
+    sizes = config.task.sizes(updates)
+    begins = length_phases(with_updates(config, updates)).begins
+    for phase, begin, end in zip(config.task.in_phases(), begins, [*begins[1:], updates]):
+        of_phase = sizes[begin:end]
+        if len(of_phase):
+            task = phase.without_warmup()
+            yield len(of_phase) / updates, float(of_phase.mean()), replace(config, task=task)
+
+
+def _measure(config: RunConfig, divisor: int, size: float) -> PriceEstimate:
+    """Return the estimate of a run whose batches have the full size in measured updates, and the
+    mean `size` relative to it.
+    """
     config = config if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
     task, model, engine = parts.task, parts.model, parts.engine

@@ -37,13 +37,15 @@ SMALL = [
 ]
 # What a small corpus and a small net need besides.
 MORE = {
+    "recipes/gpt_bert": ["task.tokens_per_sample=32", "task.row_lengths=[8,16,32]"],
     "recipes/t5": ["task.inputs_length=0", "task.tokens_per_sample=20"],
     "recipes/ul2": ["task.inputs_length=0", "task.tokens_per_sample=20"],
-    "recipes/bert": ["model.token_embed_dim=0"],
+    "recipes/bert": ["model.token_embed_dim=0", "task.row_lengths=[28,34]"],
     "recipes/electra": ["model.token_embed_dim=0", "model.generator_size=0.5"],
 }
 PAIRS = ("recipes/bert", "recipes/electra")  # of segments, which documents are packed into
 ROWS = 64
+ONE_LENGTH = ["task.row_lengths=[]", "task.length_phases=[]"]
 
 
 def options_of(name: str, data: Path) -> list[str]:
@@ -156,32 +158,38 @@ def chosen_tokens(task: Task, update: int, count: int, split: str = "train") -> 
 
 
 def test_gpt_bert_divides_rows_and_losses(moons: Path) -> None:
-    """15 of 16 rows, and 15/16 of the loss, whatever the batch; batches grow from a quarter."""
-    total, final = 40, 256
-    task = task_of(
-        "recipes/gpt_bert", moons, f"task.batch_size={final}", f"trainer.max_update={total}"
-    )
+    """15 of 16 rows, and 15/16 of the loss, whatever the batch; batches grow from a quarter, but
+    for the rows that become longer at .7 and .9 of the updates.
+    """
+    total, rows_at_first = 40, 256
+    more = [f"task.batch_size={rows_at_first // 4}", f"trainer.max_update={total}"]
+    task = task_of("recipes/gpt_bert", moons, *more)
     stream = task.build_streams("train")["train"]
     rows = {"masked_next_token": 0, "causal_lm": 0}
     for number in range(total):
         weights = {}
-        count = 0
+        count, widths = 0, set()
         for batch in stream.at_update(number).micro_batches(number, Shard()):
             assert isinstance(batch, MixtureBatch)
             rows[batch.objective] += len(batch.batch.tokens)
             weights[batch.objective] = batch.weight
             count += len(batch.batch.tokens)
+            widths.add(batch.batch.tokens.shape[1])
         assert weights == {"masked_next_token": 15 / 16, "causal_lm": 1 / 16}
         done = number / total
+        factor = 4 if done >= 0.9 else 2 if done >= 0.7 else 1
+        final = rows_at_first // factor
         published = int(final / 4 * (1 - done) + final * done + 0.5)
         assert abs(count - published) <= 1
+        assert widths == {8 * factor}
     assert rows["masked_next_token"] / sum(rows.values()) == pytest.approx(15 / 16, abs=0.003)
 
 
 def test_gpt_bert_masks_as_published(moons: Path) -> None:
     """The share falls from .3 to .15 by update; spans of 1 to 3 become [MASK], another or stay."""
     total, generator = 100, np.random.default_rng(3)
-    more = [f"trainer.max_update={total}", "task.batch_warmup_ratio=0"]
+    more = [f"trainer.max_update={total}", "task.batch_warmup_ratio=0", *ONE_LENGTH]
+    more.append("task.tokens_per_sample=34")
     task = task_of("recipes/gpt_bert", moons, *more)
     for update in (0, 50, 99):
         rate = 0.3 + (0.15 - 0.3) * update / total
@@ -195,15 +203,38 @@ def test_gpt_bert_masks_as_published(moons: Path) -> None:
     assert masked.config.mask_prob == 0.15 and masked.config.random_token_prob == 0.1
 
 
-def test_rows_of_gpt_bert_grow_by_hand(moons: Path, tmp_path: Path) -> None:
-    """As its comment says: a run that a limit ends goes on with longer rows and fewer of them."""
-    run, options = tmp_path / "run", options_of("recipes/gpt_bert", moons)[:-1]
-    flags = ["--config", "recipes/gpt_bert", "--save-dir", str(run), "--max-update", "2"]
-    assert main(["train", str(moons), *flags, *options, "--max-words", "1"]) == 0
-    longer = ["task.tokens_per_sample=64", "task.batch_size=8", "--reset", "data"]
-    assert main(["train", str(moons), *flags, *options, *longer]) == 0
-    results = json.loads((run / "results.json").read_text())
-    assert results["updates"] == 2 and results["stopped_by"] == "max_update"
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("recipes/gpt_bert", [(32768, 128), (16384, 256), (8192, 512)]),
+        ("recipes/bert", [(256, 128), (256, 512)]),
+        ("recipes/electra", [(128, 128)]),
+    ],
+)
+def test_rows_and_their_length_are_those_published(
+    name: str, published: list[tuple[int, int]]
+) -> None:
+    phases = recipe(name).task.in_phases()
+    assert [(own.batch_size, own.tokens_per_sample) for own in phases] == published
+
+
+def test_modernbert_has_the_published_numbers_of_tokens() -> None:
+    """In updates: batches grow by the same number of rows in as many updates each."""
+    config = recipe("recipes/modernbert")
+    task, schedule = config.task, config.schedule
+    updates = np.arange(config.trainer.max_update)
+    grown = np.minimum(1, updates / task.batch_warmup_updates)
+    tokens = (768 + (4608 - 768) * grown).cumsum() * 1024
+    decay = round(schedule.decay_ratio * len(updates))
+    assert tokens[task.batch_warmup_updates - 1] == pytest.approx(50e9, rel=1e-3)
+    assert tokens[schedule.warmup_updates - 1] == pytest.approx(3e9, rel=1e-3)
+    assert tokens[-decay - 1] == pytest.approx(1.719e12, rel=1e-3)
+    assert tokens[-1] - tokens[-decay - 1] == pytest.approx(50e9, rel=2e-3)
+    assert config.task.in_phases()[0].batch_size * config.task.batch_start == pytest.approx(
+        768, 1e-3
+    )
+    assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(1e-5)
+    assert config.model.global_theta == config.model.local_theta == 10_000
 
 
 def test_gpt_bert_has_the_published_rates() -> None:
@@ -342,7 +373,7 @@ def test_ul2_mixes_its_seven_denoisers() -> None:
 
 
 def test_next_sentences_are_half_of_berts_pairs(moons: Path) -> None:
-    task = task_of("recipes/bert", moons)
+    task = task_of("recipes/bert", moons, *ONE_LENGTH)
     drawn: list[Any] = list(batches(task, 0, 20))
     labels = torch.cat([batch.next_sentence for batch in drawn])
     assert float(labels.double().mean()) == pytest.approx(0.5, abs=0.06)

@@ -64,6 +64,11 @@ TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Rows have several windows; the second layer is a local one.
 MODERN = ["model=modern", "model.local_window=6"]
 DOCUMENTS = ["task.sample_break_mode=documents"]
+# Changes of the length fall on updates that resumed runs stop at, and between these.
+LENGTHS = [
+    *("task.row_lengths=[9,20,34]", "task.length_phases=[0.2,0.35,0.45]"),
+    "task.length_updates=9",
+]
 WARM = ["task.batch_warmup_updates=4", "task.length_warmup_updates=3"]
 PARTS = ["criterion.z_loss=0.01", "criterion.label_smoothing=0.1"]
 MODERN_ELECTRA = ["task=electra", "model=modern_electra", "model.generator_size=0.5", *TEXT]
@@ -179,6 +184,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=sentence_pairs", *PACKED],
         ["task=meta_pretrain", *PACKED, *TWO_STEPS],
         ["task=meta_pretrain", *PACKED, *EXACT_STEPS],
+        ["task=sentence_pairs", *PACKED, *LENGTHS, "task.length_keeps=rows"],
     ],
     "causal_lm": [
         ["task=causal_lm", *TEXT],
@@ -193,7 +199,7 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "masked_next_token": [
         ["task=masked_next_token", *TEXT],
-        ["task=masked_next_token", *TEXT, *MODERN, *DOCUMENTS],
+        ["task=masked_next_token", *TEXT, *MODERN, *DOCUMENTS, *LENGTHS],
         ["task=masked_next_token", *TEXT, "task.mask_unit=short_span", *FALLING, *WARM, *PARTS],
     ],
     "masked_diffusion": [
@@ -203,7 +209,7 @@ CASES: dict[str, list[list[str]]] = {
         ["task=masked_diffusion", *TEXT, *WARM, *PARTS],
     ],
     "mixture": [
-        [*MIXTURE, 'task.objectives=["masked_lm weight=0.9","causal_lm weight=0.1"]'],
+        [*MIXTURE, *LENGTHS, 'task.objectives=["masked_lm weight=0.9","causal_lm weight=0.1"]'],
         [*MIXTURE, *MODERN, *BY_PHASE],
     ],
     "language_modeling": [
@@ -294,7 +300,7 @@ CASES: dict[str, list[list[str]]] = {
         [*ELECTRA, "model.sharing=none"],
         [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
         [*MODERN_ELECTRA, "model.local_window=6", "model.vocab_multiple=8"],
-        [*ELECTRA, "task.mask_unit=span", *PHASES],
+        [*ELECTRA, "task.mask_unit=span", *PHASES, *LENGTHS, "task.batch_warmup_updates=7"],
     ],
     "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
     "two_tower_cloze": [TOWERS],

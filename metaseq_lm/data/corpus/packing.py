@@ -15,6 +15,7 @@ from metaseq_lm.config.tasks import DOCUMENTS, SEGMENTS
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.documents import PackedDocuments
+from metaseq_lm.data.corpus.phases import PhasedSamples
 from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_tokens, segments_of
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -212,9 +213,13 @@ def open_corpus(
     """Return the samples of a split as the options of a task, `config`, ask for them.
 
     `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed and "documents"
-    PackedDocuments. With `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises
-    UsageError for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
+    PackedDocuments; of "train" there is one for each of `row_lengths`, if there are any. With
+    `shuffle_tokens` the rows of "train" are shuffled by `seed`. Raises UsageError for a wrong
+    length of rows, MetaseqError for data that cannot be used.
     """
+    if split == "train" and getattr(config, "has_phases", False):
+        phases = config.in_phases()
+        return PhasedSamples([open_corpus(folder, split, vocabulary, c, seed) for c in phases])
     break_mode, longest = config.sample_break_mode, config.tokens_per_sample
     corpus: Samples
     if break_mode == SEGMENTS:

@@ -3,8 +3,10 @@
 Shapes: B rows, S the longest row of the batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +16,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SHORTEST, Targets, assign_corpus
+from metaseq_lm.data.corpus.phases import PhasedLengths, of_phase
 from metaseq_lm.data.corpus.row_words import RowWords
 from metaseq_lm.data.corpus.rows import (
     cut_pair,
@@ -23,10 +26,13 @@ from metaseq_lm.data.corpus.rows import (
     shuffle_tokens,
     text_rows,
 )
+from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
 KEY = 11  # apart from the keys of masking
+# Rows (B, S), their lengths (B,), segments (B, S) and labels (B,).
+PairRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(kw_only=True)
@@ -87,9 +93,7 @@ class Pairs:
         """The most tokens that each row may have, whatever its B; int64 (samples,)."""
         return np.full(len(self), self.tokens_per_sample)
 
-    def rows(
-        self, samples: np.ndarray, keys: np.ndarray, width: int = 0
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> PairRows:
         """Return rows (B, S), their lengths (B,), segments (B, S) and labels (B,), all int64.
 
         Row i is drawn by keys[i]. Rows are padded to the longest, or to `width` if that is more.
@@ -148,8 +152,35 @@ class Pairs:
         return start, self._ends[np.minimum(last, behind - 1)]
 
 
+class PhasedPairs:
+    """Pairs of segments in each phase."""
+
+    def __init__(self, parts: Sequence[Pairs]) -> None:
+        self.parts = parts
+
+    @property
+    def row_lengths(self) -> Lengths:
+        return PhasedLengths(self.parts)
+
+    def rows(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> PairRows:
+        part, numbers = of_phase(self.parts, samples)
+        return part.rows(numbers, keys, width)
+
+    @property
+    def words(self) -> RowWords:
+        def runs(samples: np.ndarray, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+            part, numbers = of_phase(self.parts, samples)
+            return part.words.runs(numbers, *arguments)
+
+        return RowWords(self.parts[0].data, runs)
+
+
 def pair_batch(
-    pairs: Pairs, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    pairs: Pairs | PhasedPairs,
+    masking: Masking,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
 ) -> NextSentenceBatch:
     """Return masked pairs, as `rows.masked_batch` returns rows, with their labels."""
     rows, lengths, segments, labels = pairs.rows(samples, keys, width)

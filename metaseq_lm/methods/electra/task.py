@@ -24,10 +24,10 @@ from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import (
     build_transformer,
+    changes_size,
     mask_rates,
     masked_stream,
     masking_of,
-    ramps,
     units_of,
 )
 
@@ -86,7 +86,7 @@ class ElectraTask(Task):
         return build_transformer(self.run_config, self.vocabulary, **nets)
 
     def flops_by_rule(self) -> float | None:
-        if any(ramps(self.run_config)):
+        if changes_size(self.run_config):
             return None
         model, vocab = self.run_config.model, len(self.vocabulary)
         length = self.config.tokens_per_sample

@@ -39,7 +39,7 @@ from metaseq_lm.tasks.finetuning import (
     sentence_rows,
 )
 from metaseq_lm.tasks.language_modeling import LanguageModelingTask
-from metaseq_lm.tasks.masked_lm import SentencePairsTask, limited_count
+from metaseq_lm.tasks.masked_lm import SentencePairsTask, changes_size, limited_count
 
 
 class MetaLearned(Task):
@@ -51,11 +51,10 @@ class MetaLearned(Task):
         super().__init__(config, run_config)
         config.check()
         self.takes_second_derivatives = config.second_order == "exact"
-        updates = run_config.trainer.max_update
-        if isinstance(config, WarmupConfig) and any(config.warmup_lengths(updates)):
+        if isinstance(config, WarmupConfig) and changes_size(run_config):
             raise UsageError(
-                "a meta update takes several batches, so it has no warm-up of their size; leave "
-                "task.batch_warmup_* and task.length_warmup_* out"
+                "a meta update takes several batches, so their size does not change by update; "
+                "leave task.batch_warmup_*, task.length_warmup_* and task.row_lengths out"
             )
 
     @property

@@ -30,7 +30,7 @@ from metaseq_lm.methods.span_corruption.options import DecoderConfig, SpanCorrup
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.flops_rules import Sizes, encoder_decoder, has_rule, masked_lm
 from metaseq_lm.tasks import TextTask
-from metaseq_lm.tasks.masked_lm import build_transformer, ramps, text_stream
+from metaseq_lm.tasks.masked_lm import build_transformer, changes_size, text_stream
 
 NONE = -1  # no target
 # The number of targets is a multiple of this, so that batches have few different shapes: the FLOPs
@@ -202,7 +202,7 @@ class SpanCorruptionTask(TextTask):
         Texts are of the longest kind, rows padded to the longest one. As in these rules, attention
         counts every pair of tokens, also those that do not see each other.
         """
-        if any(ramps(self.run_config)):
+        if changes_size(self.run_config):
             return None
         options, vocabulary = self.run_config.model, len(self.vocabulary)
         text = np.array(self.config.tokens_per_sample - 2)

@@ -16,8 +16,11 @@ from torch import Tensor
 from metaseq_lm.core.batch import Batch, TokenBatch
 from metaseq_lm.data import streams
 from metaseq_lm.data.streams import (
+    PHASE,
     POOL,
     Growing,
+    PhasedOrder,
+    Phases,
     Ramp,
     Sequential,
     Shard,
@@ -188,6 +191,23 @@ def test_a_ramp_rises_by_a_line_and_adds_up(ramp: Ramp) -> None:
     assert values[0] == ramp.first and set(values[ramp.length :]) == {ramp.last}
     assert all(0 <= exact - value < 1 for value, exact in zip(values, line))
     assert [ramp.before(number) for number in range(121)] == [0, *np.cumsum(values)]
+
+
+def test_the_order_of_each_phase_begins_with_it() -> None:
+    """Whatever was shown before; epochs are those of the samples of each phase."""
+    phases = Phases((0.3, 0.7), 10)
+    assert phases.begins == [0, 3] and Phases((0.25, 0.5, 0.25), 9).begins == [0, 3, 7]
+    orders = [
+        Growing(10, Ramp(4, 4, 0), 1, "a"),
+        Growing(6, Ramp(1, 3, 8), 1, "b", phases.begins[1]),
+    ]
+    order = PhasedOrder(orders, phases)
+    first = np.concatenate([order.batch(n) for n in range(3)])
+    assert len(first) == 12 and sorted(first[:10]) == [*range(10)]
+    later = np.concatenate([order.batch(n) for n in range(3, 12)])
+    assert np.bincount(later[:18] - PHASE).tolist() == [3] * 6
+    assert order.epochs(2) == 0.8 and order.epochs(3) == 1.2
+    assert order.epochs(12) == pytest.approx(1.2 + len(later) / 6)
 
 
 @pytest.mark.parametrize(("count", "ramp"), [(10, Ramp(1, 4, 6)), (7, Ramp(5, 20, 3))])
