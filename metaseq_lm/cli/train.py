@@ -224,6 +224,9 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
         overrides = with_stored(overrides)
     config = load_config(overrides, config_dir, config_name)
     plugins.check_named(config, options.user_dir)
+    if options.user_dir and (config_dir or config_name):
+        alone = [override for override in overrides if not override.startswith("user_dir=")]
+        plugins.check_named(load_config(alone, config_dir, config_name), options.user_dir)
     reset_parts(options.reset)
     if args.help or options.print_config:
         return config

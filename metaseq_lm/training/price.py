@@ -24,7 +24,7 @@ from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
 from metaseq_lm.training.conditions import check_best_metric, conditions_of
 from metaseq_lm.training.loggers import check_installed
-from metaseq_lm.training.nonfinite import check_finite, describe_refusal
+from metaseq_lm.training.nonfinite import check_finite, check_learns, describe_refusal
 from metaseq_lm.training.parts import (
     Parts,
     build_parts,
@@ -225,6 +225,7 @@ def dry_run(config: RunConfig) -> Parts:
     values = estimate.logs | engine_values(parts.engine)
     log.values("train", updates, 0.0, values)
     check_finite(updates, values)
+    check_learns(updates, parts.task, parts.engine, estimate.logs)
     if config.trainer.valid_split:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
