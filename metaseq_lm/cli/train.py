@@ -295,13 +295,15 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     The parts of an existing run in `reset` start anew.
     """
     from metaseq_lm.distributed import process_group
-    from metaseq_lm.training import price
+    from metaseq_lm.training import effects, price
     from metaseq_lm.training.run import TrainingRun
 
     run = None
     try:
         if dry_run:
             say_if_not_exported(price.dry_run(config))
+            if untried := effects.check_effects(config):
+                hint(f"whether they affect results was not tried of {', '.join(untried)}")
         else:
             run = TrainingRun(config, reset)
             say_if_not_exported(run.parts)

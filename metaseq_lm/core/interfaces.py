@@ -106,17 +106,18 @@ def check_class(
 
 def _check_method(title: str, value: type, interface: type, name: str) -> None:
     """Check the signature of a plug-in's own method, and its results from then on."""
-    owner, declared = _owner(value, name), _unbound(vars(interface).get(name))
-    if owner is None or _is_of_package(owner) or not inspect.isfunction(declared):
+    owner, declared = _owner(value, name), vars(interface).get(name)
+    if owner is None or _is_of_package(owner) or not inspect.isfunction(_unbound(declared)):
         return
     method = _unbound(attribute := vars(owner)[name])
     if not inspect.isfunction(method):
         return
-    parameters = inspect.signature(declared).parameters.values()
+    parameters = list(inspect.signature(_unbound(declared)).parameters.values())
+    if isinstance(declared, classmethod) or attribute is not method:  # without self or cls
+        del parameters[0]
     by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    check_call(
-        title, method, by_position, " ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    )
+    by_name = " ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    check_call(title, getattr(value, name), by_position, by_name)
     nearest = next((c for c in value.__mro__ if _is_of_package(c) and name in vars(c)), interface)
     hint = _hints_of(_unbound(vars(nearest)[name])).get("return")
     if hint is None or hint is type(None) or hasattr(method, "is_checked"):

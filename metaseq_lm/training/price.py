@@ -240,6 +240,9 @@ def dry_run(config: RunConfig) -> Parts:
         "parameters are trained",
         is_result=True,
     )
+    for name, optimizer in parts.engine.optimizers.items():
+        if rules := optimizer.describe_rules():
+            log.message(f"optimizer {name} steps {rules}", is_result=True)
     options = config.trainer
     total = options.max_update or updates_of_budget(config, estimate.flops)
     log.message(
