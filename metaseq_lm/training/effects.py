@@ -73,6 +73,7 @@ def _claims(config: RunConfig, of_package: bool) -> Iterator[tuple[str, Field[An
         schema = ALL[group].entry(getattr(config, group)._name).dataclass
         for item in fields(schema):
             effect = item.metadata.get("affects")
+            # With another batch size the same rows are validated with other masks.
             if effect not in SAME or (effect == WEIGHTS and group != "criterion"):
                 continue
             if of_package or not _owner(schema, item.name).__module__.startswith("metaseq_lm."):
