@@ -141,10 +141,19 @@ def describe_failure(error: BaseException) -> str:
             kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
             if _is_loaded(getattr(sys.modules.get(kind.__module__ or ""), "__file__", None)):
                 return (
-                    f"{interfaces.place_of(kind)}: with {kind.__qualname__}: {problem} (at "
-                    f"{last.filename}:{last.lineno}: {last.line})"
+                    f"{interfaces.place_of(kind)}: with {_title_of(kind)}: {problem} (at "
+                    f"{last.filename}:{last.lineno})"
                 )
     return ""
+
+
+def _title_of(value: Any) -> str:
+    """Return the name that a class or function is registered under, else its own."""
+    for kind, registry in ALL.items():
+        for entry in registry.entries.values():
+            if entry.is_imported and entry.value is value:
+                return f"{kind} '{entry.name}'"
+    return str(value.__qualname__)
 
 
 def _is_loaded(file: str | None) -> bool:

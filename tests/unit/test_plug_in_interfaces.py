@@ -179,6 +179,31 @@ def test_built_in_criterions_call_models_as_they_say(criterion: type[Criterion])
     assert len(call.args) == len(by_position.split()) and " ".join(call.kwargs) == by_name.strip()
 
 
+@pytest.mark.parametrize(
+    "world",
+    [
+        "symbols = ()",
+        "symbols = 'a', 'b c'",
+        "longest = 1",
+        "def sample(self, keys): return Documents(np.zeros((1, 2), int))",
+        "def sample(self, keys): return Documents(np.full((len(keys), 2), 0.5))",
+        "def sample(self, keys): return Documents(np.full((len(keys), 2), 2))",
+        "def sample(self, keys): return Documents(np.zeros((len(keys), 2), int), {'x': keys[:3]})",
+    ],
+)
+def test_worlds_that_draw_no_documents(
+    world: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    drawn = "def sample(self, keys): return Documents(np.zeros((len(keys), 2), int))"
+    source = f"{HEAD}{WORLD}symbols = 'a', 'b'\n    longest = 2\n    {drawn}\n    {world}\n"
+    file = written(source, tmp_path, "world")
+    words = ["--world", "x", "--world-documents", "9", "--destdir", str(tmp_path / "data")]
+    assert main(["preprocess", "--user-dir", file, *words]) == 2
+    text = capsys.readouterr().err
+    assert f"metaseq-lm: {file}:" in text and "world 'x'" in text
+    assert not list(tmp_path.glob("data/*"))
+
+
 @pytest.mark.parametrize("logits", [None, (torch.zeros(2, 3, 5),), torch.zeros(2, 4, 5)])
 def test_other_logits_than_the_targets_need(logits: Tensor) -> None:
     with pytest.raises(TypeError, match=r"\(2, 3, 'V'\)"):

@@ -85,7 +85,7 @@ def optimizer(config, parameters):
 MISTAKES = {
     ("", ""): (0, "", ""),
     (", segments=None", ""): (2, "class Mine(", "'segments'"),
-    ("return self.scores(tokens", "self.scores(tokens"): (1, "class Mine(", "NoneType"),
+    ("return self.scores(tokens", "self.scores(tokens"): (1, "class Mine(", "model 'mine'"),
     (".gather(1, positions)", ""): (1, "class Mine(", "the logits"),
     ("return super().__call__(model, batch)", "return {}"): (1, "class MineLM(", "criterion mine"),
     ("return super()", "super()"): (2, "    def __call__", "criterion 'mine'"),
