@@ -6,17 +6,19 @@ Only commands and programs import this module: what they run finds the names in 
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core import interfaces
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.registry import FAILED
+from metaseq_lm.core.registry import ALL, FAILED, Entry
 
 if TYPE_CHECKING:
     from metaseq_lm.core.config import RunConfig
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "metaseq_lm.plugins"
 LOADED: list[Path] = []  # files and folders of plug-ins
 CORE = ("config",)
+# Of each kind of registered classes the class that they derive from, and what they have to define.
+CLASSES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "task": ("metaseq_lm.tasks", "Task", ("build_streams", "build_model")),
+    "criterion": ("metaseq_lm.criterions", "Criterion", ("__call__",)),
+    "suite": ("metaseq_lm.evaluation.suites", "Suite", ("read", "score")),
+    "world": ("metaseq_lm.data.worlds.base", "World", ("sample", "log_probs")),
+    "tokenizer": ("metaseq_lm.data.tokenizers.base", "Tokenizer", ()),
+}
+# Abilities of tasks and criterions, see tasks.protocols.
+OF_CRITERIONS = ("NeedsEager", "ScoresTokens", "ComparesTokens", "HasLayout")
+# Of each kind of registered functions what they are called with.
+FUNCTIONS = {"optimizer": ("config", "parameters"), "schedule": ("config",)}
 # Modules that earlier versions had, for plug-ins that import them.
 MOVED = {
     "metaseq_lm.core.arguments": "metaseq_lm.core.options",
@@ -51,18 +65,60 @@ def load(name_or_path: str) -> None:
             file = Path(module.__file__ or os.devnull).resolve()
             is_file = "." not in name_or_path and file.name != "__init__.py"
             path = file if is_file else file.parent
-        if not path.is_relative_to(Path(__file__).resolve().parent):
-            LOADED.append(path)
-    except UsageError:
-        raise
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        place = _where(error)
+        if isinstance(error, UsageError):  # of a registry, or where the plug-in is not to be found
+            raise type(error)(f"{place}{error}") from error
+        message = error.msg if isinstance(error, SyntaxError) else error  # its text has the place
+        problem = " ".join(f"{type(error).__name__}: {message}".split())
         raise UsageError(
-            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: "
-            f"{error}{_where_now(error)}"
+            f"{place or f'{name_or_path}: '}{problem}{_where_now(error)}; plug-in {name_or_path} "
+            "failed to import"
         ) from error
+    if not path.is_relative_to(Path(__file__).resolve().parent):
+        LOADED.append(path)
+        _check_registered()
 
 
-def _where_now(error: Exception) -> str:
+def _check_registered() -> None:
+    """Raise UsageError for what plug-ins registered if the core cannot call it; forget it then."""
+    errors = []
+    for kind, registry in ALL.items():
+        for entry in list(registry.entries.values()):
+            if entry.is_imported and not entry.is_of_package:
+                try:
+                    _check_entry(kind, entry)
+                except UsageError as error:
+                    errors.append(error)
+                    del registry.entries[entry.name]
+    if errors:
+        raise errors[0]
+
+
+def _check_entry(kind: str, entry: Entry[Any]) -> None:
+    title = f"{kind} '{entry.name}'"
+    if kind in FUNCTIONS:
+        interfaces.check_call(title, entry.value, FUNCTIONS[kind])
+        if kind == "optimizer" and not hasattr(entry.dataclass, "clip_norm"):
+            raise UsageError(
+                f"{interfaces.place_of(entry.value)}: the options of {title} have to derive "
+                f"from OptimizerConfig of metaseq_lm.config.optimizers; {interfaces.DOCS}"
+            )
+    elif kind in CLASSES:
+        module, name, required = CLASSES[kind]
+        bases = [getattr(importlib.import_module(module), name)]
+        if kind in ("task", "criterion"):
+            abilities = vars(importlib.import_module("metaseq_lm.tasks.protocols"))
+            bases += [
+                value
+                for key, value in abilities.items()
+                if getattr(value, "_is_protocol", False)
+                and (key in OF_CRITERIONS if kind == "criterion" else key != "HasLayout")
+            ]
+        interfaces.check_class(title, entry.value, bases, required)
+
+
+def _where_now(error: BaseException) -> str:
     """Return a hint at where what a plug-in imports from the package is now, "" without one."""
     if isinstance(error, ModuleNotFoundError) and error.name in MOVED:
         return f"; it is {MOVED[error.name]} now"
@@ -75,19 +131,45 @@ def _where_now(error: Exception) -> str:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the deepest line of a plug-in that led to an error, and the error; "" if none did."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if any(Path(frame.filename).is_relative_to(path) for path in LOADED)
-    ]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return (
-        f"{last.filename}:{last.lineno}: in {last.name}: {last.line}: {type(error).__name__}: "
-        f"{error}"
-    )
+    """Return the deepest line of a plug-in that led to an error, and the error; "" if none did.
+
+    Without such a line it is the class or function of a plug-in that the deepest function had.
+    """
+    problem = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if _is_loaded(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: in {frame.name}: {frame.line}: {problem}"
+    last = frames[-1]  # an error that was raised has one
+    for scope, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for value in _values_in(scope.f_locals):
+            kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
+            if _is_loaded(getattr(sys.modules.get(kind.__module__ or ""), "__file__", None)):
+                return (
+                    f"{interfaces.place_of(kind)}: with {_title_of(kind)}: {problem} (at "
+                    f"{last.filename}:{last.lineno})"
+                )
+    return ""
+
+
+def _title_of(value: Any) -> str:
+    """Return the name that a class or function is registered under, else its own."""
+    for kind, registry in ALL.items():
+        for entry in registry.entries.values():
+            if entry.is_imported and entry.value is value:
+                return f"{kind} '{entry.name}'"
+    return str(value.__qualname__)
+
+
+def _is_loaded(file: str | None) -> bool:
+    """Return whether a file is of a plug-in."""
+    return file is not None and any(Path(file).is_relative_to(path) for path in LOADED)
+
+
+def _values_in(scope: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the values of variables, and what the attributes of `self` are."""
+    yield from scope.values()
+    yield from getattr(scope.get("self"), "__dict__", {}).values()
 
 
 def path_of(name_or_path: str) -> Path | None:
@@ -147,13 +229,20 @@ def installed() -> list[importlib.metadata.EntryPoint]:
 def check_named(config: "RunConfig", user_dir: str | None) -> None:
     """Raise UsageError if a configuration names another plug-in than --user-dir did.
 
-    Code is run only if the command line names it, never because a file does.
+    Code is run only if the command line names it, never because a file does. Plug-ins of one name,
+    such as a job's copy, are the same.
     """
-    if config.user_dir != user_dir:
+    if config.user_dir is None or Path(config.user_dir).name == Path(user_dir or "").name:
+        return
+    if user_dir is not None:
         raise UsageError(
-            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if "
-            "the command line names it: give --user-dir with its path"
+            f"the configuration names the plug-in {config.user_dir}, --user-dir {user_dir}, but "
+            "one is loaded: name a folder whose __init__.py imports both (from . import A, B)"
         )
+    raise UsageError(
+        f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if "
+        "the command line names it: give --user-dir with its path"
+    )
 
 
 def wings() -> list[str]:
@@ -187,9 +276,20 @@ def _import_path(path: Path) -> None:
         raise
 
 
-def _where(error: Exception) -> str:
-    """Return "file:line: " of the deepest frame of a failed import."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}: " if frame else ""
+def _where(error: BaseException) -> str:
+    """Return "file:line: " of a failed import: the deepest line of the plug-in that led to it."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+        return f"{error.filename}:{error.lineno}: "
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((f for f in frames if not _is_loader(f.filename)), None)
+    if first is None:
+        return ""
+    file = Path(first.filename)
+    root = file.parent if file.name == "__init__.py" else file
+    last = [f for f in frames if Path(f.filename).is_relative_to(root)][-1]
+    return f"{last.filename}:{last.lineno}: "
+
+
+def _is_loader(file: str) -> bool:
+    """Return whether a file is this one, or of what imports modules."""
+    return file in (__file__, importlib.__file__) or file.startswith("<frozen importlib")

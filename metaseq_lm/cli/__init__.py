@@ -131,6 +131,20 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
     return rest
 
 
+def check_plug_in(argv: Sequence[str]) -> None:
+    """Raise UsageError for two different values of --user-dir, of which one would be dropped."""
+    paths = dict.fromkeys(
+        argv[i + 1] if word == "--user-dir" else word.partition("=")[2]
+        for i, word in enumerate(argv)
+        if word.startswith("--user-dir=") or (word == "--user-dir" and i + 1 < len(argv))
+    )
+    if len(paths) > 1:
+        raise UsageError(
+            f"--user-dir is given as {' and '.join(paths)}, but one plug-in is loaded: name a "
+            "folder whose __init__.py imports both (from . import A, B)"
+        )
+
+
 def with_home(word: str) -> str:
     """Return a word with the home folder for ~, which no shell expands behind "="."""
     option, equals, value = word.partition("=")
@@ -168,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
                 f"Commands: {', '.join(COMMANDS)}."
             )
+        check_plug_in(argv)
         parser = build_parser(first, argv)
         args, rest = parser.parse_known_args(argv)
         if args.command is None:

@@ -624,11 +624,8 @@ def check(runs: list[Any], definition: "Definition") -> None:
     check_configs(runs, definition, check_for(definition))
 
 
-def check_for(definition: "Definition") -> "Check | None":
-    """Return the check of a sweep's configurations: none may name a plug-in of its own.
-
-    Unless the sweep has a plug-in: --user-dir of the jobs stands above a file's.
-    """
+def check_for(definition: "Definition") -> "Check":
+    """Return the check of a sweep's configurations: none may name another plug-in."""
     from metaseq_lm import plugins
 
-    return None if definition.user_dir else lambda config: plugins.check_named(config, None)
+    return lambda config: plugins.check_named(config, definition.user_dir)

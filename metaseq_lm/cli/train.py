@@ -222,6 +222,9 @@ def compose(args: argparse.Namespace, options: TrainOptions) -> "RunConfig":
         overrides = with_stored(overrides)
     config = load_config(overrides, config_dir, config_name)
     plugins.check_named(config, options.user_dir)
+    if options.user_dir and (config_dir or config_name):
+        alone = [override for override in overrides if not override.startswith("user_dir=")]
+        plugins.check_named(load_config(alone, config_dir, config_name), options.user_dir)
     reset_parts(options.reset)
     if args.help or options.print_config:
         return config
@@ -289,13 +292,15 @@ def train(config: "RunConfig", dry_run: bool = False, reset: Collection[str] = (
     The parts of an existing run in `reset` start anew.
     """
     from metaseq_lm.distributed import process_group
-    from metaseq_lm.training import price
+    from metaseq_lm.training import effects, price
     from metaseq_lm.training.run import TrainingRun
 
     run = None
     try:
         if dry_run:
             say_if_not_exported(price.dry_run(config))
+            if untried := effects.check_effects(config):
+                hint(f"whether they affect results was not tried of {', '.join(untried)}")
         else:
             run = TrainingRun(config, reset)
             say_if_not_exported(run.parts)

@@ -121,12 +121,16 @@ class Registry(Generic[T]):
                 the first argument of the class or function.
 
         Raises:
-            UsageError: Another module has registered the name.
+            UsageError: Another module has registered the name, or there is none.
         """
+        if not isinstance(name, str):
+            raise UsageError(f"a {self.kind} is registered under a name, not under {name!r}")
         if not is_dataclass(dataclass):
-            raise TypeError(f"{dataclass!r} is not a dataclass")
+            raise UsageError(f"{self.kind} '{name}': {dataclass!r} is not a dataclass")
 
         def add(value: T) -> T:
+            if not callable(value):
+                raise UsageError(f"{self.kind} '{name}' is {value!r}, no class or function")
             path = f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
             self._add(Entry(name, dataclass, path, value))
             return value

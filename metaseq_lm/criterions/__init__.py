@@ -56,6 +56,8 @@ class Criterion:
         normalised: Whether the probabilities of `token_log_probs` at a position, all else being the
             same, sum to one over the vocabulary; false for energies, bounds and estimates.
         sees_targets: Whether tokens that are predicted are seen, as by a model that copies.
+        calls: What its `__call__` gives a model, by position and, behind a "*", by name, where a
+            plug-in's model can stand for the package's; () if that is not known.
         evaluates_as: The criterion whose losses, in evaluations, are the same function as its own,
             so that reports compare them. It counts in the body of the registered class alone, as
             `exported`.
@@ -69,6 +71,7 @@ class Criterion:
     score_reach: str | None = None
     normalised: bool = True
     sees_targets: bool = False
+    calls: tuple[str, ...] = ()
     evaluates_as: str = ""
 
     def __init__(self, config: Any = None) -> None:

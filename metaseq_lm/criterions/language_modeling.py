@@ -25,6 +25,7 @@ class CausalLM(Criterion):
     """
 
     exported = Exported(heads=("lm",), reach="causal")
+    calls = ("tokens", "layout")
     general = False
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:

@@ -70,6 +70,7 @@ class MaskedLM(Criterion):
     """The masked-LM loss (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     exported = Exported(heads=("lm",))
+    calls = ("tokens", "layout", "positions", "*", "segments")
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)

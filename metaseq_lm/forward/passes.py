@@ -541,6 +541,11 @@ def check_terms(terms: Any, sizes: dict[str, Any]) -> None:
                 f"the kind of the criterion's term '{name}' is {term.kind!r}; take one of "
                 "metaseq_lm.core.metric_names: CAUSAL_NLL, CLOZE_NLL, NLL or DETECTION"
             )
+        if not hasattr(term.sum, "shape"):
+            raise MetaseqError(
+                f"the sum of the criterion's term '{name}' is a {type(term.sum).__name__}; give "
+                "Term a tensor"
+            )
         if term.sum.shape not in ((), getattr(sizes.get(term.per or ""), "shape", ())):
             raise MetaseqError(
                 f"the sum of the criterion's term '{name}' has the shape {tuple(term.sum.shape)}; "

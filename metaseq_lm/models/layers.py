@@ -306,8 +306,12 @@ IGNORE = -1  # a target that does not count
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...).
 
-    With label smoothing e the target is 1 - e of the label and e spread evenly over all V.
+    With label smoothing e the target is 1 - e of the label and e spread evenly over all V. Raises
+    TypeError for logits of a plug-in's model that are not such a tensor.
     """
+    if not isinstance(logits, Tensor) or logits.shape[:-1].numel() != targets.numel():
+        form = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"the logits are {form}, not {(*targets.shape, 'V')} as the targets need")
     flat = full_precision(logits.flatten(0, -2))
     if is_large(flat) and not label_smoothing:
         losses: Tensor = HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]

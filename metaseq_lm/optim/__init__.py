@@ -22,6 +22,7 @@ from metaseq_lm.config.optimizers import (
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
+from metaseq_lm.core.roles import role_of
 from metaseq_lm.distributed import shards, vectors
 from metaseq_lm.distributed.vectors import Vector, is_dtensor, is_sharded
 from metaseq_lm.optim.states import odd_forms, read_state, why_not_stored, with_types_of
@@ -77,6 +78,26 @@ class Optimizer:
     def last_lr(self) -> float:
         """The rate of the last step, as `lr`; 0 before the first."""
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
+
+    def describe_rules(self) -> str:
+        """Return how many parameters, of which roles, are stepped by which rule; "" if by one.
+
+        The class of `inner` may name the rule of a group by `rule_of`; otherwise keys of the group
+        that are no defaults do.
+        """
+        defaults = self.inner.defaults.keys() | {"params", "is_spared"}
+        rules: dict[str, list[Tensor]] = {}
+        for group in self.inner.param_groups:
+            if hasattr(self.inner, "rule_of"):
+                rule = self.inner.rule_of(group)
+            else:
+                rule = ", ".join(sorted(group.keys() - defaults)) or "the defaults"
+            rules.setdefault(rule, []).extend(group["params"])
+        parts = []
+        for rule, parameters in rules.items():
+            roles = {role.name.lower() for p in parameters if (role := role_of("", p).role)}
+            parts.append(f"{len(parameters)} parameters ({', '.join(sorted(roles))}) by {rule}")
+        return ", ".join(parts) if len(parts) > 1 else ""
 
     def load_gradient(self, gradient: Vector) -> Tensor:
         """Set the `.grad` of `local` and return the gradient's norm.

@@ -64,6 +64,10 @@ class Muon(FusedAdamW):
 
     needs_whole_matrices = True
 
+    def rule_of(self, group: dict[str, Any]) -> str:
+        """Return what steps a group."""
+        return "Muon" if "pieces" in group else "AdamW"
+
     @property
     def step_flops(self) -> int:
         """The FLOPs of a step of all parameters; those of AdamW do not count."""

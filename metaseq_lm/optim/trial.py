@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.config.groups import NamedParameters
+from metaseq_lm.core import interfaces
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES, Registry, abbreviated
 from metaseq_lm.optim.states import PLAIN, why_not_stored
 from metaseq_lm.runs.tensor_files import map_tensors
 
@@ -66,8 +67,8 @@ def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
     """Raise UsageError for what the engine cannot step; say which parameters stay as they are."""
     if not isinstance(inner, torch.optim.Optimizer):
         raise UsageError(
-            f"optimizer {name} is a {type(inner).__name__}; the function that is registered has to "
-            "return a torch.optim.Optimizer"
+            f"{_place(OPTIMIZERS, name)}: optimizer {name} is a {type(inner).__name__}; the "
+            "function that is registered has to return a torch.optim.Optimizer"
         )
     closure = inspect.signature(inner.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -75,6 +76,7 @@ def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
             f"optimizer {name} computes the loss several times a step ({type(inner).__name__}), "
             "which a training run does not do; use another one"
         )
+    interfaces.check_call(f"the step of optimizer '{name}'", inner.step, [])
     stepped = {id(p) for group in inner.param_groups for p in group["params"]}
     if left := [key for key, p in parameters if id(p) not in stepped]:
         say(
@@ -85,19 +87,25 @@ def check_kind(name: str, inner: Any, parameters: NamedParameters) -> None:
 
 def check_schedule(name: str, schedule: Callable[[int], float]) -> None:
     """Raise UsageError for a schedule whose rate is no number, or not one of the step alone."""
+    at, place = SCHEDULES.entry(name).value, _place(SCHEDULES, name)
+    interfaces.check_call(f"what schedule '{name}' returns", schedule, ["step"], at=at)
     first, second = ([schedule(step) for step in _TRIED] for _ in range(2))
     for step, *factors in zip(_TRIED, first, second):
         if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in factors):
             raise UsageError(
-                f"schedule {name}: the factor of step {step} is {factors[0]!r}, not a number of at "
-                "least 0"
+                f"{place}: schedule {name}: the factor of step {step} is {factors[0]!r}, not a "
+                "number of at least 0"
             )
         if factors[0] != factors[1]:
             raise UsageError(
-                f"schedule {name}: the factor of step {step} is {factors[0]:g} and, when asked "
-                f"again, {factors[1]:g}, so that a run with it could not be resumed. Compute it "
-                "from the step alone"
+                f"{place}: schedule {name}: the factor of step {step} is {factors[0]:g} and, when "
+                f"asked again, {factors[1]:g}, so that a run with it could not be resumed. Compute "
+                "it from the step alone"
             )
+
+
+def _place(registry: Registry[Any], name: str) -> str:
+    return interfaces.place_of(registry.entry(name).value)
 
 
 def _shared_memory(inner: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> Iterator[str]:

@@ -11,9 +11,11 @@ from torch import nn
 
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import TrainerConfig
-from metaseq_lm.core.errors import DivergedError
+from metaseq_lm.core.errors import DivergedError, MetaseqError
+from metaseq_lm.core.interfaces import place_of
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine, copied
+from metaseq_lm.tasks import Task
 
 
 class NonfinitePolicy:
@@ -122,6 +124,17 @@ def describe_refusal(update: int, engine: Engine, optimizers: list[str], logs: L
         numbers = ", ".join(map(str, replicas))
         text += f" (the loss of replica{'s' if len(replicas) > 1 else ''} {numbers})"
     return text
+
+
+def check_learns(update: int, task: Task, engine: Engine, values: Mapping[str, float]) -> None:
+    """Raise MetaseqError if updates have values to log, but no optimizer has made a step."""
+    optimizers = engine.optimizers.values()
+    if values and optimizers and not any(optimizer.updates for optimizer in optimizers):
+        raise MetaseqError(
+            f"update {update}: no parameter has a gradient, so nothing was learnt: criterion "
+            f"{task.run_config.criterion._name} ({place_of(type(task.criterion))}) gives no term "
+            "with a weight that depends on what is trained"
+        )
 
 
 def check_finite(update: int, values: Mapping[str, float]) -> None:

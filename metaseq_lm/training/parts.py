@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from metaseq_lm.core import interfaces
 from metaseq_lm.core.config import (
     RunConfig,
     as_dict,
@@ -138,6 +139,7 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
     task = build_task(config)
     task.dry_run = dry_run
     model = build_model(task, config, device, empty)
+    check_model(config, task, model)
     recompute = config.engine.recompute == "block"
     if recompute and not any(isinstance(module, Stack) for module in model.modules()):
         raise UsageError(
@@ -178,6 +180,23 @@ def build_parts(config: RunConfig, dry_run: bool = False, empty: bool = False) -
         config.engine.reduce_precision,
     )
     return Parts(config, task, model, engine)
+
+
+def check_model(config: RunConfig, task: Task, model: nn.Module) -> None:
+    """Raise UsageError for a model of a plug-in that cannot be called as a built-in criterion does.
+
+    A criterion with a `__call__` of its own may call it in another way.
+    """
+    criterion = type(task.criterion)
+    named = next(c for c in criterion.__mro__ if {"calls", "__call__"} & vars(c).keys())
+    if (
+        criterion.calls
+        and "calls" in vars(named)
+        and not type(model).__module__.startswith("metaseq_lm.")
+    ):
+        by_position, _, by_name = " ".join(criterion.calls).partition("*")
+        title = f"model '{config.model._name}' of criterion '{config.criterion._name}'"
+        interfaces.check_call(title, model.forward, by_position.split(), by_name, type(model))
 
 
 def check_compilable(config: RunConfig, task: Task, model: nn.Module, device: str) -> None:

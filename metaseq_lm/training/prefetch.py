@@ -58,6 +58,9 @@ class Prefetcher:
         """Return the batches of an update, and advance `positions` past them."""
         plan = []
         for name, count in self.needs(update).items():
+            if name not in positions:
+                known = ", ".join(positions)
+                raise LookupError(f"needs() names stream '{name}', build_streams() builds {known}")
             plan += [(name, positions[name] + i) for i in range(count)]
             positions[name] += count
         return plan

@@ -25,7 +25,7 @@ from metaseq_lm.tasks.masked_lm import length_phases
 from metaseq_lm.tasks.protocols import kind_streams_of, kinds_of
 from metaseq_lm.training.conditions import check_best_metric, conditions_of
 from metaseq_lm.training.loggers import check_installed
-from metaseq_lm.training.nonfinite import check_finite, describe_refusal
+from metaseq_lm.training.nonfinite import check_finite, check_learns, describe_refusal
 from metaseq_lm.training.parts import (
     Parts,
     build_parts,
@@ -256,6 +256,7 @@ def dry_run(config: RunConfig) -> Parts:
     values = estimate.logs | engine_values(parts.engine)
     log.values("train", updates, 0.0, values)
     check_finite(updates, values)
+    check_learns(updates, parts.task, parts.engine, estimate.logs)
     if config.trainer.valid_split:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
@@ -270,6 +271,9 @@ def dry_run(config: RunConfig) -> Parts:
         "parameters are trained",
         is_result=True,
     )
+    for name, optimizer in parts.engine.optimizers.items():
+        if rules := optimizer.describe_rules():
+            log.message(f"optimizer {name} steps {rules}", is_result=True)
     options = config.trainer
     total = options.max_update or updates_of_budget(config, estimate.flops)
     log.message(

@@ -20,7 +20,12 @@ from metaseq_lm.tasks.protocols import flops_by_rule
 from metaseq_lm.training.averaging import MovingAverage
 from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
 from metaseq_lm.training.conditions import conditions_of
-from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
+from metaseq_lm.training.nonfinite import (
+    NonfinitePolicy,
+    check_finite,
+    check_learns,
+    describe_refusal,
+)
 from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
@@ -152,8 +157,10 @@ class Trainer:
         Raises DivergedError if a value is not finite, MetaseqError if no update had a target so
         far.
         """
-        values = self.window.means() | engine_values(self.engine) | self.words.values
+        means = self.window.means()
+        values = means | engine_values(self.engine) | self.words.values
         if self.engine.record.has_items is not False:
+            check_learns(self.update, self.task, self.engine, means)
             self.log.values("train", self.update, self.seconds, values)
             check_finite(self.update, values)
             return

@@ -21,6 +21,7 @@ from metaseq_lm.models.transformer.encoder import Layer
 from metaseq_lm.optim.roles import assign_roles
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.tasks.protocols import ScoresTraining
+from metaseq_lm.training.effects import check_effects
 from metaseq_lm.training.parts import Parts, build_task, prepare_config
 from metaseq_lm.training.restore import open_run
 
@@ -52,6 +53,12 @@ def test_micro_batches_change_nothing(
     more = battery.dropped(f"engine.micro_batch_size={rows}", *battery.few_rows(case))
     config = battery.configure(moons, tmp_path, case, *more)
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
+
+
+@pytest.mark.parametrize("case", battery.FIRST, ids=lambda c: c[0])
+def test_options_affect_what_they_say(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+    """As `train --dry-run` tries it of a plug-in's options; all options could be tried."""
+    assert not check_effects(battery.configure(moons, tmp_path, case), of_package=True)
 
 
 @pytest.mark.parametrize("case", battery.TASKS, ids=lambda c: c[0])

@@ -17,7 +17,7 @@ SOURCE = """
 from metaseq_lm.core.registry import register_schedule
 
 @register_schedule("{name}")
-def schedule():
+def schedule(config):
     return lambda step: 0.25
 """
 
@@ -49,7 +49,7 @@ def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
     for path, name in ((tmp_path / "one_file_plugin.py", "from_file"), (folder, "from_folder")):
         plugins.load(str(path))
         plugins.load(str(path))
-        assert SCHEDULES.build(name)(7) == 0.25
+        assert SCHEDULES.build(name, None)(7) == 0.25
     with pytest.raises(UsageError, match="needs an __init__.py"):
         plugins.load(str(tmp_path))
 
@@ -83,7 +83,7 @@ def test_installed_entry_points(
     )
     monkeypatch.setattr(registry, "FAILED", plugins.FAILED)
     plugins.load_all()
-    assert SCHEDULES.build("from_entry_point")(1) == 0.25
+    assert SCHEDULES.build("from_entry_point", None)(1) == 0.25
     assert "a_missing_dependency" in capsys.readouterr().err
     with pytest.raises(UsageError, match="failed to import: bad .*a_missing_dependency"):
         SCHEDULES.entry("from_the_bad_one")

@@ -49,6 +49,7 @@ from metaseq_lm.data.worlds.base import (
     Documents,
     World,
     build_world,
+    check_documents,
     describe,
     words_of,
 )
@@ -140,6 +141,7 @@ def collect_labelled(world: World, name: str, split: str, count: int) -> Documen
 
     def labelled(keys: np.ndarray) -> Documents:
         documents = world.sample_labelled(name, split, keys)
+        check_documents(world, documents, len(keys))
         has_label = documents.labels[name] != NO_LABEL
         return documents.select(has_label if has_label.ndim == 1 else has_label.any(axis=1))
 
@@ -226,7 +228,8 @@ class WorldPipeline(TokenPipeline[Documents, Documents]):
         count = options.world_documents if split.name == TRAIN else options.world_held_out
         while start < count:
             step = min(BATCH, count - start)
-            yield self.world.sample(self.world.keys(split.name, start, step))
+            documents = self.world.sample(self.world.keys(split.name, start, step))
+            yield check_documents(self.world, documents, step)
             start += step
 
     def encode(self, split: Split, records: Iterator[Documents]) -> Iterator[Documents]:

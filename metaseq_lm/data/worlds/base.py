@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.interfaces import place_of
 from metaseq_lm.core.options import read_words
 from metaseq_lm.core.registry import WORLDS
 from metaseq_lm.core.registry import register_world as register_world
@@ -208,7 +210,29 @@ def build_world(name: str, seed: int = 0, options: Sequence[str] = ()) -> World:
     config = read_words(entry.dataclass, options, f"world {name}")
     world: World = entry.value(config, seed)
     world.name = name
+    if not world.symbols or any(symbol.split() != [symbol] for symbol in world.symbols):
+        raise UsageError(
+            f"{place_of(type(world))}: the symbols of world '{name}' have to be words without "
+            "white space, at least one"
+        )
     return world
+
+
+def check_documents(world: World, documents: Documents, count: int) -> Documents:
+    """Return documents that a world drew for `count` keys; UsageError if they are none of its."""
+    tokens, longest, size = documents.tokens, world.longest, len(world.symbols)
+    fits = tokens.ndim == 2 and len(tokens) == count and tokens.shape[1] <= longest
+    fits = fits and np.issubdtype(tokens.dtype, np.integer)
+    fits = fits and bool(((tokens >= NO_TOKEN) & (tokens < size)).all())
+    shapes = {name: labels.shape for name, labels in documents.labels.items()}
+    if not fits or any(shape not in ((count,), tokens.shape) for shape in shapes.values()):
+        raise UsageError(
+            f"{place_of(type(world).sample)}: world '{world.name}' drew tokens {tokens.dtype} "
+            f"{tokens.shape} and labels {shapes} for {count} keys; tokens have to be whole numbers "
+            f"({count}, S) from -1 to {size - 1}, S at most {longest} (`longest`), labels "
+            f"({count},) or ({count}, S)"
+        )
+    return documents
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
