@@ -27,20 +27,32 @@ from metaseq_lm.core.options import (
 )
 from metaseq_lm.core.registry import ALL
 
+# What sets options of its runs, which its files cannot set: `set_by` of an option says why.
+SWEEP, SEARCH, LEAGUE = "sweep", "search", "league"
+
 
 @dataclass
 class TrainerConfig:
     """When a run logs, validates, saves and stops."""
 
     max_update: int = option(
-        1000, "updates to make (0 = as many as max_flops pays for, or as see max_words)", at_least=0
+        1000,
+        "updates to make (0 = as many as max_flops pays for, or as see max_words)",
+        at_least=0,
+        set_by={LEAGUE: "runs end with their budget", SEARCH: "trials end with their budget"},
     )
-    max_flops: float = option(0.0, "stop after this many FLOPs (0 = no limit)", at_least=0)
+    max_flops: float = option(
+        0.0,
+        "stop after this many FLOPs (0 = no limit)",
+        at_least=0,
+        set_by={LEAGUE: "give the plan's `budgets`", SEARCH: "it is the budget of every trial"},
+    )
     pause_flops: float = option(
         0.0,
         "stop after this many FLOPs, with the schedule of the whole run, so that it can go on: as "
         "a search does at its rungs (0 = no limit)",
         at_least=0,
+        set_by={SEARCH: "the search stops trials with it"},
         affects=NOTHING,
     )
     max_seconds: float = option(
@@ -50,6 +62,7 @@ class TrainerConfig:
         0.0,
         "stop when this many words of the corpus were seen, with repetition (0 = no limit)",
         at_least=0,
+        set_by={LEAGUE: "runs end with their budget"},
     )
     average_decay: float = option(
         0.0,
@@ -125,6 +138,7 @@ class TrainerConfig:
         "which suite and folder are needed; the folder is in the data folder or absolute; a run "
         "that does not give what an optional one takes goes without it",
         affects=NOTHING,
+        set_by={LEAGUE: "give `comparison: {suites: ...}`"},
     )
 
 
@@ -202,15 +216,37 @@ class RunConfig:
     """
 
     data: str = option(
-        "", "folder of the binarised data (the DATA argument)", movable=True, affects=DATA
+        "",
+        "folder of the binarised data (the DATA argument)",
+        movable=True,
+        affects=DATA,
+        set_by={LEAGUE: "give the plan's `data`"},
     )
     save_dir: str = option(
-        "", "run folder; an existing one is resumed", movable=True, affects=NOTHING
+        "",
+        "run folder; an existing one is resumed",
+        movable=True,
+        affects=NOTHING,
+        set_by={SWEEP: "the sweep names the folders"},
     )
-    label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
-    seed: int = option(1, "random seed", affects=WEIGHTS)
+    label: str = option(
+        "",
+        "name of the setting in reports ('' = task/criterion)",
+        movable=True,
+        set_by={LEAGUE: "the league labels runs by their objective"},
+    )
+    seed: int = option(
+        1,
+        "random seed",
+        affects=WEIGHTS,
+        set_by={SWEEP: "give seeds (--seeds 1,2,3)"},
+    )
     user_dir: str | None = option(
-        None, "folder or file of a plug-in to load first", movable=True, affects=NOTHING
+        None,
+        "folder or file of a plug-in to load first",
+        movable=True,
+        affects=NOTHING,
+        set_by={SWEEP: "give --user-dir"},
     )
     init_from: str | None = option(
         None,
@@ -338,6 +374,22 @@ USUAL_EFFECTS = {
 }
 
 
+_FIXED: dict[str, type] = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}
+
+
+def why_set(key: str, *setters: str) -> str:
+    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" where they can."""
+    section, _, name = key.rpartition(".")
+    entries = ALL[section].entries.values() if section in GROUPS else ()
+    for schema in (_FIXED.get(section), *(entry.dataclass for entry in entries)):
+        declared = _fields_of(schema).get(name) if schema else None
+        reasons = declared.metadata.get("set_by", {}) if declared else {}
+        for setter in setters:
+            if setter in reasons:
+                return str(reasons[setter])
+    return ""
+
+
 def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
     """Return the field that declares an option, None where its class is not registered.
 
@@ -346,7 +398,7 @@ def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
         values: The flat configuration of the run, which names the class of each section.
     """
     section, _, name = key.rpartition(".")
-    schema = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}.get(section)
+    schema = _FIXED.get(section)
     if schema is None and section in GROUPS:
         entry = ALL[section].entries.get(str(values.get(f"{section}._name")))
         schema = entry.dataclass if entry else None
