@@ -107,6 +107,38 @@ def test_a_wrong_plan_is_refused(changes: dict[str, Any], message: str) -> None:
         parse_plan(plan_with(**changes))
 
 
+@pytest.mark.parametrize(
+    "changes, key, text",
+    [
+        ({"tuning__sedes": [1]}, "tuning.sedes", "  sedes:"),
+        ({"tuning__grid": {"a.b": 0.1}}, "tuning.grid.a.b", "    a.b:"),
+        ({"objectives": {"m": {"options": ["seed=1"]}}}, "objectives.m.options", "    options:"),
+        ({"comparison__bounds": {"a.b": "low"}}, "comparison.bounds.a.b", "    a.b:"),
+    ],
+)
+def test_a_message_names_the_line_of_the_key(
+    changes: dict[str, Any], key: str, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan_with(**changes)))
+    lines = file.read_text().splitlines()
+    line = next(i for i, shown in enumerate(lines, 1) if shown.startswith(text))
+    with pytest.raises(UsageError, match=f"^{file}:{line}: {key}: "):
+        read_plan(file)
+
+
+def test_old_words_of_a_plan_are_read() -> None:
+    """An empty note and truth values are texts, which hashes of earlier versions have."""
+    plan = parse_plan(plan_with(objectives={"masked": {"note": None}}, name=True))
+    assert (plan.objectives[0].note, plan.name) == ("null", "true")
+    suites = [{"suite": "blimp", "folder": "b", "first": 10}, "pairs pairs"]
+    texts = parse_plan(plan_with(comparison__suites=suites)).comparison.suites
+    assert texts == ("blimp b first=10", "pairs pairs")
+    noise = {"tuning__plausible": 0.1, "tuning__seeds": [101, 102, 103]}
+    hashes = {parse_plan(plan_with(**noise, tuning__noise=value)).hash for value in (1, 1.0)}
+    assert len(hashes) == 2
+
+
 def test_a_plan_has_its_values_in_order() -> None:
     plan = parse_plan(plan_with(budgets=[LARGE, SMALL], tuning__grid={"optimizer.lr": [2, 1e-3]}))
     assert plan.ladder.budgets == (SMALL, LARGE)
