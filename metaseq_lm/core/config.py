@@ -236,10 +236,7 @@ class RunConfig:
         set_by={LEAGUE: "the league labels runs by their objective"},
     )
     seed: int = option(
-        1,
-        "random seed",
-        affects=WEIGHTS,
-        set_by={SWEEP: "give seeds (--seeds 1,2,3)"},
+        1, "random seed", affects=WEIGHTS, set_by={SWEEP: "give seeds (--seeds 1,2,3)"}
     )
     user_dir: str | None = option(
         None,
@@ -353,7 +350,7 @@ def options_with(
         config: a run's configuration, for the options of its classes; None for all registered ones.
         groups: the groups of options to search, besides those of every run.
     """
-    schemas: list[tuple[str, type]] = [("", RunConfig)]
+    schemas: list[tuple[str, type]] = [("", RunConfig), ("trainer.", TrainerConfig)]
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
@@ -374,22 +371,6 @@ USUAL_EFFECTS = {
 }
 
 
-_FIXED: dict[str, type] = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}
-
-
-def why_set(key: str, *setters: str) -> str:
-    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" where they can."""
-    section, _, name = key.rpartition(".")
-    entries = ALL[section].entries.values() if section in GROUPS else ()
-    for schema in (_FIXED.get(section), *(entry.dataclass for entry in entries)):
-        declared = _fields_of(schema).get(name) if schema else None
-        reasons = declared.metadata.get("set_by", {}) if declared else {}
-        for setter in setters:
-            if setter in reasons:
-                return str(reasons[setter])
-    return ""
-
-
 def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
     """Return the field that declares an option, None where its class is not registered.
 
@@ -398,7 +379,7 @@ def declaration(key: str, values: Mapping[str, Any]) -> Field[Any] | None:
         values: The flat configuration of the run, which names the class of each section.
     """
     section, _, name = key.rpartition(".")
-    schema = _FIXED.get(section)
+    schema = {"": RunConfig, "trainer": TrainerConfig, "engine": EngineConfig}.get(section)
     if schema is None and section in GROUPS:
         entry = ALL[section].entries.get(str(values.get(f"{section}._name")))
         schema = entry.dataclass if entry else None
@@ -458,6 +439,13 @@ def names_runs(key: str) -> bool:
     """Return whether the values of an option are paths of other runs."""
     groups = [group for group in GROUPS if key.startswith(f"{group}.")]
     return key in options_with("source", groups=groups)
+
+
+def why_set(key: str, *setters: str) -> str:
+    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" where they can."""
+    groups = [group for group in GROUPS if key.startswith(f"{group}.")]
+    reasons = options_with("set_by", groups=groups).get(key, {})
+    return next((reasons[setter] for setter in setters if setter in reasons), "")
 
 
 def check_values(config: RunConfig) -> None:

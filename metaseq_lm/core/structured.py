@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from types import SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -16,7 +15,10 @@ from metaseq_lm.core.options import check_options
 from metaseq_lm.core.registry import nearest
 
 S = TypeVar("S")
-_NOUNS = {float: "number", int: "whole number", bool: "true or false", str: "text", Any: "value"}
+# OmegaConf must see neither interpolations, ${x}, nor missing values, ???.
+_HIDDEN, _SHOWN = str.maketrans("$?", "\0\1"), str.maketrans("\0\1", "$?")
+_NOUNS = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+_NOUNS |= {dict: "a mapping", Any: "a value"}
 
 
 def read_structured(schema: type[S], content: Any, place: str = "", **fixed: Any) -> S:
@@ -64,7 +66,8 @@ def read_values(
         if isinstance(value, bool) and kind is str:  # YAML's yes, on, no, off
             value = str(value).lower()
         _assign(node, name, value, kind, f"{prefix}{key}")
-        read = _without_nodes(node[name])
+        read = OmegaConf.to_container(node[name]) if OmegaConf.is_config(node[name]) else node[name]
+        read = _change_texts(read, lambda text: text.translate(_SHOWN))
         values[name] = tuple(read) if get_origin(kind) is tuple else read
     for key, item in declared.items():
         if key not in content and item.default is item.default_factory is MISSING:
@@ -82,49 +85,32 @@ def _assign(node: Any, name: str, value: Any, kind: Any, place: str) -> None:
                 raise UsageError(f"{place}: the key {key!r} is not a text; put it in quotes")
             _assign(node[name], key, item, get_args(kind)[1], f"{place}.{key}")
         return
+
+    def hide_signs(text: str) -> str:
+        if not text.isprintable():
+            raise UsageError(f"{place}: {text!r} has characters that cannot be printed")
+        return text.translate(_HIDDEN)
+
     try:
-        node[name] = _as_literal(value, place)
-        _without_nodes(node[name])
-        # Any type may be a text that looks like an interpolation.
-        is_wrong = isinstance(value, str) and isinstance(node[name], str) and not _is_text(kind)
-    except OmegaConfBaseException:
-        is_wrong = True
-    if is_wrong:
-        raise UsageError(f"{place}: {value!r} is not {_noun(kind)}")
+        node[name] = _change_texts(value, hide_signs)
+    except OmegaConfBaseException as error:
+        raise UsageError(f"{place}: {value!r} is not {_noun(kind)}") from error
 
 
-def _is_text(kind: Any) -> bool:
-    """Return whether the values of an annotation may be texts."""
-    if get_origin(kind) in (Union, UnionType):
-        return any(map(_is_text, get_args(kind)))
-    return kind in (str, Any)
-
-
-def _without_nodes(value: Any) -> Any:
-    """Return a value of a node without OmegaConf's containers."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def _as_literal(value: Any, place: str) -> Any:
-    """Return a value without interpolations of OmegaConf; UsageError if it is not printable."""
+def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value with all texts in it changed."""
     if isinstance(value, dict):
-        return {key: _as_literal(item, f"{place}.{key}") for key, item in value.items()}
+        return {key: _change_texts(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_literal(item, place) for item in value]
-    if not isinstance(value, str):
-        return value
-    if not value.isprintable():
-        raise UsageError(f"{place}: {value!r} has characters that cannot be printed")
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+        return [_change_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
-def _noun(hint: Any) -> str:
+def _noun(kind: Any) -> str:
     """Return what the values of an annotation are called."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _noun(args[0])
     if origin in (list, tuple):
-        return f"a list of {_NOUNS.get(args[0], 'mapping')}s, in brackets"
-    if origin is dict:
-        return "a mapping of keys to values"
-    return _NOUNS[hint] if hint is bool else f"a {_NOUNS[hint]}"
+        return f"a list (each item {_noun(args[0])})"
+    return _NOUNS[origin or kind]

@@ -98,7 +98,7 @@ class Ladder:
         _sort_budgets(self, "budgets")
         _sort_budgets(self, "usual", "usual_budgets")
         check_seeds(self.seeds, "seeds")
-        check_among("usual_budgets", self.usual, self.budgets)
+        _check_among("usual_budgets", self.usual, self.budgets)
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class Plan:
         for place, (name, known) in named.items():
             if name not in known:
                 raise UsageError(f"{place}: '{name}' is none of the objectives {', '.join(known)}")
-        check_among("controls.shuffled", self.controls.shuffled, self.ladder.budgets)
+        _check_among("controls.shuffled", self.controls.shuffled, self.ladder.budgets)
         if shared := sorted(set(self.tuning.seeds) & set(self.ladder.seeds)):
             raise UsageError(
                 f"tuning.seeds: {shared[0]} is also one of the seeds; values that were chosen by a "
@@ -376,7 +376,7 @@ def budget_text(budget: float) -> str:
     return text if float(text) == budget else repr(budget)
 
 
-def check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -> None:
+def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -> None:
     """Raise UsageError for a budget that is not among the `known` ones."""
     if other := sorted(set(budgets) - set(known)):
         listed = ", ".join(f"{budget:g}" for budget in known)
