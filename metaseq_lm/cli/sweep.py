@@ -365,10 +365,12 @@ def launch_sweep(args: argparse.Namespace, options: SweepOptions) -> int:
 
 def search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
     """Take the rules of the search out of a sweep's content; lay the command line's over them."""
-    from metaseq_lm.sweeps.definition import mapping
+    from metaseq_lm.core.structured import read_values
+    from metaseq_lm.sweeps.search import Search
     from metaseq_lm.sweeps.space import parse_axis
 
-    rules = mapping(content.pop("search", {}), "search")
+    stated = {key: v for key, v in content.pop("search", {}).items() if v is not None}
+    rules = read_values(Search, stated, "search")
     typed = {
         item.name.removeprefix("search_"): getattr(options, item.name)
         for item in fields(SearchOptions)
@@ -379,7 +381,7 @@ def search_of(content: dict[str, Any], options: SweepOptions) -> dict[str, Any]:
             raise UsageError("give --search KEY=LOW..HIGH as well: nothing is searched")
         return {}
     space = {key: item.as_json() for key, item in map(parse_axis, options.search)}
-    return {**rules, **typed, "space": mapping(rules.get("space", {}), "search: space") | space}
+    return {**rules, **typed, "space": {**rules.get("space", {}), **space}}
 
 
 def launch_search(
@@ -421,22 +423,17 @@ def plan(
     content: dict[str, Any], args: argparse.Namespace, options: SweepOptions
 ) -> tuple[list[Any], "Definition", Any, Path]:
     """Return the runs, definition, launch options and folder of a sweep's content."""
-    from metaseq_lm.sweeps.definition import mapping, normalise
+    from metaseq_lm.sweeps.definition import normalise
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.options import check_out, launch_from
 
-    file = next(iter(sweep_files(args)), None)
-    with naming_place(file):
-        content = dict(content)
-        stored = mapping(content.pop("launch", {}), "launch")
-        launch = launch_from(stored, launch_options(args))
+    launch = launch_from(content.get("launch", {}), launch_options(args))
     if not options.out:
         raise UsageError("no --out given; it is the folder of the sweep")
     check_out(Path(os.path.abspath(options.out)), launch.executor)
     out = Path(options.out).resolve()
     check_out(out, launch.executor)
-    with naming_place(file):
-        definition = normalise(content, options.stages)
+    definition = normalise(content, options.stages)
     return expand(definition, out), definition, launch, out
 
 
@@ -457,7 +454,6 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
         absolute,
         absolute_sources,
         axis,
-        mapping,
         plugin,
         read_file,
     )
@@ -486,16 +482,13 @@ def content_of(args: argparse.Namespace, options: SweepOptions) -> dict[str, Any
         grid.append(f"objective={values.pop('objective')}")
     typed = absolute_sources({"grid": dict(map(axis, grid))}, working_dir)
     if grid:
-        content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
+        content["grid"] = {**content.get("grid", {}), **typed["grid"]}
     flags = [
         f"{key}={quote(absolute(value, working_dir) if names_runs(key) else value)}"
         for key, value in values.items()
     ]
-    listed = content.get("overrides", [])
-    if not isinstance(listed, list):
-        raise UsageError(f"overrides: {listed!r} is not a list, such as [trainer.max_update=10]")
     overrides = absolute_sources({"overrides": overrides}, working_dir)["overrides"]
-    content["overrides"] = [*flags, *listed, *overrides]
+    content["overrides"] = [*flags, *content.get("overrides", []), *overrides]
     return content
 
 
@@ -606,12 +599,13 @@ def check_each_value(args: argparse.Namespace, options: SweepOptions) -> None:
     from metaseq_lm.sweeps.searching import Searched
 
     content = content_of(args, options)
-    rules = search_of(content, options)
-    runs, definition, launch, out = plan(content, args, options)
-    if rules:
-        searched = Searched(definition, Search.from_json(rules), out, launch)
-        searched.check_rules()
-        runs = [run for _, runs in searched.corner_runs() for run in runs]
+    with naming_place(next(iter(sweep_files(args)), None)):
+        rules = search_of(content, options)
+        runs, definition, launch, out = plan(content, args, options)
+        if rules:
+            searched = Searched(definition, Search.from_json(rules), out, launch)
+            searched.check_rules()
+            runs = [run for _, runs in searched.corner_runs() for run in runs]
     check_each_value(runs, definition, check_for(definition))
 
 

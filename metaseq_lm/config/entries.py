@@ -11,17 +11,15 @@ task.mask_prob=0.4", which `as_mapping` converts.
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import format_value, is_valid, override_value
+from metaseq_lm.core.options import option
+from metaseq_lm.core.structured import read_structured
 
 E = TypeVar("E", "ObjectiveEntry", "SuiteEntry")
 
@@ -41,8 +39,12 @@ class ObjectiveEntry:
     task: str
     criterion: str = ""
     name: str = ""
-    weight: list[float] = field(default_factory=lambda: [1.0])
+    weight: list[float] = option([1.0], "weight in each phase", at_least=0)
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.weight:
+            raise UsageError("weight: give a number, or one for each phase as [1, 0]")
 
 
 @dataclass
@@ -107,19 +109,10 @@ def read_entry(entry: str | Mapping[str, Any], schema: type[E]) -> E:
     if "weight" in values and not isinstance(values["weight"], list):
         values["weight"] = [values["weight"]]
     options = {key: value for key, value in mapping.items() if key not in known}
-    for key in ("task", "suite", "folder"):
-        if key in known and key not in values:
-            raise UsageError(f"it has no {key}; write {usage(schema)}")
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(schema), values)
-    except OmegaConfBaseException as error:
-        key = str(error.full_key).partition("[")[0]
-        reason = str(error).split("\n")[0]
-        raise UsageError(f"{key}={plain_text(values.get(key))}: {reason}") from error
-    read = schema(**{**vars(OmegaConf.to_object(typed)), "options": options})
-    if isinstance(read, ObjectiveEntry):
-        _check_weights(read.weight)
-    return read
+        return read_structured(schema, values, options=options)
+    except UsageError as error:
+        raise UsageError(f"{error}; write {usage(schema)}") from error
 
 
 def usage(schema: type[ObjectiveEntry] | type[SuiteEntry]) -> str:
@@ -138,14 +131,6 @@ def objective_entries(values: Mapping[str, Any]) -> dict[str, ObjectiveEntry]:
     """Return the entries of task.objectives of a flat configuration by their names."""
     entries = [read_entry(item, ObjectiveEntry) for item in values.get("task.objectives") or []]
     return {entry.name or entry.task: entry for entry in entries}
-
-
-def _check_weights(weights: Sequence[float]) -> None:
-    if not weights or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
-        raise UsageError(
-            f"weight={plain_text(list(weights))}: give a number from 0 on, or one for each phase "
-            "as [1, 0]"
-        )
 
 
 def entry_keys(schema: type) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from metaseq_lm.config.models import ROOTS, AveragingConfig
+from metaseq_lm.core.config import LEAGUE
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import DATA, WEIGHTS, option, with_default
 from metaseq_lm.core.registry import TASKS
@@ -269,6 +270,7 @@ class BreakModeConfig:
         False,
         "permute the tokens of each training row, as a control: word order is lost",
         affects=WEIGHTS,
+        set_by={LEAGUE: "give `controls: {shuffled: ...}`"},
     )
 
 

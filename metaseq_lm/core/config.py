@@ -27,20 +27,32 @@ from metaseq_lm.core.options import (
 )
 from metaseq_lm.core.registry import ALL
 
+# What sets options of its runs, which its files cannot set: `set_by` of an option says why.
+SWEEP, SEARCH, LEAGUE = "sweep", "search", "league"
+
 
 @dataclass
 class TrainerConfig:
     """When a run logs, validates, saves and stops."""
 
     max_update: int = option(
-        1000, "updates to make (0 = as many as max_flops pays for, or as see max_words)", at_least=0
+        1000,
+        "updates to make (0 = as many as max_flops pays for, or as see max_words)",
+        at_least=0,
+        set_by={LEAGUE: "runs end with their budget", SEARCH: "trials end with their budget"},
     )
-    max_flops: float = option(0.0, "stop after this many FLOPs (0 = no limit)", at_least=0)
+    max_flops: float = option(
+        0.0,
+        "stop after this many FLOPs (0 = no limit)",
+        at_least=0,
+        set_by={LEAGUE: "give the plan's `budgets`", SEARCH: "it is the budget of every trial"},
+    )
     pause_flops: float = option(
         0.0,
         "stop after this many FLOPs, with the schedule of the whole run, so that it can go on: as "
         "a search does at its rungs (0 = no limit)",
         at_least=0,
+        set_by={SEARCH: "the search stops trials with it"},
         affects=NOTHING,
     )
     max_seconds: float = option(
@@ -50,6 +62,7 @@ class TrainerConfig:
         0.0,
         "stop when this many words of the corpus were seen, with repetition (0 = no limit)",
         at_least=0,
+        set_by={LEAGUE: "runs end with their budget"},
     )
     average_decay: float = option(
         0.0,
@@ -125,6 +138,7 @@ class TrainerConfig:
         "which suite and folder are needed; the folder is in the data folder or absolute; a run "
         "that does not give what an optional one takes goes without it",
         affects=NOTHING,
+        set_by={LEAGUE: "give `comparison: {suites: ...}`"},
     )
 
 
@@ -202,15 +216,34 @@ class RunConfig:
     """
 
     data: str = option(
-        "", "folder of the binarised data (the DATA argument)", movable=True, affects=DATA
+        "",
+        "folder of the binarised data (the DATA argument)",
+        movable=True,
+        affects=DATA,
+        set_by={LEAGUE: "give the plan's `data`"},
     )
     save_dir: str = option(
-        "", "run folder; an existing one is resumed", movable=True, affects=NOTHING
+        "",
+        "run folder; an existing one is resumed",
+        movable=True,
+        affects=NOTHING,
+        set_by={SWEEP: "the sweep names the folders"},
     )
-    label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
-    seed: int = option(1, "random seed", affects=WEIGHTS)
+    label: str = option(
+        "",
+        "name of the setting in reports ('' = task/criterion)",
+        movable=True,
+        set_by={LEAGUE: "the league labels runs by their objective"},
+    )
+    seed: int = option(
+        1, "random seed", affects=WEIGHTS, set_by={SWEEP: "give seeds (--seeds 1,2,3)"}
+    )
     user_dir: str | None = option(
-        None, "folder or file of a plug-in to load first", movable=True, affects=NOTHING
+        None,
+        "folder or file of a plug-in to load first",
+        movable=True,
+        affects=NOTHING,
+        set_by={SWEEP: "give --user-dir"},
     )
     init_from: str | None = option(
         None,
@@ -317,7 +350,7 @@ def options_with(
         config: a run's configuration, for the options of its classes; None for all registered ones.
         groups: the groups of options to search, besides those of every run.
     """
-    schemas: list[tuple[str, type]] = [("", RunConfig)]
+    schemas: list[tuple[str, type]] = [("", RunConfig), ("trainer.", TrainerConfig)]
     for group in groups:
         names = ALL[group].names() if config is None else [getattr(config, group)._name]
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
@@ -406,6 +439,13 @@ def names_runs(key: str) -> bool:
     """Return whether the values of an option are paths of other runs."""
     groups = [group for group in GROUPS if key.startswith(f"{group}.")]
     return key in options_with("source", groups=groups)
+
+
+def why_set(key: str, *setters: str) -> str:
+    """Return why files of SWEEP, SEARCH or LEAGUE cannot set an option; "" where they can."""
+    groups = [group for group in GROUPS if key.startswith(f"{group}.")]
+    reasons = options_with("set_by", groups=groups).get(key, {})
+    return next((reasons[setter] for setter in setters if setter in reasons), "")
 
 
 def check_values(config: RunConfig) -> None:

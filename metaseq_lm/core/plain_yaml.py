@@ -77,14 +77,19 @@ def naming_place(path: Path | None, always: bool = False) -> Iterator[None]:
 
 
 def _line_of(path: Path, message: str) -> int:
-    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none."""
-    named = re.match(r"[\w.@/-]*\w", message)
+    """Return the line of the key, such as tuning.seeds, that a message begins with; 0 if none.
+
+    An item of a list has its index as in stages[0].name.
+    """
+    named = re.match(r"(?:[\w.@/-]|:(?=\w)|\[\d+\])+", message)
     if named is None or not path.is_file():
         return 0
     node = PlainReader(read_bounded(path, LARGEST_YAML).decode("utf-8")).get_single_node()
-    line, rest = 0, named[0]
-    while rest and isinstance(node, yaml.MappingNode):
-        below = {key.value: (key, value) for key, value in node.value}
+    line, rest = 0, re.sub(r"\[(\d+)\]", r".\1", named[0]).rstrip(".")
+    while rest and isinstance(node, yaml.CollectionNode):
+        below = {str(i): (item, item) for i, item in enumerate(node.value)}
+        if isinstance(node, yaml.MappingNode):
+            below = {key.value: (key, value) for key, value in node.value}
         name = max((key for key in below if f"{rest}.".startswith(f"{key}.")), key=len, default="")
         if not name:
             break

@@ -234,7 +234,7 @@ class LeagueRuns:
     def parts(self) -> tuple[str, ...]:
         """The metrics that the primary one is the mean of; () if it is none."""
         comparison = self.plan.comparison
-        return comparison.means.get(comparison.metric, ())
+        return tuple(comparison.means.get(comparison.metric, ()))
 
     def metric(self, name: str) -> Metric:
         """Return a metric, with direction and unit."""

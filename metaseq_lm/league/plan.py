@@ -1,7 +1,7 @@
 """The plan of a league: what is compared, and by which rules, fixed before anything runs.
 
 Its hash stands in every report, so that a plan that was changed after a look at the results shows
-as another plan. `plan_files` reads and checks the files of plans.
+as another plan. `plan_files` reads the files of plans, whose sections these dataclasses are.
 """
 
 from __future__ import annotations
@@ -9,14 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.config import LEAGUE
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import parse_override
+from metaseq_lm.core.options import option
+from metaseq_lm.league.choice import FEWEST
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import leaves_of
 from metaseq_lm.runs.suite_results import entry_name
+from metaseq_lm.sweeps.definition import (
+    check_different,
+    check_filled,
+    check_overrides,
+    check_seeds,
+    text_of,
+)
 
 TEXT = "text"
 FILES = (TEXT, "probe", "probe_test")  # of the data of a text
@@ -39,10 +51,22 @@ class Objective:
 
     name: str
     options: tuple[str, ...]
-    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
     control: str | None = None
     note: str = ""
     metric: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_options(self.options)
+        _sort_grid(self)
+        for text in self.options:
+            if (key := str(parse_override(text).key_or_group)) in self.grid:
+                raise UsageError(
+                    f"options: {key} is tuned, so '{text}' would have no effect; leave it out, or "
+                    "give the objective a grid without it"
+                )
+        if self.metric is not None and not self.grid:
+            raise UsageError("metric: nothing is tuned by it; give a grid, or leave it out")
 
     @property
     def keys(self) -> frozenset[str]:
@@ -70,6 +94,12 @@ class Ladder:
     usual: tuple[float, ...]
     seeds: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        _sort_budgets(self, "budgets")
+        _sort_budgets(self, "usual", "usual_budgets")
+        check_seeds(self.seeds, "seeds")
+        _check_among("usual_budgets", self.usual, self.budgets)
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -89,12 +119,24 @@ class Tuning:
 
     budgets: tuple[float, ...]
     seeds: tuple[int, ...]
-    grid: Mapping[str, tuple[Any, ...]]
+    grid: dict[str, list[Any]]
     metric: str = "valid.loss"
-    widen: int = 2
-    plausible: float = 0.0
+    widen: int = option(2, "values beyond an end of a grid", at_least=0)
+    plausible: float = option(0.0, "share of draws, such as 0.1", at_least=0, at_most=0.5)
     once: tuple[str, ...] = ()
-    noise: float | None = None
+    noise: float | int | None = option(None, "sd of a trial", above=0)  # hashed as it is written
+
+    def __post_init__(self) -> None:
+        _sort_budgets(self, "budgets")
+        check_seeds(self.seeds, "seeds")
+        _sort_grid(self)
+        if self.plausible and len(self.seeds) < FEWEST:
+            raise UsageError(
+                f"plausible: {len(self.seeds)} tuning.seeds do not tell which settings are "
+                f"plausible; give {FEWEST} or more"
+            )
+        if self.noise is not None and not self.plausible:
+            raise UsageError("noise: it goes with tuning.plausible")
 
     @property
     def middle(self) -> float:
@@ -122,6 +164,10 @@ class Controls:
     seeds: tuple[int, ...]
     shifted_valid: bool = False
 
+    def __post_init__(self) -> None:
+        _sort_budgets(self, "shuffled", is_optional=True)
+        check_seeds(self.seeds, "seeds")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -144,12 +190,30 @@ class Comparison:
     suites: tuple[str, ...]
     metric: str
     secondary: tuple[str, ...]
-    smallest_effect: float
-    level: float = 0.05
+    smallest_effect: float = option(MISSING, "difference that matters", above=0)
+    level: float = option(0.05, "of the tests", above=0, below=0.5)
     solved: float = 0.9
-    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    means: dict[str, list[str]] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
     items: bool = False
+
+    def __post_init__(self) -> None:
+        for name, parts in self.means.items():
+            check_filled(parts, f"means.{name}")
+            if cycle := _cycle_from((name,), self.means):
+                raise UsageError(f"means.{name}: a mean is part of itself: {', '.join(cycle)}")
+        for name in self.means:
+            leaves = self.parts_of(name)
+            if len({Metric.of(leaf, ()).lower_is_better for leaf in leaves}) > 1:
+                raise UsageError(
+                    f"means.{name}: of {', '.join(leaves)} the smaller value of some, and the "
+                    "larger one of others is the better; their mean says nothing"
+                )
+        for name, bound in self.bounds.items():
+            if not math.isfinite(bound):
+                raise UsageError(f"bounds.{name}: {bound} is not finite")
+        if len({self.metric, *self.secondary}) <= len(self.secondary):
+            raise UsageError("secondary: a metric is named twice")
 
     def parts_of(self, metric: str) -> tuple[str, ...]:
         """Return the metrics, no means, that a metric is computed from, itself if it is no mean."""
@@ -203,6 +267,29 @@ class Plan:
     tuning: Tuning
     controls: Controls
     comparison: Comparison
+
+    def __post_init__(self) -> None:
+        _check_options(self.options)
+        names = [objective.name for objective in self.objectives]
+        if len({name.lower() for name in names}) < len(names):
+            raise UsageError(f"objectives: two have the same name ({', '.join(names)})")
+        named = {"comparison.baseline": (self.comparison.baseline, names)}
+        for objective in self.objectives:
+            others = [name for name in names if name != objective.name]
+            if objective.control is not None:
+                named[f"objectives.{objective.name}.control"] = (objective.control, others)
+        for place, (name, known) in named.items():
+            if name not in known:
+                raise UsageError(f"{place}: '{name}' is none of the objectives {', '.join(known)}")
+        _check_among("controls.shuffled", self.controls.shuffled, self.ladder.budgets)
+        if shared := sorted(set(self.tuning.seeds) & set(self.ladder.seeds)):
+            raise UsageError(
+                f"tuning.seeds: {shared[0]} is also one of the seeds; values that were chosen by a "
+                "seed's luck must be compared on other seeds"
+            )
+        for key in self.tuning.once:
+            if not any(key in objective.grid for objective in self.objectives):
+                raise UsageError(f"tuning.once: {key} is in no grid")
 
     @property
     def hash(self) -> str:
@@ -287,3 +374,54 @@ def budget_text(budget: float) -> str:
     mantissa, _, exponent = f"{budget:.10e}".partition("e")
     text = f"{float(mantissa):g}e{int(exponent)}"
     return text if float(text) == budget else repr(budget)
+
+
+def _check_among(place: str, budgets: Sequence[float], known: Sequence[float]) -> None:
+    """Raise UsageError for a budget that is not among the `known` ones."""
+    if other := sorted(set(budgets) - set(known)):
+        listed = ", ".join(f"{budget:g}" for budget in known)
+        raise UsageError(f"{place}: {other[0]:g} is not one of the budgets, {listed}")
+
+
+def _check_options(options: Sequence[str]) -> None:
+    """Raise UsageError for options that the league sets, or that are not in Hydra's grammar."""
+    check_overrides(options, "options", LEAGUE)
+    for text in options:
+        parse_override(text)
+
+
+def _sort_budgets(section: Any, name: str, key: str = "", is_optional: bool = False) -> None:
+    """Sort the budgets of a section; UsageError unless they are positive and different."""
+    budgets, key = getattr(section, name), key or name
+    if not is_optional:
+        check_filled(budgets, key)
+    if min(budgets, default=1) <= 0 or len(set(budgets)) < len(budgets):
+        raise UsageError(f"{key}: different positive FLOPs are needed, such as [2e10, 6e10]")
+    object.__setattr__(section, name, tuple(sorted(budgets)))
+
+
+def _sort_grid(section: Objective | Tuning) -> None:
+    """Sort the numbers of each key; UsageError for keys and values that cannot be tuned."""
+    ordered = {}
+    for key, values in section.grid.items():
+        place = f"grid.{key}"
+        check_overrides([f"{key}=0"], place, LEAGUE)
+        check_filled(values, place)
+        check_different([text_of(value, place) for value in values], place)
+        ordered[key] = sorted(values) if all(map(is_number, values)) else list(values)
+    object.__setattr__(section, "grid", ordered)
+
+
+def _cycle_from(path: tuple[str, ...], means: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return means of which each is a part of the one before and the last the first, () if none.
+
+    Args:
+        path: Means that lead to the part which is followed, the last of them.
+        means: The parts of each mean.
+    """
+    for part in means.get(path[-1], ()):
+        if part in path:
+            return (*path[path.index(part) :], part)
+        if cycle := _cycle_from((*path, part), means):
+            return cycle
+    return ()

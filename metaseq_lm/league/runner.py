@@ -153,7 +153,8 @@ class Runner:
         first one before trials tell it.
         """
         middle, keys = self.plan.tuning.middle, self.plan.once(objective)
-        grids = {budget: dict(objective.grid) for budget in self.tuned_budgets(objective)}
+        budgets = self.tuned_budgets(objective)
+        grids: dict[float, Grid] = {budget: {**objective.grid} for budget in budgets}
         best: Values = {}
         if keys:
             sweep = self.sweep(objective, TUNE, tuning_values({middle: objective.grid}))
@@ -290,7 +291,7 @@ class Runner:
         tuned = [objective for objective in self.request.objectives if objective.grid]
         middle = self.plan.tuning.middle
         once = [objective for objective in tuned if self.plan.once(objective)]
-        self.run_trials({objective.name: {middle: dict(objective.grid)} for objective in once})
+        self.run_trials({objective.name: {middle: {**objective.grid}} for objective in once})
         self.run_trials({objective.name: self.first_grids(objective) for objective in tuned})
 
     def run_trials(self, grids: dict[str, dict[float, Grid]]) -> None:

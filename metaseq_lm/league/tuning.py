@@ -17,7 +17,7 @@ from metaseq_lm.reporting.numbers import flops_text
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import differing_functions, show
 
-Grid = dict[str, tuple[Any, ...]]
+Grid = dict[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 
-from metaseq_lm.core.config import names_runs
+from metaseq_lm.core.config import SWEEP, names_runs, why_set
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.loading import format_value, quote
-from metaseq_lm.core.plain_yaml import read_yaml
+from metaseq_lm.core.plain_yaml import naming_place, read_yaml
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.structured import read_structured
 
-STAGE_KEYS = ("name", "each", "config_name", "overrides")
-KEYS = tuple("data config_dir config_name stages grid list seeds overrides search launch".split())
 KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
 # An item of a list as Hydra reads it: commas inside quotes do not separate.
 LIST_ITEM = re.compile(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""")
-RESERVED = {
-    "save_dir": "the sweep names the folders",
-    "seed": "give seeds (--seeds 1,2,3)",
-    "user_dir": "give --user-dir",
-}
-NO_PLUGIN = "a plug-in is loaded only if --user-dir names it"
+LARGEST_SEED = 999_999_999
 RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 
@@ -51,17 +45,7 @@ class Stage:
 
     name: str
     config_name: str | None = None
-    overrides: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Stage:
-        """Return the stage stored in a row of sweep.json."""
-        return cls(row["name"], row["config_name"], tuple(row["overrides"]))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what sweep.json keeps."""
-        overrides = list(self.overrides)
-        return {"name": self.name, "config_name": self.config_name, "overrides": overrides}
+    overrides: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ class Definition:
     data: str
     config_dir: str | None
     user_dir: str | None
-    stages: tuple[Stage, ...]
+    stages: list[Stage]
     grid: dict[str, list[Any]]
     alternatives: list[dict[str, Any]]
     seeds: list[int]
@@ -91,49 +75,61 @@ class Definition:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Definition:
         """Return the definition stored in a sweep.json."""
-        values = {key: content[key] for key in ("data", "config_dir", "user_dir", "grid", "seeds")}
-        stages = tuple(map(Stage.from_json, content["stages"]))
-        return cls(
-            **values,
-            stages=stages,
-            alternatives=content["list"],
-            overrides=content["overrides"],
-        )
+        values = {**content, "alternatives": content["list"]}
+        values["stages"] = [
+            Stage(row["name"], row["config_name"], row["overrides"]) for row in content["stages"]
+        ]
+        return cls(**{item.name: values[item.name] for item in fields(cls)})
 
     def as_json(self) -> dict[str, Any]:
         """Return what sweep.json keeps."""
-        return {
-            "data": self.data,
-            "config_dir": self.config_dir,
-            "user_dir": self.user_dir,
-            "stages": [stage.as_json() for stage in self.stages],
-            "grid": self.grid,
-            "list": self.alternatives,
-            "seeds": self.seeds,
-            "overrides": self.overrides,
-        }
+        return {"list" if k == "alternatives" else k: v for k, v in asdict(self).items()}
+
+
+@dataclass
+class _StageRow:
+    """A stage in a sweep file, which stands for one of each combination of the values of `each`."""
+
+    name: str
+    each: dict[str, list[Any]] = field(default_factory=dict)
+    config_name: str | None = None
+    overrides: list[str] | None = None
+
+
+@dataclass
+class _SweepFile:
+    """The keys of a sweep file, and `user_dir` of the command line."""
+
+    data: str | None = None
+    config_dir: str | None = None
+    config_name: str | None = None
+    user_dir: str | None = None
+    stages: list[dict[str, Any]] | None = None
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    alternatives: list[dict[str, Any]] = field(default_factory=list, metadata={"key": "list"})
+    seeds: list[int] = field(default_factory=lambda: [1])
+    overrides: list[str] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- reading
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a sweep file; its relative paths become absolute. Raises UsageError."""
-    content = read_mapping(path, "a sweep file", KEYS, {"user_dir": NO_PLUGIN})
-    for key in ("data", "config_dir"):
-        if content.get(key) is not None:
+    """Return the content of a sweep file with absolute paths. Raises UsageError."""
+    content = {key: value for key, value in read_mapping(path).items() if value is not None}
+    with naming_place(path, always=True):
+        if "user_dir" in content:
+            raise UsageError("user_dir: a plug-in is loaded only if --user-dir names it")
+        read_structured(_SweepFile, content)
+        for key in content.keys() & {"data", "config_dir"}:
             content[key] = absolute(str(content[key]), path.parent)
-    absolute_content = absolute_sources(content, path.parent)
-    return {str(key): value for key, value in absolute_content.items() if value is not None}
+    return dict(absolute_sources(content, path.parent))
 
 
-def read_mapping(
-    path: Path, noun: str, keys: tuple[str, ...], refused: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return the content of a YAML file; UsageError for one with keys that are not in `keys`.
-
-    `noun` is what the file is called in messages; `refused` are reasons against further keys.
-    """
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """Return the content of a YAML file; UsageError unless it is a mapping."""
     try:
         content = read_yaml(path)
     except FileNotFoundError:
@@ -141,12 +137,8 @@ def read_mapping(
     except ValueError as error:
         raise UsageError(f"{path}: not readable as YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path}: {noun} is a mapping with the keys {', '.join(keys)}")
-    for key, reason in (refused or {}).items():
-        if key in content:
-            raise UsageError(f"{path}: {key}: {reason}")
-    check_keys(content, keys, str(path))
-    return {str(key): value for key, value in content.items()}
+        raise UsageError(f"{path}: not a mapping of keys to values")
+    return content
 
 
 def absolute(path: str, base: Path) -> str:
@@ -229,53 +221,59 @@ def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> Definiti
 
     `patterns` select stages by name, together with the stages that they start from.
     """
-    if not content.get("data"):
+    file = read_structured(_SweepFile, content)
+    if not file.data:
         raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
-    if not Path(content["data"]).is_dir():
-        raise UsageError(f"{content['data']}: there is no such data folder; make it: 'preprocess'")
-    if "stages" in content and "config_name" in content:
-        raise UsageError(
-            "config_name cannot be given along with stages: set it in each stage instead"
-        )
-    single: dict[str, Any] = {
-        "name": "",
-        "config_name": content.get("config_name"),
-        "overrides": [],
-    }
-    stages: list[Stage] = []
-    for stage in sequence(content.get("stages", [single]), "stages"):
-        stages += map(parse_stage, expand_each(mapping(stage, "stages")))
+    if not Path(file.data).is_dir():
+        raise UsageError(f"{file.data}: there is no such data folder; make it: 'preprocess'")
+    stages = [Stage("", file.config_name)]
+    if file.stages is not None:
+        if file.config_name is not None:
+            raise UsageError("config_name: set it in each stage, not along with stages")
+        check_filled(file.stages, "stages")
+        stages = []
+        for i, row in enumerate(file.stages):
+            stages += _read_stage(row, f"stages[{i}]")
     names = [stage.name for stage in stages]
     if len(set(names)) < len(names):
         raise UsageError(f"stages: two have the same name ({', '.join(names)})")
-    stages = select_stages(stages, patterns)
-    grid = mapping(content.get("grid", {}), "grid")
-    overrides = sequence(content.get("overrides", []), "overrides", True)
-    alternatives = sequence(content.get("list", []), "list", True)
     definition = Definition(
-        data=content["data"],
-        config_dir=content.get("config_dir"),
-        user_dir=content.get("user_dir"),
-        stages=tuple(stages),
-        grid={key: sequence(values, f"grid {key}") for key, values in grid.items()},
-        alternatives=[mapping(item, "list") for item in alternatives],
-        seeds=[parse_seed(seed) for seed in sequence(content.get("seeds", [1]), "seeds")],
-        overrides=[parse_override_text(override) for override in overrides],
+        data=file.data,
+        config_dir=file.config_dir,
+        user_dir=file.user_dir,
+        stages=select_stages(stages, patterns),
+        grid=file.grid,
+        alternatives=file.alternatives,
+        seeds=file.seeds,
+        overrides=file.overrides,
     )
-    check_axes(definition)
+    _check_definition(definition)
     return definition
 
 
-def expand_each(stage: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one copy of a stage for each value of `each`, which replaces {key} in its strings."""
-    each = mapping(stage.get("each", {}), "each")
-    choices = [sequence(values, f"each {key}") for key, values in each.items()]
-    rest = {key: value for key, value in stage.items() if key != "each"}
-    copies = []
-    for values in itertools.product(*choices):
-        filled = {key: text_of(value, f"each {key}") for key, value in zip(each, values)}
-        copies.append({key: substitute(value, filled) for key, value in rest.items()})
-    return copies
+def _read_stage(content: Any, place: str) -> list[Stage]:
+    """Return one stage for each combination of the values of `each`, by key in its texts."""
+    row = read_structured(_StageRow, content, place)
+    choices = []
+    for key, values in row.each.items():
+        where = f"{place}.each.{key}"
+        check_filled(values, where)
+        choices.append([text_of(value, where) for value in values])
+    stages = []
+    for chosen in itertools.product(*choices):
+        filled = dict(zip(row.each, chosen))
+        name = substitute(row.name, filled)
+        if not STAGE.fullmatch(name) or name in RESERVED_STAGES:
+            raise UsageError(
+                f"{place}.name: {name!r} names a folder, so use at most 50 letters, digits, _ and "
+                f"- (not {', '.join(RESERVED_STAGES)})"
+            )
+        if row.config_name == "":
+            raise UsageError(f"{place}.config_name: '' is not the name of a config")
+        overrides = substitute(row.overrides or [], filled)
+        check_overrides(overrides, f"{place}.overrides")
+        stages.append(Stage(name, substitute(row.config_name, filled), overrides))
+    return stages
 
 
 def substitute(value: Any, values: dict[str, str]) -> Any:
@@ -308,39 +306,11 @@ def select_stages(stages: list[Stage], patterns: Sequence[str]) -> list[Stage]:
     return [stage for stage in stages if stage.name in chosen]
 
 
-def parse_stage(stage: dict[str, Any]) -> Stage:
-    """Return a checked stage."""
-    name = stage.get("name")
-    check_keys(stage, STAGE_KEYS, f"stage {name}")
-    single = name == "" and "overrides" in stage
-    if not single and not (
-        isinstance(name, str) and STAGE.fullmatch(name) and name not in RESERVED_STAGES
-    ):
-        raise UsageError(
-            f"stage name {name!r}: it names a folder, so use at most 50 letters, digits, _ and - "
-            f"(not {', '.join(RESERVED_STAGES)})"
-        )
-    config_name = stage.get("config_name")
-    if config_name is not None and not (isinstance(config_name, str) and config_name):
-        raise UsageError(f"config_name {config_name!r}: not the name of a config")
-    overrides = sequence(stage.get("overrides") or [], f"overrides of {name}", True)
-    if config_name is not None:
-        printable(config_name, "config_name")
-    return Stage(str(name), config_name, tuple(map(parse_override_text, overrides)))
-
-
-def check_axes(definition: Definition) -> None:
-    """Raise UsageError for axes with unknown keys, conflicts or repeated values."""
-    alternatives, grid = definition.alternatives, definition.grid
-    stages = [stage.name for stage in definition.stages]
-    for key in itertools.chain(grid, *alternatives):
-        stage = key.partition(":")[0] if ":" in key else None
-        if not KEY.fullmatch(key) or (stage is not None and stage not in stages):
-            raise UsageError(f"'{printable(key, 'key')}' is neither a key nor <stage>:<key>")
-        if key in stages:
-            raise UsageError(f"'{key}' is the name of a stage and of a value; rename one")
-        if key.rpartition(":")[2] in RESERVED:
-            raise UsageError(f"{key} cannot be varied: {RESERVED[key.rpartition(':')[2]]}")
+def _check_definition(definition: Definition) -> None:
+    """Raise UsageError for wrong seeds and overrides, and for axes without or with equal values."""
+    check_seeds(definition.seeds, "seeds")
+    check_overrides(definition.overrides, "overrides")
+    alternatives = definition.alternatives
     for item in alternatives:
         if set(item) != set(alternatives[0]):
             raise UsageError(
@@ -351,66 +321,70 @@ def check_axes(definition: Definition) -> None:
             )
     if alternatives and not alternatives[0]:
         raise UsageError("list: an alternative has no keys")
-    for key in alternatives[0] if alternatives else ():
-        if key in grid:
-            raise UsageError(f"{key} is in grid and in list; keep one")
-    for name, values in grid.items():
+    for key in itertools.chain(*alternatives[:1], definition.grid):
+        _check_axis(key, definition)
+    for key, values in definition.grid.items():
+        check_filled(values, f"grid.{key}")
         for value in values:
-            text_of(value, name)
+            text_of(value, f"grid.{key}")
+        check_different(values, f"grid.{key}")
+    check_different(alternatives, "list")
     for item in alternatives:
-        for name, value in item.items():
-            text_of(value, name)
-    axes: dict[str, list[Any]] = {"list": alternatives, "seeds": definition.seeds, **grid}
-    for name, values in axes.items():
-        repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
-        if repeats:
-            is_truth = repeats[0] in ("True", "False")
-            hint = "; YAML takes yes, on, no and off for truth values, quote words" * is_truth
-            raise UsageError(f"{name}: {repeats[0]} is given twice{hint}")
+        for key, value in item.items():
+            text_of(value, f"list: {key}")
 
 
-def mapping(value: Any, name: str) -> dict[str, Any]:
-    """Return `value` if it is a mapping with string keys; raises UsageError."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UsageError(f"{name}: {value!r} is not a mapping of keys to values")
-    return value
+def _check_axis(key: str, definition: Definition) -> None:
+    """Raise UsageError for a key that cannot be varied."""
+    stage, colon, option = key.rpartition(":")
+    stages = [stage.name for stage in definition.stages]
+    place = f"grid.{key}" if key in definition.grid else "list"
+    if not KEY.fullmatch(key) or (colon and stage not in stages):
+        raise UsageError(f"{place}: {printable(key, 'key')!r} is neither a key nor <stage>:<key>")
+    if key in stages:
+        raise UsageError(f"{place}: {key!r} is the name of a stage and of a value; rename one")
+    if reason := why_set(option, SWEEP):
+        raise UsageError(f"{place}: {key} cannot be varied: {reason}")
+    if key in definition.grid and key in itertools.chain(*definition.alternatives):
+        raise UsageError(f"{place}: {key} is in grid and in list; keep one")
 
 
-def sequence(value: Any, name: str, allow_empty: bool = False) -> list[Any]:
-    """Return `value` if it is a list, and not empty unless allowed; raises UsageError."""
-    if not isinstance(value, list):
-        raise UsageError(f"{name}: {value!r} is not a list, such as [1, 2]")
-    if not value and not allow_empty:
-        raise UsageError(f"{name}: the list is empty")
-    return value
+def check_filled(values: Sequence[Any], place: str) -> None:
+    """Raise UsageError for an empty list."""
+    if not values:
+        raise UsageError(f"{place}: the list is empty")
 
 
-def parse_seed(value: Any) -> int:
-    """Return `value` as a seed; raises UsageError if it is none."""
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
-        raise UsageError(f"seeds: {value!r} is not a whole number from 0 to 999999999")
-    return int(value)
+def check_different(values: Sequence[Any], place: str) -> None:
+    """Raise UsageError if two values are equal, and of one type."""
+    repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
+    if repeats:
+        is_truth = repeats[0] in ("True", "False")
+        hint = "; YAML takes yes, on, no and off for truth values, quote words" * is_truth
+        raise UsageError(f"{place}: {repeats[0]} is given twice{hint}")
 
 
-def parse_override_text(value: Any) -> str:
-    """Return `value` if it is a valid key=value override; raises UsageError."""
-    if not isinstance(value, str) or "=" not in value:
-        raise UsageError(f"overrides: {value!r} is not key=value")
-    printable(value, "overrides")
-    key = value.partition("=")[0]
-    if key in RESERVED:
-        raise UsageError(f"'{value}': {RESERVED[key]}")
-    if not KEY.fullmatch(key) or ":" in key:
-        raise UsageError(f"'{value}': keys can be set (key=value), not added or removed")
-    return value
+def check_seeds(seeds: Sequence[int], place: str) -> None:
+    """Raise UsageError unless there are seeds, in range and different."""
+    check_filled(seeds, place)
+    for seed in seeds:
+        if not 0 <= seed <= LARGEST_SEED:
+            raise UsageError(f"{place}: {seed} is not a whole number from 0 to {LARGEST_SEED}")
+    check_different(seeds, place)
 
 
-def check_keys(content: dict[Any, Any], keys: tuple[str, ...], where: str) -> None:
-    """Raise UsageError for a key that is not one of `keys`."""
-    for key in content:
-        if key not in keys:
-            hint = nearest(str(key), list(keys))
-            raise UsageError(f"{where}: unknown key {key!r}.{hint} Keys: {', '.join(keys)}.")
+def check_overrides(overrides: Sequence[str], place: str, *setters: str) -> None:
+    """Raise UsageError for what is not key=value, or is set by the sweep or `setters`."""
+    for text in overrides:
+        key, equals, _ = text.partition("=")
+        if not equals:
+            raise UsageError(f"{place}: {text!r} is not key=value")
+        if not KEY.fullmatch(key) or ":" in key:
+            raise UsageError(
+                f"{place}: '{text}': keys can be set (key=value), not added or removed"
+            )
+        if reason := why_set(key, SWEEP, *setters):
+            raise UsageError(f"{place}: '{text}': {reason}")
 
 
 def printable(text: str, name: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.options import check_options, flag_of, option
-from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.secrets import masked
+from metaseq_lm.core.structured import read_values
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
@@ -80,17 +80,11 @@ class Launch:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            name, value, allowed = item.name, getattr(self, item.name), item.metadata
-            if value is not None and "at_least" in allowed:
-                setattr(self, name, whole(value, name))
-            if value is None or "pattern" not in allowed:
-                continue
-            if not (isinstance(value, str) and allowed["pattern"].fullmatch(value)):
+            name, value, pattern = item.name, getattr(self, item.name), item.metadata.get("pattern")
+            if value is not None and pattern is not None and not pattern.fullmatch(value):
                 raise UsageError(f"{flag_of(name)} {value!r}: not a {name} that Slurm can have")
-        if not isinstance(self.setup, (list, tuple)):
-            raise UsageError(f"--setup {self.setup!r}: not a list of lines")
         for line in self.setup:
-            if not (isinstance(line, str) and SETUP.fullmatch(line)):
+            if not SETUP.fullmatch(line):
                 raise UsageError(
                     f"--setup {line!r}: only plain words (letters, digits and ._/:=@%+,~-) can "
                     "stand here; put anything longer into a script and 'source' it"
@@ -125,12 +119,7 @@ def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
     Raises UsageError for an unknown option. On this machine, options of Slurm in a file are
     ignored, so that one file serves both executors.
     """
-    names = [f.name for f in fields(Launch)]
-    for name in stored:
-        if name not in names:
-            hint = nearest(str(name), names)
-            raise UsageError(f"launch: unknown option {name!r}.{hint} Options: {', '.join(names)}")
-    values = stored | command_line
+    values = read_values(Launch, stored, "launch") | command_line
     launch = Launch(**values)
     if launch.executor == "slurm":
         return launch
@@ -139,13 +128,6 @@ def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
         if name in command_line:
             raise UsageError(f"{flag_of(name)} is for --executor slurm")
     return Launch(**{name: value for name, value in values.items() if name not in slurm_only})
-
-
-def whole(value: Any, name: str) -> int:
-    """Return a whole number, which may be a text; raises UsageError."""
-    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,9}", str(value)):
-        raise UsageError(f"{flag_of(name)} {value!r}: not a whole number")
-    return int(value)
 
 
 def check_out(out: Path, executor: str) -> None:

@@ -8,19 +8,19 @@ are not among the better half of those that came so far (asynchronous successive
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.metric_names import lower_is_better
-from metaseq_lm.core.options import check_options, option
-from metaseq_lm.sweeps.definition import check_keys, mapping, parse_seed
-from metaseq_lm.sweeps.space import Space, check_space, parse_distribution
+from metaseq_lm.core.options import option
+from metaseq_lm.core.structured import read_structured
+from metaseq_lm.sweeps.definition import check_seeds
+from metaseq_lm.sweeps.space import Choice, Range, check_space, parse_distribution
 
 FACTOR = 2  # trials that reach a rung, for each that goes on; and the ratio of rungs
 QUANTA = 64  # steps that the study knows of a whole run
 SEED = 101
-KEYS = tuple("space flops metric better seed sampler prune first_rung".split())
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Search:
     """The rules of a search.
 
     Attributes:
-        space: The distribution of each searched option.
+        space: The distribution of each searched option, as a `space.Range` or `space.Choice`.
         flops: FLOPs of tuning for each setting.
         metric: The metric of a run that chooses.
         better: Which end of the metric is the best; None: by its name.
@@ -38,7 +38,7 @@ class Search:
         first_rung: The part of a run's budget before which no trial is stopped.
     """
 
-    space: Space
+    space: dict[str, Any] = field(default_factory=dict)
     flops: float = option(0.0, "FLOPs of tuning for each setting", above=0)
     metric: str = "valid.loss"
     better: str | None = option(None, "best end of the metric", choices=("higher", "lower"))
@@ -48,31 +48,26 @@ class Search:
     # Halving is biased against slow starters, such as low rates and masked LMs on their plateau.
     first_rung: float = option(0.25, "part of a run", at_least=0.25, below=1)
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Search:
-        """Return the checked search of a mapping with KEYS; raises UsageError."""
-        check_keys(content, KEYS, "search")
-        space = mapping(content.get("space", {}), "search: space")
-        values = {key: value for key, value in content.items() if value is not None}
-        values["space"] = {key: parse_distribution(key, item) for key, item in space.items()}
-        for name, kind in (("flops", float), ("first_rung", float), ("metric", str)):
-            if name in values:
-                values[name] = checked(values[name], kind, name)
-        if "seed" in values:
-            values["seed"] = parse_seed(values["seed"])
-        search = cls(**values)
-        if not search.flops:
+    def __post_init__(self) -> None:
+        for key, item in self.space.items():
+            if not isinstance(item, Range | Choice):
+                self.space[key] = parse_distribution(item, f"space.{key}")
+        check_seeds([self.seed], "seed")
+        if not self.flops:
             raise UsageError(
-                "search: say how many FLOPs the tuning of each setting may take (--search-flops), "
+                "flops: say how many FLOPs the tuning of each setting may take (--search-flops), "
                 "such as four times trainer.max_flops"
             )
-        check_options(cls, search, "search ")
-        return search
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Search:
+        """Return the checked search of the rules in a sweep file; raises UsageError."""
+        return read_structured(cls, content, "search")
 
     def as_json(self) -> dict[str, Any]:
         """Return what sweep.json keeps."""
         space = {key: distribution.as_json() for key, distribution in self.space.items()}
-        return {**{key: getattr(self, key) for key in KEYS}, "space": space}
+        return {**vars(self), "space": space}
 
     def check(self, varied: set[str], seeds: list[int]) -> None:
         """Raise UsageError for a search that contradicts the sweep around it."""
@@ -117,15 +112,3 @@ class Search:
     def is_independent(self) -> bool:
         """Whether trials are draws that do not depend on each other's scores."""
         return self.prune == "none" and self.sampler != "tpe"
-
-
-def checked(value: Any, kind: type, name: str) -> Any:
-    """Return a value as a number or a text; raises UsageError for another one."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is float and number:
-        return float(value)
-    if kind is str and isinstance(value, str) and value:
-        return value
-    raise UsageError(
-        f"search: {name}: {value!r} is not {'a number' if kind is float else 'a name'}"
-    )

@@ -12,26 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from metaseq_lm.core.config import SEARCH, SWEEP, why_set
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.sweeps.definition import (
-    KEY,
-    RESERVED,
-    override_values,
-    printable,
-    sequence,
-    text_of,
-)
+from metaseq_lm.sweeps.definition import KEY, override_values, printable, text_of
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 RANGE = re.compile(rf"(log\s+)?({NUMBER})\s*\.\.\s*({NUMBER})")
 WHOLE = re.compile(r"[+-]?\d+")
 EDGE = 0.05  # the part of a range, from its ends, that counts as its edge
-SET_BY_SEARCH = {
-    "trainer.max_flops": "it is the budget of every trial",
-    "trainer.max_update": "trials end with their budget",
-    "trainer.pause_flops": "the search stops trials with it",
-    **RESERVED,
-}
 
 
 @dataclass(frozen=True)
@@ -116,46 +104,45 @@ def parse_axis(text: str) -> tuple[str, Range | Choice]:
             f"{source}: not of the form KEY=LOW..HIGH, KEY='log LOW..HIGH' or KEY=VALUE,VALUE"
         )
     if ".." in value:
-        return key, parse_range(value, key)
-    return key, parse_choice(override_values(text, source), key)
+        return key, _read_range(value, f"--search {key}")
+    return key, _read_choice(override_values(text, source), f"--search {key}")
 
 
-def parse_distribution(key: str, content: Any) -> Range | Choice:
+def parse_distribution(content: Any, place: str) -> Range | Choice:
     """Return the distribution of a key in a sweep file: the text of a range, or a list."""
-    if isinstance(content, str):
-        return parse_range(content, key)
-    return parse_choice(sequence(content, f"search {key}"), key)
+    if isinstance(content, list):
+        return _read_choice(content, place)
+    return _read_range(str(content), place)
 
 
-def parse_range(text: str, key: str) -> Range:
+def _read_range(text: str, place: str) -> Range:
     """Return the range that is written as [log ]LOW..HIGH; raises UsageError."""
     match = RANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"search {key}: {printable(text, key)!r} is neither a range, such as 'log 1e-4..1e-2' "
+            f"{place}: {printable(text, place)!r} is neither a range, such as 'log 1e-4..1e-2' "
             "or 1..4, nor a list of values"
         )
     log, *ends = match.groups()
     whole = all(WHOLE.fullmatch(end) for end in ends)
     low, high = (int(end) if whole else float(end) for end in ends)
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise UsageError(f"search {key}: {text}: the ends of a range are finite numbers")
+        raise UsageError(f"{place}: {text}: the ends of a range are finite numbers")
     if low >= high:
-        raise UsageError(f"search {key}: the range {text} is empty; give the smaller end first")
+        raise UsageError(f"{place}: the range {text} is empty; give the smaller end first")
     if log and low <= 0:
         raise UsageError(
-            f"search {key}: {text}: numbers up to 0 have no logarithm; begin above 0, or leave "
-            "'log' out"
+            f"{place}: {text}: numbers up to 0 have no logarithm; begin above 0, or leave 'log' out"
         )
     return Range(low, high, bool(log))
 
 
-def parse_choice(values: list[Any], key: str) -> Choice:
+def _read_choice(values: list[Any], place: str) -> Choice:
     """Return the choices of a list; UsageError for less than two different ones."""
-    texts = [text_of(value, f"search {key}") for value in values]
+    texts = [text_of(value, place) for value in values]
     if len(texts) < 2 or len(set(texts)) < len(texts):
         raise UsageError(
-            f"search {key}: {', '.join(texts)}: give a range, or two or more different values"
+            f"{place}: {', '.join(texts)}: give a range, or two or more different values"
         )
     return Choice(tuple(values))
 
@@ -163,11 +150,12 @@ def parse_choice(values: list[Any], key: str) -> Choice:
 def check_space(space: Space, varied: set[str]) -> None:
     """Raise UsageError for keys that cannot be searched; `varied` are those of grid and list."""
     if not space:
-        raise UsageError("search: no key is searched; give --search KEY=LOW..HIGH")
+        raise UsageError("search.space: no key is searched; give --search KEY=LOW..HIGH")
     for key in space:
+        place = f"search.space.{key}"
         if not KEY.fullmatch(key) or ":" in key:
-            raise UsageError(f"search: '{printable(key, 'key')}' is not a key")
-        if key in SET_BY_SEARCH:
-            raise UsageError(f"{key} cannot be searched: {SET_BY_SEARCH[key]}")
+            raise UsageError(f"search.space: {printable(key, 'key')!r} is not a key")
+        if reason := why_set(key, SWEEP, SEARCH):
+            raise UsageError(f"{place}: {reason}")
         if key in varied:
-            raise UsageError(f"{key} is searched and in grid or list; keep one")
+            raise UsageError(f"{place}: it is searched and in grid or list; keep one")

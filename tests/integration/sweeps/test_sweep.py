@@ -186,7 +186,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
 @pytest.mark.parametrize(
     "content, words",
     [
-        ({"gird": {}}, ("'gird'", "'grid'")),
+        ({"gird": {}}, ("s.yaml:1: gird: ", "'grid'")),
         ({"grid": {"optimizer.lr": []}}, ("optimizer.lr", "empty")),
         ({"grid": {"optimizer.lr": 0.1}}, ("optimizer.lr", "not a list")),
         ({"grid": {"optimizer.lr": [0.1, 0.1]}}, ("0.1", "twice")),
@@ -218,7 +218,12 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         ({"config_dir": "nowhere"}, ("nowhere", "base.yaml")),
         ({"data": "nowhere"}, ("nowhere", "no such data folder")),
         ({"launch": {"executer": "local"}}, ("executer", "'executor'")),
-        ({"launch": {"cpus": 0}}, ("--cpus", "at least 1")),
+        ({"launch": {"gpus": "two"}}, ("s.yaml:1: launch.gpus: ", "'two'")),
+        ({"launch": "slurm"}, ("s.yaml:1: launch: ", "'slurm'")),
+        ({"search": {"flop": 1}}, ("s.yaml:1: search.flop: ", "'flops'")),
+        ({"search": {"space": {"a": "1..2"}, "flops": "many"}}, ("s.yaml:1: search.flops: ",)),
+        ({"user_dir": "x"}, ("s.yaml:1: user_dir: ", "--user-dir")),
+        ({"launch": {"cpus": 0}}, ("s.yaml:1: launch.cpus ", "at least 1")),
     ],
 )
 def test_wrong_definitions(

@@ -186,8 +186,8 @@ BOMB = b"a0: &a0 [x]\n" + b"\n".join(
         (b"seeds: [0x_]", ("not readable as YAML: invalid literal",)),
         (b"label: \xff", ("not readable as YAML", "position 7")),
         (BOMB, ("line 5, column 5: its aliases (*name) make it 13,",)),
-        (b"5", ("a mapping with the keys data,",)),
-        (b"- a", ("a mapping with the keys data,",)),
+        (b"5", ("not a mapping",)),
+        (b"- a", ("not a mapping",)),
     ],
 )
 def test_files_that_are_no_sweep(

@@ -37,14 +37,14 @@ def test_an_entry_has_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     "entry, schema, message",
     [
-        ({"weight": 1}, ObjectiveEntry, "it has no task"),
-        ({"task": "x", "weight": "much"}, ObjectiveEntry, "weight=.*much"),
-        ({"task": "x", "weight": [-1]}, ObjectiveEntry, "a number from 0 on"),
-        ({"task": "x", "weight": []}, ObjectiveEntry, "a number from 0 on"),
+        ({"weight": 1}, ObjectiveEntry, "^task: .*TASK"),
+        ({"task": "x", "weight": "much"}, ObjectiveEntry, "^weight: .*much"),
+        ({"task": "x", "weight": [-1]}, ObjectiveEntry, "^weight .* 0"),
+        ({"task": "x", "weight": []}, ObjectiveEntry, "^weight: "),
         ("masked_lm mask_prob", ObjectiveEntry, "'mask_prob' is no part of an entry"),
         ("blimp 'x", SuiteEntry, "No closing quotation"),
         ("blimp", SuiteEntry, "write {suite: SUITE"),
-        ({"suite": "a", "folder": "b", "optional": "perhaps"}, SuiteEntry, "optional=perhaps"),
+        ({"suite": "a", "folder": "b", "optional": "perhaps"}, SuiteEntry, "^optional: .*perhaps"),
     ],
 )
 def test_what_is_wrong_is_named(entry: Any, schema: type, message: str) -> None:

@@ -14,6 +14,10 @@ tuning:
 grid:
   optimizer.lr: [1, 2]
   optimizer: {eps: 1}
+stages:
+- name: a
+- {name: b,
+   each: {x: 1}}
 """
 
 
@@ -25,6 +29,9 @@ grid:
         ("grid.optimizer.lr: the key that has a dot", 5),
         ("grid.optimizer.eps: the key inside", 6),
         ("grid of a thing", 4),
+        ("stages[0].name: x", 8),
+        ("stages[1].each.x: x", 10),
+        ("stages[2]: not there, the list is", 7),
         ("seeds: of nothing here", None),
         ("comparison has no metric", None),
     ],

@@ -26,9 +26,17 @@ from metaseq_lm.reporting.archive import read_about
 
 SIDES = "left", "right", "both"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no data": ({"data": None}, "no data"),
-    "no comparison": ({"comparison": None}, "no comparison"),
-    "an unknown key": ({"tuning__budget": [SMALL]}, "budgets"),
+    "no data": ({"data": None}, "^data: "),
+    "no comparison": ({"comparison": None}, "^comparison: "),
+    "an unknown key": ({"tuning__budget": [SMALL]}, "^tuning.budget: .*'budgets'"),
+    "a key of no section": ({"sedes": [1]}, "^sedes: .*'seeds'"),
+    "a section that is a list": ({"controls": [1]}, "^controls: "),
+    "an objective that is a word": ({"objectives": {"masked": "mlm"}}, "^objectives.masked: "),
+    "a seed that is a word": ({"seeds": ["one"]}, "^seeds: .*one"),
+    "a bound that is a word": ({"comparison__bounds": {"a": "b"}}, "^comparison.bounds.a: "),
+    "a bound without end": ({"comparison__bounds": {"a": float("inf")}}, "^comparison.bounds.a: "),
+    "a missing key": ({"comparison__metric": None}, "^comparison.metric: "),
+    "an interpolation": ({"comparison__level": "${name}"}, "^comparison.level: "),
     "an unknown baseline": ({"comparison__baseline": "rtd"}, "comparison.baseline.*'rtd'"),
     "an unknown control": (
         {"objectives": {"masked": {"control": "noise"}}},
@@ -36,7 +44,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an objective that controls itself": (
         {"objectives": {"masked": {"control": "masked"}}},
-        "names itself",
+        "^objectives.masked.control: ",
     ),
     "names that are one folder": ({"objectives": {"masked": {}, "Masked": {}}}, "same name"),
     "a name that is no folder": ({"objectives": {"../masked": {}}}, "letters"),
@@ -44,13 +52,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a budget of zero": ({"budgets": [0]}, "positive"),
     "a usual budget of none": ({"usual_budgets": [1.0]}, "usual_budgets: 1 "),
     "shuffled at another budget": ({"controls__shuffled": [1.0]}, "controls.shuffled: 1 "),
-    "no effect": ({"comparison__smallest_effect": 0}, "positive"),
-    "a level of one half": ({"comparison__level": 0.5}, "0 and 0.5"),
+    "no effect": ({"comparison__smallest_effect": 0}, "^comparison.smallest_effect "),
+    "a level of one half": ({"comparison__level": 0.5}, "^comparison.level "),
     "a metric named twice": ({"comparison__secondary": ["valid.mlm"]}, "twice"),
     "the budget as an option": ({"options": ["trainer.max_flops=1e9"]}, "budgets"),
     "the seed as an option": ({"options": ["seed=3"]}, "seeds"),
     "shuffled tokens as an option": ({"options": ["task.shuffle_tokens=true"]}, "shuffled"),
     "the budget in a grid": ({"tuning__grid": {"trainer.max_flops": [1]}}, "budgets"),
+    "an option of no grammar": ({"options": ["task.batch_size=(("]}, "^task.batch_size=.*grammar"),
     "a value twice": ({"tuning__grid": {"optimizer.lr": [1, 1]}}, "twice"),
     "no objective": ({"objectives": {}}, "there is none"),
     "an option that is tuned": (
@@ -74,7 +83,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"comparison__means": {"m": ["valid.loss", "valid.accuracy"]}},
         "means.m.*smaller",
     ),
-    "an effect that is a word": ({"comparison__smallest_effect": "small"}, "not a number"),
+    "an effect that is a word": (
+        {"comparison__smallest_effect": "small"},
+        "^comparison.smallest_effect: .*number",
+    ),
     "two folders of one name": (
         {"data": {"world": "quad", "folders": ["a/blimp", "b/blimp"]}},
         "data.folders: two folders",
@@ -95,10 +107,42 @@ def test_a_wrong_plan_is_refused(changes: dict[str, Any], message: str) -> None:
         parse_plan(plan_with(**changes))
 
 
+@pytest.mark.parametrize(
+    "changes, key, text",
+    [
+        ({"tuning__sedes": [1]}, "tuning.sedes", "  sedes:"),
+        ({"tuning__grid": {"a.b": 0.1}}, "tuning.grid.a.b", "    a.b:"),
+        ({"objectives": {"m": {"options": ["seed=1"]}}}, "objectives.m.options", "    options:"),
+        ({"comparison__bounds": {"a.b": "low"}}, "comparison.bounds.a.b", "    a.b:"),
+    ],
+)
+def test_a_message_names_the_line_of_the_key(
+    changes: dict[str, Any], key: str, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan_with(**changes)))
+    lines = file.read_text().splitlines()
+    line = next(i for i, shown in enumerate(lines, 1) if shown.startswith(text))
+    with pytest.raises(UsageError, match=f"^{file}:{line}: {key}: "):
+        read_plan(file)
+
+
+def test_old_words_of_a_plan_are_read() -> None:
+    """An empty note and truth values are texts, which hashes of earlier versions have."""
+    plan = parse_plan(plan_with(objectives={"masked": {"note": None}}, name=True))
+    assert (plan.objectives[0].note, plan.name) == ("null", "true")
+    suites = [{"suite": "blimp", "folder": "b", "first": 10}, "pairs pairs"]
+    texts = parse_plan(plan_with(comparison__suites=suites)).comparison.suites
+    assert texts == ("blimp b first=10", "pairs pairs")
+    noise = {"tuning__plausible": 0.1, "tuning__seeds": [101, 102, 103]}
+    hashes = {parse_plan(plan_with(**noise, tuning__noise=value)).hash for value in (1, 1.0)}
+    assert len(hashes) == 2
+
+
 def test_a_plan_has_its_values_in_order() -> None:
     plan = parse_plan(plan_with(budgets=[LARGE, SMALL], tuning__grid={"optimizer.lr": [2, 1e-3]}))
     assert plan.ladder.budgets == (SMALL, LARGE)
-    assert plan.objective("dense").grid == {"optimizer.lr": (1e-3, 2)}
+    assert plan.objective("dense").grid == {"optimizer.lr": [1e-3, 2]}
     assert plan.objective("dense").trials == 2
     assert plan.controls.shuffled == (SMALL,)
     assert parse_plan(plan_with(controls__shuffled=True)).controls.shuffled == (SMALL, LARGE)

@@ -21,7 +21,7 @@ from metaseq_lm.sweeps.space import Choice, Range, parse_axis, parse_distributio
 def test_command_line_and_file_say_the_same(text: str, expected: Range | Choice) -> None:
     key, distribution = parse_axis(text)
     assert distribution == expected
-    assert parse_distribution(key, distribution.as_json()) == expected
+    assert parse_distribution(distribution.as_json(), key) == expected
     if isinstance(expected, Range):
         assert distribution.is_whole == isinstance(expected.low, int)
 
@@ -64,12 +64,15 @@ SPACE = {"space": {"optimizer.lr": "log 1e-4..1e-2"}, "flops": 4.0}
 @pytest.mark.parametrize(
     "rules, problem",
     [
-        ({**SPACE, "flops": 0}, "--search-flops"),
+        ({**SPACE, "flops": 0}, "^search.flops "),
+        ({**SPACE, "space": {"optimizer.lr": 3}}, "^search.space.optimizer.lr: '3'"),
+        ({**SPACE, "space": ["optimizer.lr"]}, "^search.space: "),
+        ({**SPACE, "seed": -1}, "^search.seed: "),
         ({"space": SPACE["space"]}, "--search-flops"),
         ({**SPACE, "first_rung": 0.1}, "first_rung"),
         ({**SPACE, "sampler": "cmaes"}, "sampler"),
-        ({**SPACE, "trials": 4}, "unknown key 'trials'"),
-        ({**SPACE, "flops": "many"}, "not a number"),
+        ({**SPACE, "trials": 4}, "^search.trials: "),
+        ({**SPACE, "flops": "many"}, "^search.flops: .*number"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(rules: dict, problem: str) -> None:
